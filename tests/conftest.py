@@ -4,6 +4,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("near", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("long", deadline=None, max_examples=2_000, suppress_health_check=[HealthCheck.too_slow])
+for name, examples in (("near", 100), ("long", 2_000)):
+    settings.register_profile(
+        name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile(os.environ.get("DOS_TEST_PROFILE", "near"))
