@@ -1,0 +1,93 @@
+"""The one command, `dos`: knows the names of all commands, and imports a package only when one of its commands is run.
+
+Rules of this file: no package of ours is imported at the top, and no command does its work here. A command lives in its
+package's own `cli` module; this file holds the table that says where, and the line that `dos --help` shows for it. So
+`dos --help`, `dos --version` and the completion of a command's name need neither trio nor a server's code, and start in
+the time that typer takes.
+
+Adding a command: write it in your package's `cli.py` (as a command of its `app`, or as a plain function), and add its
+row to `COMMANDS`. A test runs `--help` of every row, so a row without its command does not stay unnoticed.
+"""
+
+import importlib
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+from typer import core as typer_core
+from typer.main import get_command, get_group
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("dos_server.cli", "Serve the objects kept in a directory."),
+    "store": ("dos_client.cli", "Make a store of several servers, show it, replace a server in it."),
+    "ls": ("dos_client.cli", "List directories, or the objects of one directory."),
+    "get": ("dos_client.cli", "Write an object's durable bytes to standard output."),
+    "append": ("dos_client.cli", "Append a file or standard input to an object."),
+    "stat": ("dos_client.cli", "Show an object's sizes and digest."),
+    "ping": ("dos_client.cli", "Measure the round trip to a server."),
+    "journal": ("journal.cli", "Dump or verify a journal."),
+}
+"""name -> (module that has it, what `dos --help` says of it)."""
+
+
+class _NotLoaded(typer_core.TyperCommand):
+    """Stands for a command in listings, where only its name and its line are wanted."""
+
+
+def load_command(name: str) -> Any:
+    """The real command of that name, imported now. Raises KeyError for a name that is not in `COMMANDS`."""
+    module = importlib.import_module(COMMANDS[name][0])
+    app = getattr(module, "app", None)
+    if not isinstance(app, typer.Typer):
+        single = typer.Typer(add_completion=False)
+        single.command(name)(getattr(module, name))
+        return get_command(single)
+    group = get_group(app)
+    return group.commands.get(name, group)
+
+
+class LazyGroup(typer_core.TyperGroup):
+    """A command group that lists from the table and imports on use."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        return _NotLoaded(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, _NotLoaded):
+            command = load_command(str(name))
+        return name, command, rest
+
+
+app = typer.Typer(
+    name="dos",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Try it:  dos serve --data /tmp/dos-data   and in another terminal   dos ping dos://127.0.0.1",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dos {metadata.version('dos-journal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """DOS, the durable object service: append-only objects on one, two or three servers."""
+
+
+def main() -> None:
+    """Entry point of the `dos` script. The name is given so that completion works however it was started."""
+    app(prog_name="dos")
