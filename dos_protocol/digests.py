@@ -1,0 +1,99 @@
+"""xxh3-64 and the prefix digest. Both detect accidents, not attackers.
+
+The prefix digest of content c, cut into 64 KiB blocks b_0 .. b_{k-1} and a tail t shorter than a block:
+
+    D_0 = 0;  D_{i+1} = xxh3_64(b_i, seed=D_i);  value = D_k if t is empty, else xxh3_64(t, seed=D_k)
+
+It does not depend on how c was cut into appends, it can be resumed from (k, D_k) alone plus the tail, and it
+tells two histories of one length apart: an append that names it cannot land after another writer's bytes
+(design section 5)."""
+
+import copy
+from typing import Final
+
+import xxhash
+
+from dos_protocol.limits import digest_block_bytes
+
+Buffer = bytes | bytearray | memoryview
+
+_one_shot: Final = xxhash.xxh3_64_intdigest
+
+
+def digest64(data: Buffer, seed: int = 0) -> int:
+    """xxh3-64 of the data as an unsigned number."""
+    value: int = _one_shot(data, seed)
+    return value
+
+
+class PrefixDigest:
+    """The digest of everything given to `update` so far, readable at any time.
+
+    Invariants: `size` counts the bytes given; `blocks_digest` is D_k for k = size // 64 KiB; the tail lives
+    inside the hasher, so memory does not grow. Resume with `PrefixDigest(size, blocks_digest)` at a multiple
+    of 64 KiB."""
+
+    __slots__ = ("_tail", "_tail_bytes", "blocks_digest", "size")
+
+    def __init__(self, size: int = 0, blocks_digest: int = 0) -> None:
+        if size % digest_block_bytes:
+            raise ValueError(
+                f"a prefix digest resumes at a multiple of {digest_block_bytes} bytes, not {size}"
+            )
+        self.size = size
+        self.blocks_digest = blocks_digest
+        self._tail: xxhash.xxh3_64 | None = None
+        self._tail_bytes = 0
+
+    @property
+    def value(self) -> int:
+        """The prefix digest at `size`."""
+        if self._tail is None:
+            return self.blocks_digest
+        value: int = self._tail.intdigest()
+        return value
+
+    def update(self, data: Buffer) -> None:
+        """Take the next bytes, in any cut."""
+        count = len(data)
+        if count == digest_block_bytes and self._tail is None:  # the usual append, kept short
+            self.blocks_digest = _one_shot(data, self.blocks_digest)
+            self.size += count
+            return
+        self._update_slowly(memoryview(data), count)
+
+    def _update_slowly(self, view: memoryview, count: int) -> None:
+        start = 0
+        self.size += count
+        if self._tail is not None:
+            start = min(count, digest_block_bytes - self._tail_bytes)
+            self._tail.update(view[:start])
+            self._tail_bytes += start
+            if self._tail_bytes < digest_block_bytes:
+                return
+            self.blocks_digest = self._tail.intdigest()
+            self._tail, self._tail_bytes = None, 0
+        while count - start >= digest_block_bytes:
+            self.blocks_digest = _one_shot(view[start : start + digest_block_bytes], self.blocks_digest)
+            start += digest_block_bytes
+        if start < count:
+            self._tail = xxhash.xxh3_64(view[start:], self.blocks_digest)
+            self._tail_bytes = count - start
+
+    def copy(self) -> "PrefixDigest":
+        """An independent digest of the same content."""
+        return copy.copy(self)
+
+    def __copy__(self) -> "PrefixDigest":
+        twin = PrefixDigest(0, self.blocks_digest)
+        twin.size = self.size
+        twin._tail = None if self._tail is None else self._tail.copy()  # noqa: SLF001 - its own class
+        twin._tail_bytes = self._tail_bytes  # noqa: SLF001
+        return twin
+
+
+def prefix_digest(data: Buffer) -> int:
+    """The prefix digest of whole content."""
+    fold = PrefixDigest()
+    fold.update(data)
+    return fold.value

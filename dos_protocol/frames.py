@@ -1,0 +1,219 @@
+"""Frames: the unit on the wire, both ways. Rules of this file: bytes to `Frame` and back; what a frame means
+is in messages.
+
+Layout (big-endian), a header of 32 bytes, then meta, then payload:
+
+    offset 0  magic 2 = D0 5E       offset 8   request id u64 (0: not an answer to one request)
+    offset 2  version u8 = 1        offset 16  meta bytes u32, at most 64 KiB
+    offset 3  opcode u8             offset 20  payload bytes u32, at most 1 MiB
+    offset 4  flags u16 = 0         offset 24  digest u64: xxh3-64 over the first 24 bytes, meta and payload
+    offset 6  reserved u16 = 0
+
+A frame is valid if and only if (1) magic and version match, (2) reserved is zero, (3) both lengths are within
+their limits, (4) the digest matches. (1) to (3) are checked as soon as the header is there, before anything
+is allocated for the rest. After an invalid frame nothing on that connection can be framed: the decoder fails
+for good, with a named error."""
+
+import struct
+from typing import Final, NamedTuple
+
+import xxhash
+
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from dos_protocol.limits import PROTOCOL_VERSION, frame_header_bytes, meta_bytes_max, payload_bytes_max
+
+MAGIC: Final = b"\xd0\x5e"
+_BEFORE_DIGEST: Final = struct.Struct(">2sBBHHQII")
+_HEADER: Final = struct.Struct(">2sBBHHQIIQ")
+_DIGEST: Final = struct.Struct(">Q")
+_DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
+assert _HEADER.size == frame_header_bytes == 32
+assert _DIGESTED_BYTES == 24
+
+_FIRST_CAPACITY: Final = 16 * 1024
+_CAPACITY_GROWN: Final = 512 * 1024
+
+_hasher: Final = xxhash.xxh3_64
+
+
+class Frame(NamedTuple):
+    """One frame. `payload` may be a view into the decoder's buffer, see `FrameDecoder`."""
+
+    opcode: int
+    request_id: int
+    meta: bytes
+    payload: Buffer = b""
+    flags: int = 0
+
+
+def frame_head(frame: Frame) -> bytes:
+    """Header and meta of the frame; what goes on the wire is this and then `frame.payload`.
+
+    Apart from `encode_frame` so that large payloads are sent from where they lie. Raises LocalProtocolError
+    past a limit."""
+    meta, payload = frame.meta, frame.payload
+    if len(meta) > meta_bytes_max or len(payload) > payload_bytes_max:
+        raise LocalProtocolError(
+            f"a frame carries at most {meta_bytes_max} bytes of meta and {payload_bytes_max} of payload:"
+            f" {len(meta)} and {len(payload)}"
+        )
+    head = _BEFORE_DIGEST.pack(
+        MAGIC, PROTOCOL_VERSION, frame.opcode, frame.flags, 0, frame.request_id, len(meta), len(payload)
+    )
+    digest = _hasher(head)
+    digest.update(meta)
+    if payload:
+        digest.update(payload)
+    return head + _DIGEST.pack(digest.intdigest()) + meta
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """The whole frame as one byte string."""
+    return frame_head(frame) + bytes(frame.payload)
+
+
+class FrameDecoder:
+    """Bytes in, frames out; any cut of the bytes gives the same frames.
+
+    Two ways in: `receive(data)`; or, without a copy, `writable()` (a view to read a socket into) and
+    `wrote(count)`. With `copy=False` a frame's payload is a view that is good until the next call of
+    `writable` or `receive`.
+
+    Memory: 16 KiB at first, 512 KiB once the peer fills that, and never more than one largest frame besides.
+    """
+
+    def __init__(
+        self,
+        *,
+        copy: bool = True,
+        meta_max: int = meta_bytes_max,
+        payload_max: int = payload_bytes_max,
+    ) -> None:
+        self._copy = copy
+        self._meta_max = meta_max
+        self._payload_max = payload_max
+        self._buffer = bytearray(_FIRST_CAPACITY)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._needed = frame_header_bytes
+        self._failure: RemoteProtocolError | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes taken in and not yet given out: above 0 between calls means that a frame has begun."""
+        return self._end - self._start
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of memory held."""
+        return len(self._buffer)
+
+    def writable(self) -> memoryview:
+        """Room for the next bytes, at least one. Views given out before are overwritten."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        full = self._end == len(self._buffer)
+        if full and self._start == 0:
+            self._grow(max(_CAPACITY_GROWN, self._needed))
+        elif full or self._start + self._needed > len(self._buffer):
+            self._compact()
+        return self._view[self._end :]
+
+    def wrote(self, count: int) -> None:
+        """`count` bytes of the view from `writable` are filled."""
+        self._end += count
+
+    def receive(self, data: Buffer) -> None:
+        """Take bytes in by copy. Call `next_frame` until it returns None before giving much more."""
+        view = memoryview(data)
+        if self.buffered + len(view) > len(self._buffer):
+            self._grow(self.buffered + len(view))
+        elif self._end + len(view) > len(self._buffer):
+            self._compact()
+        self._view[self._end : self._end + len(view)] = view
+        self._end += len(view)
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None: more bytes are needed.
+
+        Raises RemoteProtocolError (`code` BAD_FRAME, BAD_VERSION, TOO_LARGE or BAD_DIGEST) now and at every
+        later call."""
+        if self._failure is not None:
+            raise self._failure
+        start = self._start
+        if self._end - start < frame_header_bytes:
+            return None
+        magic, version, opcode, flags, reserved, request_id, meta_bytes, payload_bytes, digest = (
+            _HEADER.unpack_from(self._buffer, start)
+        )
+        if (
+            magic != MAGIC
+            or version != PROTOCOL_VERSION
+            or reserved
+            or meta_bytes > self._meta_max
+            or payload_bytes > self._payload_max
+        ):
+            self._refuse(magic, version, reserved, request_id, meta_bytes, payload_bytes)
+        meta_start = start + frame_header_bytes
+        payload_start = meta_start + meta_bytes
+        end = payload_start + payload_bytes
+        if end > self._end:
+            self._needed = end - start
+            return None
+        view = self._view
+        hasher = _hasher(view[start : start + _DIGESTED_BYTES])
+        hasher.update(view[meta_start:end])
+        if hasher.intdigest() != digest:
+            self._fail(
+                ErrorCode.BAD_DIGEST, f"digest of a frame with opcode {opcode} does not match", request_id
+            )
+        self._start = end
+        self._needed = frame_header_bytes
+        payload = view[payload_start:end]
+        return Frame(
+            opcode,
+            request_id,
+            bytes(view[meta_start:payload_start]),
+            bytes(payload) if self._copy else payload,
+            flags,
+        )
+
+    def _refuse(
+        self, magic: bytes, version: int, reserved: int, request_id: int, meta_bytes: int, payload_bytes: int
+    ) -> None:
+        if magic != MAGIC:
+            self._fail(ErrorCode.BAD_FRAME, f"a frame begins with {MAGIC.hex()}, not {magic.hex()}", 0)
+        if version != PROTOCOL_VERSION:
+            self._fail(
+                ErrorCode.BAD_VERSION,
+                f"frame version {version}, this end speaks {PROTOCOL_VERSION}",
+                request_id,
+            )
+        if reserved:
+            self._fail(ErrorCode.BAD_FRAME, f"reserved bytes must be zero: {reserved:#06x}", request_id)
+        self._fail(
+            ErrorCode.TOO_LARGE,
+            f"a frame carries at most {self._meta_max} bytes of meta and {self._payload_max} of payload:"
+            f" {meta_bytes} and {payload_bytes} announced",
+            request_id,
+        )
+
+    def _fail(self, code: ErrorCode, message: str, request_id: int) -> None:
+        self._failure = RemoteProtocolError(message, code=code, request_id=request_id)
+        raise self._failure
+
+    def _compact(self) -> None:
+        count = self._end - self._start
+        self._view[:count] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, count
+        if self._needed > len(self._buffer):
+            self._grow(self._needed)
+
+    def _grow(self, capacity: int) -> None:
+        grown = bytearray(max(capacity, len(self._buffer)))
+        count = self._end - self._start
+        grown[:count] = self._view[self._start : self._end]
+        self._buffer, self._view = grown, memoryview(grown)
+        self._start, self._end = 0, count

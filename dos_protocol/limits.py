@@ -1,0 +1,51 @@
+"""The limits both ends of a connection know. Rules of this file: numbers only, unit last in the name, the
+relations between them checked at import. What only a server or only a client bounds lives in that package.
+
+Precedents: NATS takes payloads up to 1 MiB; 64 KiB is the block of the prefix digest and the usual append.
+"""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+PROTOCOL_VERSION: Final = 1
+
+frame_header_bytes: Final = 32
+meta_bytes_max: Final = 64 * KIB
+payload_bytes_max: Final = 1 * MIB
+"""The most one APPEND carries and one DATA answers; also the most one listing takes."""
+
+frame_bytes_max: Final = frame_header_bytes + meta_bytes_max + payload_bytes_max
+
+digest_block_bytes: Final = 64 * KIB
+name_bytes_max: Final = 128
+id_bytes: Final = 16
+
+text_bytes_max: Final = 1024
+"""Longest error text, remedy, client name: longer ones are cut by the encoder's caller."""
+
+token_bytes_max: Final = 1024
+store_record_bytes_max: Final = 16 * KIB
+store_members_max: Final = 16
+address_bytes_max: Final = 255
+ping_bytes_max: Final = 4 * KIB
+
+object_info_bytes_max: Final = 1 + name_bytes_max + 3 * 8 + 1
+entries_max: Final = 6_000
+"""Objects of one directory, and entries of one page: they fit one payload, see the check below."""
+
+get_wait_ms_max: Final = 60_000
+
+epoch_jump_max: Final = 1 << 20
+"""A claim further above the held epoch is refused: one wild number must not wedge a directory (R17)."""
+
+object_bytes_max: Final = 1 << 40
+u64_max: Final = (1 << 64) - 1
+
+if entries_max * object_info_bytes_max + 8 > payload_bytes_max:
+    raise ValueError("a full directory must fit one payload: lower entries_max or raise payload_bytes_max")
+if store_record_bytes_max + 2 * text_bytes_max + 64 > meta_bytes_max:
+    raise ValueError("an error with a store record must fit one frame's meta")
+if store_members_max * (id_bytes + 1 + 1 + address_bytes_max) + 64 > store_record_bytes_max:
+    raise ValueError("a full store record must fit its limit")

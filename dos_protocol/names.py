@@ -1,0 +1,41 @@
+"""The grammar of names, and ids as text. Directories and objects share one grammar, one level, ASCII only.
+
+No normalisation anywhere: U+FF0F becomes a slash under NFKC, and two names that look alike are two names or
+an error. Beginning with a letter or digit keeps `.`, `..`, `-rf` and the server's own dot files out."""
+
+import re
+from typing import Final
+
+from dos_protocol.errors import BadNameError
+from dos_protocol.limits import id_bytes
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+NO_ID: Final = bytes(id_bytes)
+"""Sixteen zero bytes: no store, no writer."""
+
+
+def is_name(name: str) -> bool:
+    """Whether the name is inside the grammar."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_name(name: str) -> str:
+    """The same name, or `BadNameError`. Values are shown escaped and cut: they come from outside."""
+    if _NAME.fullmatch(name) is None:
+        shown = ascii(name[:40])
+        raise BadNameError(f"a name must match [A-Za-z0-9][A-Za-z0-9._-]{{0,127}}: {shown}, {len(name)} long")
+    return name
+
+
+def id_text(identity: bytes) -> str:
+    """An id as people see it: 32 hex digits."""
+    return identity.hex()
+
+
+def parse_id(text: str) -> bytes:
+    """The id behind 32 hex digits. Raises ValueError for anything else."""
+    identity = bytes.fromhex(text)
+    if len(identity) != id_bytes or len(text) != 2 * id_bytes:
+        raise ValueError(f"an id is 32 hex digits: {text[:40]!r}")
+    return identity

@@ -1,0 +1,162 @@
+"""The store record: which servers replicate together, and how many must hold a byte before it counts.
+
+Each server keeps it, fsynced. A higher generation replaces a lower one of the same store. Rules of this file:
+the value, its bytes, and the two counts that follow from N and Qa. Who may install it is the server's matter.
+
+Layout (big-endian), at most 16 KiB:
+
+    magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
+    members u8 then per member: server id 16 | state u8 (1 in, 2 joining) | address bytes u8 | address (ASCII
+    host:port) then xxh3-64 over everything before
+
+Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
+`check`."""
+
+import struct
+from typing import Final, Literal
+
+import msgspec
+
+from dos_protocol.digests import digest64
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.limits import (
+    address_bytes_max,
+    id_bytes,
+    store_members_max,
+    store_record_bytes_max,
+    u64_max,
+)
+from dos_protocol.names import NO_ID
+
+MAGIC: Final = b"\xd0\x53"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct(">2sBB16sQBB")
+_MEMBER: Final = struct.Struct(">16sBB")
+_DIGEST: Final = struct.Struct(">Q")
+assert _HEADER.size == 30
+assert _MEMBER.size == 18
+
+MemberState = Literal["in", "joining"]
+_STATE_NUMBERS: Final[dict[MemberState, int]] = {"in": 1, "joining": 2}
+_STATE_WORDS: Final[dict[int, MemberState]] = {number: word for word, number in _STATE_NUMBERS.items()}
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One server of a store. Only "in" counts; "joining" is being filled."""
+
+    server_id: bytes
+    address: str
+    state: MemberState = "in"
+
+
+class StoreRecord(msgspec.Struct, frozen=True):
+    """The set of servers at one generation. Invariants: see `check`."""
+
+    store_id: bytes
+    generation: int
+    ack_quorum: int
+    members: tuple[Member, ...]
+
+    @property
+    def voters(self) -> tuple[Member, ...]:
+        """The members that count."""
+        return tuple(member for member in self.members if member.state == "in")
+
+    def member(self, server_id: bytes) -> Member | None:
+        """The member with that identity, joining ones too."""
+        return next((member for member in self.members if member.server_id == server_id), None)
+
+    def check(self) -> None:
+        """Raise ValueError if the record breaks a rule.
+
+        A quorum counts distinct identities, none of them zero.
+        """
+        if len(self.store_id) != id_bytes or self.store_id == NO_ID:
+            raise ValueError("a store id is 16 bytes, not all zero")
+        if not 1 <= self.generation <= u64_max:
+            raise ValueError(f"a generation counts from 1: {self.generation}")
+        if not 1 <= len(self.members) <= store_members_max:
+            raise ValueError(f"a store has 1 to {store_members_max} members: {len(self.members)}")
+        ids = {member.server_id for member in self.members}
+        if len(ids) != len(self.members) or NO_ID in ids or any(len(one) != id_bytes for one in ids):
+            raise ValueError("members need distinct identities of 16 bytes, not all zero")
+        if len({member.address for member in self.members}) != len(self.members):
+            raise ValueError("members need distinct addresses")
+        for member in self.members:
+            if not 1 <= len(member.address) <= address_bytes_max or not member.address.isascii():
+                raise ValueError(
+                    f"an address is 1 to {address_bytes_max} ASCII characters: {member.address!r}"
+                )
+            if member.state not in _STATE_NUMBERS:
+                raise ValueError(f"a member is in or joining: {member.state!r}")
+        if not 1 <= self.ack_quorum <= len(self.voters):
+            raise ValueError(
+                f"an ack quorum of {self.ack_quorum} needs as many members, {len(self.voters)} are in"
+            )
+
+
+def claims_needed(n: int, qa: int) -> int:
+    """F = max(N - Qa + 1, Qa): claims before a segment is opened (R1). N counts members that are "in"."""
+    return max(n - qa + 1, qa)
+
+
+def confirmations_needed(n: int, qa: int) -> int:
+    """Members that must confirm a store record before a client trusts it.
+
+    A majority, and one of every quorum.
+    """
+    return max(n // 2 + 1, n - qa + 1)
+
+
+def encode_store_record(record: StoreRecord) -> bytes:
+    """The bytes of a record. Raises ValueError when it breaks a rule."""
+    record.check()
+    parts = [
+        _HEADER.pack(
+            MAGIC, VERSION, 0, record.store_id, record.generation, record.ack_quorum, len(record.members)
+        )
+    ]
+    for member in record.members:
+        address = member.address.encode("ascii")
+        parts += [_MEMBER.pack(member.server_id, _STATE_NUMBERS[member.state], len(address)), address]
+    body = b"".join(parts)
+    return body + _DIGEST.pack(digest64(body))
+
+
+def decode_store_record(data: bytes, where: str = "store record") -> StoreRecord:
+    """The record in the bytes. Raises CorruptDataError for anything but one whole valid record."""
+    if not _HEADER.size + _DIGEST.size <= len(data) <= store_record_bytes_max:
+        raise CorruptDataError(where, 0, "a store record", f"{len(data)} bytes")
+    body, (digest,) = data[: -_DIGEST.size], _DIGEST.unpack(data[-_DIGEST.size :])
+    if digest64(body) != digest:
+        raise CorruptDataError(where, len(body), f"digest {digest64(body):016x}", f"{digest:016x}")
+    magic, version, reserved, store_id, generation, ack_quorum, count = _HEADER.unpack_from(body)
+    if magic != MAGIC or version != VERSION or reserved:
+        raise CorruptDataError(where, 0, "store record version 1", body[:4].hex(), "use a newer release")
+    members, position = _decode_members(body, count, where)
+    if position != len(body):
+        raise CorruptDataError(where, position, "the end", f"{len(body) - position} more bytes")
+    record = StoreRecord(store_id, generation, ack_quorum, members)
+    try:
+        record.check()
+    except ValueError as error:
+        raise CorruptDataError(where, 0, "a record within the rules", str(error)) from error
+    return record
+
+
+def _decode_members(body: bytes, count: int, where: str) -> tuple[tuple[Member, ...], int]:
+    position = _HEADER.size
+    members = []
+    for _ in range(count):
+        if len(body) - position < _MEMBER.size:
+            raise CorruptDataError(where, position, "a member", "the end")
+        server_id, state, address_bytes = _MEMBER.unpack_from(body, position)
+        position += _MEMBER.size
+        address = body[position : position + address_bytes]
+        if len(address) != address_bytes or state not in _STATE_WORDS or not address.isascii():
+            raise CorruptDataError(
+                where, position, "an ASCII address and a state", body[position:][:40].hex()
+            )
+        members.append(Member(server_id, address.decode("ascii"), _STATE_WORDS[state]))
+        position += address_bytes
+    return tuple(members), position
