@@ -1,0 +1,256 @@
+"""The walls of the house: which package imports which, what a `core/` may use, how long a file may grow.
+
+These tests read the source as text (ast), so they hold for code that no test runs. When one of them is in
+your way, the message names the rule; the reasons are in docs/ARCHITECTURE.md.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "dos_protocol": set(),
+    "dos_server": {"dos_protocol"},
+    "dos_client": {"dos_protocol"},
+    "journal": {"dos_client", "dos_protocol"},
+    "checkpoint": {"journal", "dos_client", "dos_protocol"},
+    "dataflow": {"checkpoint", "journal", "dos_client", "dos_protocol"},
+    "spark_integration": {"dataflow", "checkpoint", "journal", "dos_client", "dos_protocol"},
+    "dos_cli": set(),  # it names modules in a table and imports them when a command runs
+}
+"""package -> the packages of ours that it may import, besides itself."""
+
+EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
+"""(package, module): the embedded server is the default store of a local Spark session."""
+
+CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_cli")
+"""`./run dos` installs no Spark: these packages work without the extras below."""
+EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil"}
+SPARK = {"pyspark", "py4j"}
+
+IMPURE_MODULES = {
+    *("trio", "asyncio", "threading", "_thread", "concurrent", "multiprocessing", "queue", "contextvars"),
+    *(
+        "os",
+        "io",
+        "sys",
+        "socket",
+        "ssl",
+        "select",
+        "selectors",
+        "signal",
+        "subprocess",
+        "shutil",
+        "fcntl",
+        "mmap",
+    ),
+    *("pathlib", "tempfile", "glob", "time", "datetime", "random", "secrets", "uuid", "logging", "platform"),
+}
+IMPURE_BUILTINS = {"open", "print", "input", "hash", "id", "eval", "exec", "breakpoint", "__import__"}
+"""`hash` of a string differs between processes, `id` between runs: neither may decide anything in a core."""
+
+FILE_LINES_MAX = 400
+LONGER_FILES: dict[str, int] = {}
+"""file -> the length it has now: it may shrink, and then its row is lowered or goes. A new row needs a
+reason.
+"""
+
+FUNCTION_LINES_MAX = 70
+
+
+def source_files(*packages: str) -> list[Path]:
+    return sorted(path for package in packages or MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports_in(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:
+    """(line, module) for every import, also inside functions; `from a import b` gives `a` and `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield node.lineno, module
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[int, str], ...]:
+    package = name_of(path).split(".")
+    return tuple(imports_in(tree_of(path), package if path.name == "__init__.py" else package[:-1]))
+
+
+def is_pure(path: Path) -> bool:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] == "dos_protocol" or relative.parts[1] == "core"
+
+
+@cache
+def module_file(dotted: str) -> Path | None:
+    path = ROOT.joinpath(*dotted.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def test_packages_import_in_one_direction_only() -> None:
+    wrong = []
+    for path in source_files():
+        package = path.relative_to(ROOT).parts[0]
+        for line, module in imports_of(path):
+            target = module.split(".")[0]
+            if target not in MAY_IMPORT or target == package or target in MAY_IMPORT[package]:
+                continue
+            if any((package, allowed) in EXCEPTIONS for allowed in (module, module.rpartition(".")[0])):
+                continue
+            if (package, f"{module}.embedded") in EXCEPTIONS and imports_only(path, line, "embedded"):
+                continue
+            wrong.append(
+                f"{path.relative_to(ROOT)}:{line} imports {module}; allowed: {sorted(MAY_IMPORT[package])}"
+            )
+    assert not wrong, "\n".join(wrong)
+
+
+def imports_only(path: Path, line: int, name: str) -> bool:
+    """Whether the `from package import ...` on that line takes nothing but that name."""
+    return any(
+        isinstance(node, ast.ImportFrom) and node.lineno == line and [a.name for a in node.names] == [name]
+        for node in ast.walk(tree_of(path))
+    )
+
+
+def test_the_dos_command_imports_no_package_of_ours_before_a_command_runs() -> None:
+    for path in source_files("dos_cli"):
+        ours = [
+            m for _, m in imports_of(path) if m.split(".")[0] in MAY_IMPORT and not m.startswith("dos_cli")
+        ]
+        assert not ours, f"{path.relative_to(ROOT)} imports {ours}"
+
+
+def test_the_packages_below_the_dos_command_need_no_extras() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in source_files(*CORE_DEPENDENCIES_ONLY)
+        for line, module in imports_of(path)
+        if module.split(".")[0] in EXTRAS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_spark_is_imported_by_the_spark_integration_alone() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in source_files(*(package for package in MAY_IMPORT if package != "spark_integration"))
+        for line, module in imports_of(path)
+        if module.split(".")[0] in SPARK
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def reached_from(path: Path) -> Iterator[tuple[Path, int, str]]:
+    """Every import of the file and of the modules of ours that it imports, in turn: (file, line, module)."""
+    waiting, seen = [path], {path}
+    while waiting:
+        here = waiting.pop()
+        for line, module in imports_of(here):
+            yield here, line, module
+            target = module_file(module) if module.split(".")[0] in MAY_IMPORT else None
+            if target is not None and target.name != "__init__.py" and target not in seen:
+                seen.add(target)
+                waiting.append(target)
+
+
+def test_cores_are_pure_and_so_is_all_that_they_import() -> None:
+    wrong = {
+        f"{here.relative_to(ROOT)}:{line} imports {module}, and {path.relative_to(ROOT)} rests on it"
+        for path in source_files()
+        if is_pure(path)
+        for here, line, module in reached_from(path)
+        if module.split(".")[0] in IMPURE_MODULES
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_cores_call_no_builtin_that_reads_the_world() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} calls {node.func.id}()"
+        for path in source_files()
+        if is_pure(path)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_has_a_core_or_is_one() -> None:
+    missing = [
+        p for p in MAY_IMPORT if p not in ("dos_protocol", "dos_cli") and not (ROOT / p / "core").is_dir()
+    ]
+    assert not missing
+
+
+def test_every_file_opens_with_a_docstring() -> None:
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in source_files()
+        if path.read_text(encoding="utf-8").strip() and ast.get_docstring(tree_of(path)) is None
+    ]
+    assert not missing
+
+
+def test_files_stay_short_enough_to_be_held_in_the_head() -> None:
+    wrong = []
+    for path in source_files():
+        name, length = str(path.relative_to(ROOT)), len(path.read_text(encoding="utf-8").splitlines())
+        if length > LONGER_FILES.get(name, FILE_LINES_MAX):
+            wrong.append(f"{name} has {length} lines, allowed are {LONGER_FILES.get(name, FILE_LINES_MAX)}")
+    wrong += [
+        f"{name} is short enough now: take out its row" for name in LONGER_FILES if is_short(ROOT / name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_short(path: Path) -> bool:
+    return not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES_MAX
+
+
+def test_functions_stay_short_enough_to_be_read_at_once() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path in source_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import os.path", ["os.path"]),
+        ("from journal import chain", ["journal", "journal.chain"]),
+        ("from . import links", ["checkpoint.core", "checkpoint.core.links"]),
+        ("from ..limits import X", ["checkpoint.limits", "checkpoint.limits.X"]),
+        ("def f():\n    import time", ["time"]),
+    ],
+)
+def test_imports_are_found_wherever_they_stand(text: str, expected: list[str]) -> None:
+    assert [module for _, module in imports_in(ast.parse(text), ["checkpoint", "core"])] == expected

@@ -1,0 +1,128 @@
+"""What holds for the repository as a whole: no trace of a machine, complete pins, links that lead somewhere.
+
+A checkout is built on machines that are not ours, with package indexes that are not ours: so no file names an
+index, and no file holds an absolute path from somebody's home.
+"""
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cfg", ".sh", ".svg", ".yml", ".yaml", ".json", ".xml", ""}
+REGISTRIES = re.compile(
+    r"(?:pypi|pythonhosted|anaconda|conda-forge)\.(?:org|com)|--(?:extra-)?index-url|--find-links|--trusted-host",
+    re.I,
+)
+HOME_PATHS = re.compile(r"(?<![\w.$}/-])/(?:root|home/\w+|Users/\w+|work/\w+)(?:/|\b)")
+
+
+def repository_files() -> list[Path]:
+    """The files that git has, or would take; in a copy without git, all but what tools leave behind."""
+    asked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if asked.returncode == 0:
+        paths = [ROOT / line for line in asked.stdout.splitlines()]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not any(is_left_behind(part) for part in path.parts)]
+    return sorted(path for path in paths if path.is_file() and path != Path(__file__))
+
+
+def is_left_behind(part: str) -> bool:
+    return part in {".git", ".venv", "__pycache__", "build", "dist"} or part.endswith(("_cache", ".egg-info"))
+
+
+def lines_of_text_files() -> Iterator[tuple[Path, int, str]]:
+    for path in repository_files():
+        if path.suffix in TEXT_SUFFIXES:
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                yield path.relative_to(ROOT), number, line
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern"), [("a registry's address", REGISTRIES), ("a home path", HOME_PATHS)]
+)
+def test_no_file_holds_a_trace_of_a_machine(what: str, pattern: re.Pattern[str]) -> None:
+    found = [
+        f"{path}:{number}: {line.strip()[:120]}"
+        for path, number, line in lines_of_text_files()
+        if pattern.search(line)
+    ]
+    assert not found, f"{what} in\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["see https://pypi" + ".org/simple", "pip --index" + "-url X", "cd /ro" + "ot/x", "/home/" + "ann/x"],
+)
+def test_the_patterns_find_what_they_are_for(text: str) -> None:
+    assert REGISTRIES.search(text) or HOME_PATHS.search(text)
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    rows = [line.partition("#")[0].strip() for line in lines]
+    return {normalised(name): version for name, _, version in (row.partition("==") for row in rows if row)}
+
+
+def test_constraints_are_exact_versions_and_nothing_else() -> None:
+    assert all(re.fullmatch(r"[0-9][0-9a-z.+]*", version) for version in pins().values()), pins()
+
+
+def test_every_requirement_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(r for extra in project["optional-dependencies"].values() for r in extra),
+    ]
+    names = {normalised(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in wanted} - {"dos-journal"}
+    assert not names - pins().keys()
+
+
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for path, number, line in lines_of_text_files():
+        if path.suffix != ".md":
+            continue
+        targets = (a or b for a, b in LINK.findall(line))
+        broken += [
+            f"{path}:{number}: {target}"
+            for target in targets
+            if "://" not in target and not (ROOT / path.parent / target).exists()
+        ]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_entry_script_is_plain_shell_and_executable() -> None:
+    for name in ("run", ".ci/run"):
+        assert (ROOT / name).stat().st_mode & 0o111, f"{name} is not executable"
+        assert (ROOT / name).read_text(encoding="utf-8").startswith("#!/bin/sh\n")
+        subprocess.run(["sh", "-n", ROOT / name], check=True)
+
+
+def test_run_alone_lists_its_verbs() -> None:
+    shown = subprocess.run([ROOT / "run"], capture_output=True, text=True, check=True).stdout
+    for verb in ("demo", "test", "lint", "bench", "dos"):
+        assert f"./run {verb}" in shown
+
+
+def test_run_refuses_an_unknown_verb_by_name() -> None:
+    refused = subprocess.run([ROOT / "run", "dance"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "no verb named 'dance'" in refused.stderr
