@@ -87,8 +87,8 @@ class PrefixDigest:
     def __copy__(self) -> "PrefixDigest":
         twin = PrefixDigest(0, self.blocks_digest)
         twin.size = self.size
-        twin._tail = None if self._tail is None else self._tail.copy()  # noqa: SLF001 - its own class
-        twin._tail_bytes = self._tail_bytes  # noqa: SLF001
+        twin._tail = None if self._tail is None else self._tail.copy()
+        twin._tail_bytes = self._tail_bytes
         return twin
 
 

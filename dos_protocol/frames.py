@@ -12,7 +12,8 @@ Layout (big-endian), a header of 32 bytes, then meta, then payload:
 A frame is valid if and only if (1) magic and version match, (2) reserved is zero, (3) both lengths are within
 their limits, (4) the digest matches. (1) to (3) are checked as soon as the header is there, before anything
 is allocated for the rest. After an invalid frame nothing on that connection can be framed: the decoder fails
-for good, with a named error."""
+for good, with a named error.
+"""
 
 import struct
 from typing import Final, NamedTuple
@@ -105,6 +106,13 @@ class FrameDecoder:
         """Bytes taken in and not yet given out: above 0 between calls means that a frame has begun."""
         return self._end - self._start
 
+    def shrink(self) -> None:
+        """Give memory back, if no frame has begun."""
+        if self._start == self._end and len(self._buffer) > _FIRST_CAPACITY:
+            self._buffer = bytearray(_FIRST_CAPACITY)
+            self._view = memoryview(self._buffer)
+            self._start = self._end = 0
+
     @property
     def capacity(self) -> int:
         """Bytes of memory held."""
@@ -114,10 +122,10 @@ class FrameDecoder:
         """Room for the next bytes, at least one. Views given out before are overwritten."""
         if self._start == self._end:
             self._start = self._end = 0
-        full = self._end == len(self._buffer)
-        if full and self._start == 0:
+        capacity = len(self._buffer)
+        if self._end == capacity and self._start == 0:
             self._grow(max(_CAPACITY_GROWN, self._needed))
-        elif full or self._start + self._needed > len(self._buffer):
+        elif self._start and (self._start + self._needed > capacity or 2 * self._end > capacity):
             self._compact()
         return self._view[self._end :]
 

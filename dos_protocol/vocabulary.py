@@ -1,0 +1,235 @@
+"""The messages as values.
+
+One frozen class each, fields in the words of the design. Their bytes are in `messages`.
+"""
+
+from enum import IntEnum, unique
+from typing import Final
+
+import msgspec
+
+from dos_protocol.digests import Buffer
+from dos_protocol.limits import u64_max
+from dos_protocol.names import NO_ID
+
+NO_DIGEST: Final = u64_max
+"""In `Stat.digest_at`: no digest of a prefix is wanted."""
+
+
+@unique
+class Opcode(IntEnum):
+    """The second byte of meaning in a frame."""
+
+    HELLO = 1
+    CHANGE_DIRECTORY = 2
+    APPEND = 3
+    GET = 4
+    LIST = 5
+    STAT = 6
+    DELETE = 7
+    CONFIGURE = 8
+    PING = 9
+    QUIT = 10
+
+    WELCOME = 129
+    DIRECTORY_OPENED = 130
+    WATERMARK = 131
+    DATA = 132
+    LISTING = 133
+    STAT_RESULT = 134
+    CONFIGURED = 136
+    PONG = 137
+    BYE = 138
+    ERROR = 255
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """One object as a server holds it, or in a listing of directories one directory (sizes 0).
+
+    `synced <= received`; `digest` is the prefix digest at `synced`. `corrupt`: this copy must not be counted,
+    it is damaged from `synced` on or `poisoned` (a write or sync failed since the server started)."""
+
+    name: str
+    received: int = 0
+    synced: int = 0
+    digest: int = 0
+    appending: bool = False
+    corrupt: bool = False
+    poisoned: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First message of a session. `store_id` NO_ID: it speaks to this one server, not to a store."""
+
+    version: int = 1
+    token: bytes = b""
+    store_id: bytes = NO_ID
+    generation: int = 0
+    client: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The server's identity, its limits, and its store record (empty: it is in no store)."""
+
+    version: int
+    server_id: bytes
+    payload_bytes_max: int
+    in_flight_bytes_max: int
+    entries_max: int
+    store_record: bytes = b""
+
+
+class ChangeDirectory(msgspec.Struct, frozen=True):
+    """Open a directory to read, or claim it as its one writer."""
+
+    directory: str
+    claim: bool = False
+    epoch: int = 0
+    writer_id: bytes = NO_ID
+
+
+class DirectoryOpened(msgspec.Struct, frozen=True):
+    """The claim that holds now (epoch 0: none ever) and every object."""
+
+    epoch: int
+    writer_id: bytes
+    entries: tuple[ObjectInfo, ...] = ()
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Bytes to go at exactly `expected_size`, after content with exactly `prefix_digest`."""
+
+    name: str
+    expected_size: int
+    prefix_digest: int
+    payload: Buffer
+
+
+class Watermark(msgspec.Struct, frozen=True):
+    """Cumulative: everything below `received` is in the server's file, below `synced` on stable storage."""
+
+    name: str
+    received: int
+    synced: int
+
+
+class Get(msgspec.Struct, frozen=True):
+    """Bytes from `offset` on, at most `max_bytes`.
+
+    Waits up to `wait_ms` for the first when there are none yet.
+    """
+
+    name: str
+    offset: int
+    max_bytes: int
+    wait_ms: int = 0
+
+
+class Data(msgspec.Struct, frozen=True):
+    """Durable bytes; empty at the synced end."""
+
+    name: str
+    offset: int
+    synced: int
+    payload: Buffer
+
+
+class List(msgspec.Struct, frozen=True):
+    """Names with a prefix, after a name, in order. Directories before CWD, objects after it."""
+
+    prefix: str = ""
+    after: str = ""
+    entries_max: int = 1_000
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """One page; `more`: ask again after its last name."""
+
+    entries: tuple[ObjectInfo, ...] = ()
+    more: bool = False
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """Sizes of one object and the digest of a prefix of it (NO_DIGEST: none)."""
+
+    name: str
+    digest_at: int = NO_DIGEST
+
+
+class StatResult(msgspec.Struct, frozen=True):
+    """The answer; `digest` is 0 when none was asked for."""
+
+    info: ObjectInfo
+    digest_at: int
+    digest: int
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Reserved; refused UNSUPPORTED."""
+
+    name: str
+
+
+class Configure(msgspec.Struct, frozen=True):
+    """Install a newer store record."""
+
+    store_record: bytes
+
+
+class Configured(msgspec.Struct, frozen=True):
+    """It is on stable storage."""
+
+    generation: int
+
+
+class Ping(msgspec.Struct, frozen=True):
+    payload: Buffer = b""
+
+
+class Pong(msgspec.Struct, frozen=True):
+    payload: Buffer = b""
+
+
+class Quit(msgspec.Struct, frozen=True):
+    """Ends the session once everything before it is answered."""
+
+
+class Bye(msgspec.Struct, frozen=True):
+    """The last message of a server."""
+
+
+class Error(msgspec.Struct, frozen=True):
+    """A refusal.
+
+    `actual`: the number the code speaks of; `record`: the server's store record where it helps.
+    """
+
+    code: int
+    message: str = ""
+    remedy: str = ""
+    actual: int = 0
+    record: bytes = b""
+
+
+Message = (
+    Hello
+    | Welcome
+    | ChangeDirectory
+    | DirectoryOpened
+    | Append
+    | Watermark
+    | Get
+    | Data
+    | List
+    | Listing
+    | Stat
+    | StatResult
+    | Delete
+    | Configure
+    | Configured
+    | Ping
+    | Pong
+    | Quit
+    | Bye
+    | Error
+)

@@ -1,0 +1,74 @@
+"""The store record: round trip, the specification, and every damage named."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.specification import StoreRecordSpec
+from dos_protocol.store_record import (
+    Member,
+    StoreRecord,
+    claims_needed,
+    confirmations_needed,
+    decode_store_record,
+    encode_store_record,
+)
+from tests.dos_protocol.strategies import store_records
+
+A, B = Member(b"a" * 16, "a:1"), Member(b"b" * 16, "b:1")
+
+
+@given(record=store_records())
+def test_a_record_survives_its_bytes_and_the_specification_reads_them(record: StoreRecord) -> None:
+    data = encode_store_record(record)
+    assert decode_store_record(data) == record
+    parsed = StoreRecordSpec.parse(data).body.value
+    assert (parsed.store_id, parsed.generation, parsed.ack_quorum) == (
+        record.store_id,
+        record.generation,
+        record.ack_quorum,
+    )
+    assert [(one.server_id, one.address, one.state) for one in parsed.members] == [
+        (one.server_id, one.address, {"in": 1, "joining": 2}[one.state]) for one in record.members
+    ]
+
+
+@given(record=store_records(), data=st.data())
+def test_a_flip_or_a_cut_is_named(record: StoreRecord, data: st.DataObject) -> None:
+    good = encode_store_record(record)
+    bit = data.draw(st.integers(0, 8 * len(good) - 1))
+    bad = bytearray(good)
+    bad[bit // 8] ^= 1 << bit % 8
+    cut = data.draw(st.integers(0, len(good) - 1))
+    for damaged in (bytes(bad), good[:cut], good + b"\0"):
+        with pytest.raises(CorruptDataError):
+            decode_store_record(damaged)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (StoreRecord(bytes(16), 1, 1, (A,)), "store id"),
+        (StoreRecord(b"s" * 16, 0, 1, (A,)), "counts from 1"),
+        (StoreRecord(b"s" * 16, 1, 1, ()), "1 to 16 members"),
+        (StoreRecord(b"s" * 16, 1, 1, (A, Member(A.server_id, "c:1"))), "distinct identities"),
+        (StoreRecord(b"s" * 16, 1, 1, (A, Member(b"c" * 16, A.address))), "distinct addresses"),
+        (StoreRecord(b"s" * 16, 1, 3, (A, B)), "ack quorum of 3"),
+        (StoreRecord(b"s" * 16, 1, 2, (A, Member(b"c" * 16, "c:1", "joining"))), "ack quorum of 2"),
+        (StoreRecord(b"s" * 16, 1, 0, (A, B)), "ack quorum of 0"),
+    ],
+)
+def test_a_record_that_breaks_a_rule_has_no_bytes(record: StoreRecord, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        encode_store_record(record)
+
+
+@pytest.mark.parametrize(
+    ("n", "qa", "claims", "confirmations"),
+    [(1, 1, 1, 1), (2, 2, 2, 2), (3, 2, 2, 2), (5, 3, 3, 3), (3, 3, 3, 2), (3, 1, 3, 3)],
+)
+def test_the_counts_follow_the_rules(n: int, qa: int, claims: int, confirmations: int) -> None:
+    assert claims_needed(n, qa) == claims
+    assert confirmations_needed(n, qa) == confirmations
+    assert 2 * claims > n
