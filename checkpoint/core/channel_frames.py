@@ -1,0 +1,253 @@
+"""The frame of every link of a region: worker to worker (exchange) and worker to coordinator (control).
+
+Rules of this file: bytes to frames and back, nothing about what frames mean. It knows no sockets. The
+executable specification of the same layout is `specification.py`; tests hold the two together.
+
+Layout, 64 bytes, big-endian, then the payload:
+
+    offset  0  magic          2  D0 43
+            2  version        1  1
+            3  type           1  see FrameType
+            4  flags          2  see FrameFlag; other bits are zero
+            6  sender         2  worker index; 65535 is the coordinator
+            8  job            8  xxh3-64 of the region's name: a stray link of another region is told at once
+           16  sender_epoch   8  the incarnation the sender is in
+           24  step           8
+           32  cut            8  the cut number asked for, 0 none
+           40  seq            4  counts the frames of one (sender, channel, step), from 0
+           44  channel        4  index of the exchange; 0 on a control link
+           48  payload_bytes  4
+           52  reserved       4  zero
+           56  digest         8  xxh3-64 over the 56 bytes before and the payload
+
+A frame is valid if and only if (1) the magic and version are these, (2) the type is known, (3) flags and
+reserved bits are zero where nothing is defined, (4) payload_bytes is within the limit of its type, (5) the
+digest agrees.
+(1) to (4) are decided from the header alone, before any of the payload is kept.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum, IntFlag, unique
+from typing import Final, NamedTuple
+
+import xxhash
+
+from checkpoint import limits
+from checkpoint.errors import ChannelFrameError
+from dos_protocol.errors import ErrorCode
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC: Final = b"\xd0\x43"
+VERSION: Final = 1
+COORDINATOR: Final = 0xFFFF
+"""The sender field of the coordinator."""
+
+_HEAD: Final = struct.Struct(">2sBBHHQQQQIIII")
+_DIGEST: Final = struct.Struct(">Q")
+HEADER_BYTES: Final = _HEAD.size + _DIGEST.size
+assert HEADER_BYTES == limits.frame_header_bytes == 64
+
+
+@unique
+class FrameType(IntEnum):
+    """What a frame is. Numbers are never reused."""
+
+    DATA = 1
+    """One Arrow record batch (IPC stream) of one step."""
+    PUNCTUATION = 2
+    """Event time has reached a point on this channel."""
+    STEP_END = 3
+    """The barrier: the sender sends nothing more of this step here. `cut` > 0 asks for a cut at its end."""
+    DURABLE = 4
+    """The sender's division of this step's input is durable."""
+    EOF = 5
+    """The sender's sources are exhausted: steps go on only for others."""
+    RESET = 6
+    """The sender begins a new incarnation on this link; what it sent before does not count."""
+    CONTROL = 7
+    """A control message (`core/messages.py`) as JSON."""
+    HANDSHAKE = 8
+    """Proof of the job key, both ways, before anything else."""
+
+
+@unique
+class FrameFlag(IntFlag):
+    """Bits of `flags`. Others are refused."""
+
+    FINAL = 1
+    """On STEP_END with a cut: sources are exhausted everywhere, this is the region's last cut."""
+
+
+_FLAGS_KNOWN: Final = 1
+_PAYLOAD_BYTES_MAX: Final[dict[int, int]] = {
+    FrameType.DATA: limits.data_bytes_max,
+    FrameType.PUNCTUATION: limits.handshake_bytes_max,
+    FrameType.STEP_END: limits.control_bytes_max,
+    FrameType.DURABLE: 0,
+    FrameType.EOF: 0,
+    FrameType.RESET: 0,
+    FrameType.CONTROL: limits.control_bytes_max,
+    FrameType.HANDSHAKE: limits.handshake_bytes_max,
+}
+_TYPES: Final = {int(kind): kind for kind in FrameType}
+
+
+class Frame(NamedTuple):
+    """One frame. Immutable; `payload` is owned by the frame."""
+
+    type: FrameType
+    sender: int = 0
+    job: int = 0
+    sender_epoch: int = 0
+    step: int = 0
+    cut: int = 0
+    seq: int = 0
+    channel: int = 0
+    flags: int = 0
+    payload: Buffer = b""
+
+
+def encode_header(frame: Frame) -> bytes:
+    """The 64 header bytes; the payload is sent after them as it is, without a copy.
+
+    Raises ValueError for a payload above the limit of its type: a bug of ours, the sender cuts batches
+    before.
+    """
+    payload = frame.payload
+    size = len(payload)
+    if size > _PAYLOAD_BYTES_MAX[frame.type]:
+        raise ValueError(
+            f"a {frame.type.name} frame carries at most {_PAYLOAD_BYTES_MAX[frame.type]} bytes, not {size}"
+        )
+    head = _HEAD.pack(
+        MAGIC,
+        VERSION,
+        frame.type,
+        frame.flags,
+        frame.sender,
+        frame.job,
+        frame.sender_epoch,
+        frame.step,
+        frame.cut,
+        frame.seq,
+        frame.channel,
+        size,
+        0,
+    )
+    return head + _DIGEST.pack(_digest(head, payload))
+
+
+def encode(frame: Frame) -> bytes:
+    """Header and payload in one piece, for small frames."""
+    return encode_header(frame) + frame.payload
+
+
+def _digest(head: Buffer, payload: Buffer) -> int:
+    fold = xxhash.xxh3_64(head)
+    fold.update(payload)
+    value: int = fold.intdigest()
+    return value
+
+
+class _Header(NamedTuple):
+    kind: FrameType
+    fields: tuple[int, ...]
+    payload_bytes: int
+
+
+def _check_header(head: Buffer) -> _Header:
+    magic, version, kind, flags, *rest, payload_bytes, reserved = _HEAD.unpack(head)
+    if magic != MAGIC:
+        raise ChannelFrameError(f"a channel frame begins with d043, not {bytes(magic).hex()}")
+    if version != VERSION:
+        raise ChannelFrameError(
+            f"channel frames of version {VERSION} are spoken here, not {version}", code=ErrorCode.BAD_VERSION
+        )
+    if kind not in _TYPES:
+        raise ChannelFrameError(f"unknown frame type {kind}", code=ErrorCode.UNKNOWN_OPCODE)
+    if flags & ~_FLAGS_KNOWN or reserved:
+        raise ChannelFrameError(f"undefined bits are set: flags {flags:#06x}, reserved {reserved:#x}")
+    if payload_bytes > _PAYLOAD_BYTES_MAX[kind]:
+        raise ChannelFrameError(
+            f"a {_TYPES[kind].name} frame of {payload_bytes} bytes, at most {_PAYLOAD_BYTES_MAX[kind]}",
+            code=ErrorCode.TOO_LARGE,
+        )
+    return _Header(_TYPES[kind], (flags, *rest), payload_bytes)
+
+
+class FrameDecoder:
+    """Incremental: give bytes as they come, take whole frames.
+
+    Invariants: at most one frame's payload (within the limit of its type) and what one `receive_data`
+    brought are kept; a header is refused before its payload is waited for. After an error the decoder is of
+    no further use: it raises the same error again.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._start = 0
+        self._header: _Header | None = None
+        self._error: ChannelFrameError | None = None
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether bytes of an unfinished frame are held: an end of the link now is a broken one."""
+        return len(self._buffer) > self._start
+
+    def receive_data(self, data: Buffer) -> None:
+        """Take the next bytes of the link."""
+        if self._start:
+            del self._buffer[: self._start]
+            self._start = 0
+        self._buffer += data
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None: more bytes are needed. Raises ChannelFrameError."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._next()
+        except ChannelFrameError as error:
+            self._error = error
+            raise
+
+    def frames(self) -> Iterator[Frame]:
+        """All whole frames at hand."""
+        while (frame := self.next_frame()) is not None:
+            yield frame
+
+    def _next(self) -> Frame | None:
+        held = len(self._buffer) - self._start
+        if self._header is None:
+            if held < HEADER_BYTES:
+                self._refuse_early(held)
+                return None
+            with memoryview(self._buffer) as view:
+                self._header = _check_header(view[self._start : self._start + _HEAD.size])
+        if held < HEADER_BYTES + self._header.payload_bytes:
+            return None
+        return self._take(self._header)
+
+    def _refuse_early(self, held: int) -> None:
+        """A stranger (HTTP, TLS) is told from its first two bytes, not after 64."""
+        seen = bytes(self._buffer[self._start : self._start + min(held, 2)])
+        if not MAGIC.startswith(seen):
+            raise ChannelFrameError(f"a channel frame begins with d043, not {seen.hex()}")
+
+    def _take(self, header: _Header) -> Frame:
+        start, end = self._start, self._start + HEADER_BYTES + header.payload_bytes
+        with memoryview(self._buffer) as view:
+            head = bytes(view[start : start + HEADER_BYTES])
+            payload = bytes(view[start + HEADER_BYTES : end])
+        expected = _DIGEST.unpack_from(head, _HEAD.size)[0]
+        found = _digest(head[: _HEAD.size], payload)
+        if expected != found:
+            raise ChannelFrameError(
+                f"the digest of a {header.kind.name} frame is {found:016x}, its header says {expected:016x}",
+                code=ErrorCode.BAD_DIGEST,
+            )
+        self._start, self._header = end, None
+        flags, sender, job, epoch, step, cut, seq, channel = header.fields
+        return Frame(header.kind, sender, job, epoch, step, cut, seq, channel, flags, payload)

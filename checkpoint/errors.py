@@ -1,0 +1,124 @@
+"""What can go wrong here, named by who must act. Words: lower case, the rule broken, the values seen, the
+remedy.
+
+Base classes come from `dos_protocol.errors`; this file adds what only regions know.
+"""
+
+from dos_protocol.errors import DosError, ErrorCode, RemoteProtocolError
+
+
+class ChannelFrameError(RemoteProtocolError):
+    """A frame between workers, or between a worker and its coordinator, breaks the layout. The link is
+    closed.
+
+    `code`: BAD_FRAME, BAD_VERSION, UNKNOWN_OPCODE (frame type), TOO_LARGE or BAD_DIGEST.
+    """
+
+
+class ControlMessageError(RemoteProtocolError):
+    """A control message that does not decode, or that its sender may not send. The link is closed."""
+
+
+class StepOrderError(RemoteProtocolError):
+    """A peer broke the order of steps: a frame after its STEP_END, a gap in `seq`, a step too far ahead."""
+
+
+class HandshakeError(DosError):
+    """The other end of a link did not prove that it has the job's key, or speaks of another job."""
+
+    remedy = "let workers join only the region that started them; a restarted driver makes a new key"
+
+
+class LinkClosedError(DosError):
+    """The other end closed the link in an orderly way, between two frames."""
+
+
+class ManifestError(DosError):
+    """A cut that cannot be restored: what is missing or wrong is in the message. Nothing was started from
+    it.
+    """
+
+    remedy = "restore an earlier cut"
+
+    def __init__(self, message: str, *, cut: int = 0, remedy: str = "") -> None:
+        super().__init__(message if not cut else f"cut {cut}: {message}", remedy=remedy)
+        self.cut = cut
+
+
+class ManifestSupersededError(DosError):
+    """Another coordinator claimed the manifest before our segment's start was acknowledged (R17): try
+    again.
+    """
+
+    def __init__(self, message: str, *, epoch_held: int) -> None:
+        super().__init__(message)
+        self.epoch_held = epoch_held
+
+
+class RegionFencedError(DosError):
+    """A newer driver runs this region. This one gave no order and committed nothing after that (P-4)."""
+
+    remedy = "use the newer driver's handle"
+
+    def __init__(self, message: str, *, epoch_held: int = 0) -> None:
+        super().__init__(message)
+        self.epoch_held = epoch_held
+
+
+class RegionFailedError(DosError):
+    """The region stopped and needs a person: the reason is in the message, a user's traceback in
+    `traceback_text`.
+    """
+
+    def __init__(self, message: str, *, traceback_text: str = "", remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.traceback_text = traceback_text
+
+
+class FingerprintMismatchError(DosError):
+    """The graph is not the one that wrote the state: `operators` names those that differ. Nothing was
+    started.
+    """
+
+    remedy = "run the graph that made this state, or give the region a new name"
+
+    def __init__(self, message: str, *, operators: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.operators = operators
+
+
+class OrphanedError(DosError):
+    """This worker heard nothing from its coordinator for `orphan_timeout` and must end itself."""
+
+
+class StaleIncarnationError(DosError):
+    """A newer RESTORE has come: the report was not sent. Drop what belongs to the older incarnation."""
+
+
+class StoppedError(DosError):
+    """The coordinator told this worker to end; the reason is in the message."""
+
+
+class UnsupportedKeyTypeError(DosError):
+    """No canonical bytes are defined for a column of this type, so it cannot be a key."""
+
+    remedy = "use string, binary, bool, integers, floats, decimal128, date32 or timestamps as keys"
+
+
+__all__ = [
+    "ChannelFrameError",
+    "ControlMessageError",
+    "ErrorCode",
+    "FingerprintMismatchError",
+    "HandshakeError",
+    "LinkClosedError",
+    "ManifestError",
+    "ManifestSupersededError",
+    "OrphanedError",
+    "RegionFailedError",
+    "RegionFencedError",
+    "StaleIncarnationError",
+    "StepOrderError",
+    "StoppedError",
+    "UnsupportedKeyTypeError",
+]

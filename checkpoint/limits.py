@@ -1,0 +1,71 @@
+"""Every limit of this package, units last in the name. Relations between limits are checked at import.
+
+What belongs here: sizes, counts and times that bound memory or patience. Times that a user chooses per
+region are fields of `RegionSpec`; their defaults live here.
+"""
+
+from typing import Final
+
+# --- channel frames -------------------------------------------------------------------------------
+frame_header_bytes: Final = 64
+data_bytes_max: Final = 64 * 1024 * 1024
+"""Payload of one DATA frame. A record batch of 64 Ki rows is some MiB; the sender cuts larger ones."""
+control_bytes_max: Final = 16 * 1024 * 1024
+"""Payload of one CONTROL or HANDSHAKE frame: a cut with some ten thousand splits fits."""
+handshake_bytes_max: Final = 4096
+"""Payload of one HANDSHAKE frame: it is read before the peer has proved anything."""
+senders_max: Final = 0xFFFF
+"""Workers of a region. The sender field is a u16, its last value is the coordinator."""
+steps_ahead_max: Final = 4
+"""How far past the step being aligned a sender may be. Sources stop at 2; the rest is slack for frames in
+flight.
+"""
+
+# --- manifest -------------------------------------------------------------------------------------
+manifest_record_bytes_max: Final = control_bytes_max
+manifest_segment_bytes_max: Final = 64 * 1024 * 1024
+"""The manifest is rolled (snapshot of the retained cuts, new segment) when this much was appended."""
+cuts_retained: Final = 2
+"""Cuts carried over in a manifest snapshot: the last one, and the one before for a person who must go back.
+"""
+workers_max: Final = 4096
+
+# --- state blocks ---------------------------------------------------------------------------------
+state_block_bytes_max: Final = 16 * 1024 * 1024
+"""Arrow bytes of one state block. Larger changes are written as several blocks of one cut."""
+state_block_rows_max: Final = 256 * 1024
+snapshot_bytes_min: Final = 64 * 1024 * 1024
+"""Below this much appended since the last snapshot no new one is written."""
+snapshot_growth: Final = 4
+"""A snapshot is due when what was appended since the last one is this many times its size."""
+
+# --- times ----------------------------------------------------------------------------------------
+heartbeat_s: Final = 1.0
+suspect_after_s: Final = 10.0
+orphan_timeout_s: Final = 30.0
+checkpoint_interval_s: Final = 1.0
+drain_timeout_s: Final = 180.0
+reset_timeout_s: Final = 180.0
+start_timeout_s: Final = 300.0
+reset_attempts_max: Final = 5
+handshake_timeout_s: Final = 5.0
+stop_cut_timeout_s: Final = 30.0
+"""How long `stop` waits for its last cut before it stops without one."""
+stop_grace_s: Final = 10.0
+"""How long workers get to end themselves after the order to stop, before they are cancelled."""
+tick_late_s: Final = 0.25
+"""A timer that fires this much after its time means that our own loop was late."""
+launch_backoff_s: Final = 0.5
+launch_backoff_max_s: Final = 10.0
+"""A worker that is lost again and again is started again after this delay, doubled each time, at most the
+second.
+"""
+manifest_backoff_s: Final = 0.05
+manifest_backoff_max_s: Final = 5.0
+"""Random, doubling wait of a coordinator superseded before its segment start was acknowledged (R17)."""
+
+assert handshake_bytes_max <= control_bytes_max <= data_bytes_max
+assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s
+assert workers_max < senders_max
+assert state_block_bytes_max < data_bytes_max
+assert cuts_retained >= 1

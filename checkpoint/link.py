@@ -1,0 +1,209 @@
+"""A link: one TCP connection of channel frames between two ends that proved the job's key to each other.
+
+Used for control (worker to coordinator) and exchange (worker to worker) alike. This file moves frames; what
+they mean is told in `core/`. Everything here runs on trio; nothing here runs user code.
+"""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.channel_frames import Frame, FrameDecoder, encode, encode_header
+from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, Hello
+from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
+from dos_protocol.errors import BrokenConnectionError, ClosedError
+
+logger = logging.getLogger("dos.checkpoint")
+_receive_bytes = 256 * 1024
+_join_bytes_max = 16 * 1024
+_backlog = 512
+
+
+class Link:
+    """Frames over one stream. One task may send while another receives; sends of several tasks queue up.
+
+    `hello`: who dialled, proved. `local_address`, `peer_address`: (host, port) of this connection, also
+    after closing.
+    """
+
+    def __init__(self, stream: trio.SocketStream, hello: Hello) -> None:
+        self.hello = hello
+        self.local_address: tuple[str, int] = stream.socket.getsockname()[:2]
+        self.peer_address: tuple[str, int] = stream.socket.getpeername()[:2]
+        self._stream = stream
+        self._decoder = FrameDecoder()
+        self._send_lock = trio.Lock()
+        self._mid_send = False
+
+    async def send(self, frame: Frame) -> None:
+        """Send one frame. Raises BrokenConnectionError, ClosedError. Cancelled midway: broken."""
+        await self.send_many((frame,))
+
+    async def send_many(self, frames: Iterable[Frame]) -> None:
+        """Send frames in order, none of another task between them. As `send`."""
+        async with self._send_lock:
+            if self._mid_send:
+                raise BrokenConnectionError(f"the link to {self.peer_address} broke within a frame")
+            self._mid_send = True  # stays so if we are cancelled or fail: half a frame may be out
+            with _translated(self.peer_address):
+                for frame in frames:
+                    await self._send_one(frame)
+            self._mid_send = False
+
+    async def _send_one(self, frame: Frame) -> None:
+        if len(frame.payload) <= _join_bytes_max:
+            await self._stream.send_all(encode(frame))
+        else:
+            await self._stream.send_all(encode_header(frame))
+            await self._stream.send_all(frame.payload)
+
+    async def receive(self) -> Frame:
+        """The next frame. Raises LinkClosedError (orderly end), BrokenConnectionError, ChannelFrameError,
+        ClosedError.
+
+        Cancelling loses nothing: what has arrived of a frame is kept for the next call.
+        """
+        while (frame := self._decoder.next_frame()) is None:
+            with _translated(self.peer_address):
+                data = await self._stream.receive_some(_receive_bytes)
+            if not data:
+                if self._decoder.mid_frame:
+                    raise BrokenConnectionError(f"the link to {self.peer_address} ended within a frame")
+                raise LinkClosedError(f"the link to {self.peer_address} was closed by the other end")
+            self._decoder.receive_data(data)
+        return frame
+
+    async def aclose(self) -> None:
+        """Close the link. The other end sees an orderly end if no frame was being sent."""
+        await self._stream.aclose()
+
+
+class _translated:  # noqa: N801  (reads as a word at its uses)
+    """OSErrors and trio's resource errors become ours, in one place."""
+
+    def __init__(self, peer: tuple[str, int]) -> None:
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, trio.BrokenResourceError | OSError):
+            raise BrokenConnectionError(
+                f"the link to {self._peer} broke: {error.__cause__ or error}"
+            ) from error
+        if isinstance(error, trio.ClosedResourceError):
+            raise ClosedError(f"the link to {self._peer} was closed here") from error
+
+
+async def connect_link(
+    host: str, port: int, *, key: bytes, hello: Hello, timeout_s: float = limits.handshake_timeout_s
+) -> Link:
+    """Dial and prove. Raises BrokenConnectionError (not reachable, or silent for `timeout_s`) or
+    HandshakeError.
+    """
+    try:
+        with trio.fail_after(timeout_s):
+            stream = await trio.open_tcp_stream(host, port)
+            try:
+                return await _dial(stream, key, hello)
+            except BaseException:
+                await trio.aclose_forcefully(stream)
+                raise
+    except trio.TooSlowError as error:
+        raise BrokenConnectionError(f"{host}:{port} did not answer within {timeout_s:g} s") from error
+    except LinkClosedError as error:
+        raise HandshakeError(f"{host}:{port} closed the link during the handshake") from error
+    except ChannelFrameError as error:
+        raise HandshakeError(f"{host}:{port} is no end of a region's link: {error.args[0]}") from error
+    except OSError as error:
+        raise BrokenConnectionError(f"{host}:{port} cannot be reached: {error}") from error
+
+
+async def _dial(stream: trio.SocketStream, key: bytes, hello: Hello) -> Link:
+    link = Link(stream, hello)
+    dialler = Dialler(hello, key=key, nonce=os.urandom(NONCE_BYTES))
+    await link.send(dialler.hello())
+    await link.send(dialler.challenged(await link.receive()))
+    dialler.accepted(await link.receive())
+    return link
+
+
+async def accept_link(
+    stream: trio.SocketStream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
+) -> Link:
+    """The acceptor's half, on a fresh connection. Raises HandshakeError, BrokenConnectionError; the stream
+    is closed then.
+    """
+    try:
+        with trio.fail_after(timeout_s):
+            return await _accept(stream, job, key)
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error, trio.TooSlowError):
+            raise HandshakeError(f"the dialler did not prove itself within {timeout_s:g} s") from error
+        if isinstance(error, LinkClosedError | ChannelFrameError):
+            raise HandshakeError(f"the dialler is no end of this region's links: {error.args[0]}") from error
+        raise
+
+
+async def _accept(stream: trio.SocketStream, job: str, key: bytes) -> Link:
+    acceptor = Acceptor(job=job, key=key, nonce=os.urandom(NONCE_BYTES))
+    link = Link(stream, Hello(role="control", job=job, worker=-1, attempt=-1))
+    try:
+        await link.send(acceptor.received(await link.receive()))
+        link.hello, accepted = acceptor.proved(await link.receive())
+    except HandshakeError as error:
+        with suppress(BrokenConnectionError):
+            await link.send(acceptor.refusal(error))
+        raise
+    await link.send(accepted)
+    return link
+
+
+async def serve_links(
+    handler: Callable[[Link], Awaitable[None]],
+    *,
+    job: str,
+    key: bytes,
+    host: str = "127.0.0.1",
+    ports: Iterable[int] = (0,),
+    task_status: "trio.TaskStatus[tuple[str, int]]" = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accept links until cancelled: `address = await nursery.start(partial(serve_links, handler, job=...,
+    key=...))`.
+
+    Listens at the first free one of `ports`. Each proved link is handled in a task of its own and closed
+    after it; strangers are logged and dropped. Raises BrokenConnectionError if no port is free, and what
+    `handler` raises.
+    """
+
+    async def accepted(stream: trio.SocketStream) -> None:
+        try:
+            link = await accept_link(stream, job=job, key=key)
+        except (HandshakeError, BrokenConnectionError) as error:
+            logger.warning("refused a link of region %s: %s", job, error.args[0])
+            return
+        try:
+            await handler(link)
+        finally:
+            await link.aclose()
+
+    listeners = await _listen(host, ports)
+    address: tuple[str, int] = listeners[0].socket.getsockname()[:2]
+    task_status.started(address)
+    await trio.serve_listeners(accepted, listeners)
+
+
+async def _listen(host: str, ports: Iterable[int]) -> list[trio.SocketListener]:
+    tried: list[str] = []
+    for port in ports:
+        try:
+            return await trio.open_tcp_listeners(port, host=host, backlog=_backlog)
+        except OSError as error:
+            tried.append(f"{port}: {error.strerror}")
+    raise BrokenConnectionError(f"no port to listen at on {host} ({'; '.join(tried) or 'none given'})")
