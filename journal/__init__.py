@@ -1,0 +1,47 @@
+"""Journals: records, segments, chains, and how they are written, taken over and replayed.
+
+The names here are the package's face. `core/` is pure; `chain`, `reading`, `writer` and `scratch` are the
+shell over a store of `dos_client`. Start reading at `core/record.py`, then `core/segment.py`, `core/walk.py`.
+"""
+
+from journal.chain import look_chain, take_over
+from journal.core.chain import ChainState, SegmentSpan
+from journal.core.errors import (
+    ChainError,
+    CorruptRecordError,
+    LostBytesError,
+    NotEnoughAnswersError,
+    StopNotFoundError,
+    TornRecordError,
+    UnknownRecordError,
+)
+from journal.core.position import ORIGIN, Position
+from journal.core.record import Record
+from journal.core.replay import fold
+from journal.ops import Op
+from journal.reading import read_batches, read_records
+from journal.scratch import Scratch
+from journal.writer import ChainWriter
+
+__all__ = [
+    "ORIGIN",
+    "ChainError",
+    "ChainState",
+    "ChainWriter",
+    "CorruptRecordError",
+    "LostBytesError",
+    "NotEnoughAnswersError",
+    "Op",
+    "Position",
+    "Record",
+    "Scratch",
+    "SegmentSpan",
+    "StopNotFoundError",
+    "TornRecordError",
+    "UnknownRecordError",
+    "fold",
+    "look_chain",
+    "read_batches",
+    "read_records",
+    "take_over",
+]

@@ -1,0 +1,104 @@
+"""Taking a chain over and looking at it: the shell around `core/walk.py`.
+
+Rules of this file: it performs what a walk asks for, in the order in which the walk asks, and reports back.
+"""
+
+from collections import deque
+
+import trio
+
+from journal.core.chain import ChainState
+from journal.core.errors import NotEnoughAnswersError
+from journal.core.position import Position
+from journal.core.walk import Look, TakeOver
+from journal.core.walk_vocabulary import (
+    Effect,
+    Event,
+    Found,
+    ReadStart,
+    Settle,
+    Settled,
+    StartRead,
+    Surveyed,
+    SurveySegment,
+)
+from journal.limits import answers_poll_s, answers_wait_s
+from journal.ports import ClaimPort, StorePort
+from journal.reading import Source, read_start, survey
+
+
+async def take_over(
+    claim: ClaimPort,
+    chain: str,
+    *,
+    at: Position | None = None,
+    generation: int,
+    wait_s: float = answers_wait_s,
+) -> ChainState:
+    """The chain to go on from, whole and synced on the quorum (rules R5-R7).
+
+    at: the position ordered (R13): the chain ends there whatever lies about; ORIGIN for nothing at all.
+    None: the chain's head decides. generation: of the store record in use; a segment opened under a newer
+    one is refused. wait_s: how long members that have not answered the claim are waited for, if their
+    answer is needed.
+
+    Nothing that was read may be acted on before the new segment's start is acknowledged: `ChainWriter.open`
+    (R8). Returns a state whose `end` is None if the journal never existed, which takes the answer of every
+    member (R16). Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError,
+    UnknownRecordError, StaleGenerationError, FencedError. Cancelled or failed, it can be called again.
+    """
+    deadline = trio.current_time() + wait_s
+    while True:
+        answers = dict(claim.answers)
+        walk = TakeOver(chain, claim.record, answers, generation=generation, at=at)
+        try:
+            return await _take_over_once(claim, walk)
+        except NotEnoughAnswersError:
+            if trio.current_time() >= deadline:
+                raise
+            await trio.sleep(answers_poll_s)
+
+
+async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState:
+    """The chain as a reader may see it: what is committed, and nothing else (R10). Claims nothing.
+
+    `end` is None if nothing of it is committed, or it never existed; `seen` tells the two apart.
+    Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
+    what the store raises if too few members answer.
+    """
+    view = await store.look(directory)
+    claims = dict.fromkeys(view.answers, view.epoch_seen)
+    walk = Look(chain, store.record, view.answers, claims)
+    source = Source(store, directory)
+    waiting = deque(walk.begin())
+    while True:
+        effect = waiting.popleft()
+        if isinstance(effect, Found):
+            return effect.state
+        assert not isinstance(effect, Settle), "a reader settles nothing"
+        waiting.extend(walk.handle(await _read(source, effect)))
+
+
+async def _take_over_once(claim: ClaimPort, walk: TakeOver) -> ChainState:
+    source = Source(claim)
+    waiting: deque[Effect] = deque(walk.begin())
+    while True:
+        effect = waiting.popleft()
+        event: Event
+        if isinstance(effect, Found):
+            return effect.state
+        if isinstance(effect, Settle):
+            await claim.settle(effect.segment, effect.length, effect.digest)
+            event = Settled(effect.segment)
+        else:
+            event = await _read(source, effect)
+        waiting.extend(walk.handle(event))
+
+
+async def _read(source: Source, effect: ReadStart | SurveySegment) -> StartRead | Surveyed:
+    if isinstance(effect, ReadStart):
+        return await read_start(source, effect.segment, effect.length, effect.members)
+    found = await survey(
+        source, effect.segment, effect.length, effect.members, effect.within, effect.until_snapshot
+    )
+    return Surveyed(effect.segment, found)

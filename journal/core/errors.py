@@ -1,0 +1,57 @@
+"""What can be wrong with a journal, named. All say where, at which byte, what was expected and what stands
+there.
+
+    torn      the last record is cut off by the end of the data. Its writer died; nothing after it ever
+              existed.
+    corrupt   anything else that is not a record: bytes that were written differently from how they read now.
+    version   a record of a release newer than this one. Nothing is wrong with the data.
+    chain     the segments do not hang together as their start records say.
+    lost      the chain names bytes that no member has: superseded in the meantime, or lost. Never "empty"
+              (R14).
+
+What is *not* here: refusals of servers and losses of a claim, which are `dos_protocol`'s and `dos_client`'s.
+"""
+
+from dos_protocol.errors import CorruptDataError, DosError
+
+
+class TornRecordError(CorruptDataError):
+    """The data ends inside a record. What stands before `offset` is whole and good."""
+
+
+class CorruptRecordError(CorruptDataError):
+    """Bytes that are no record, and that a cut-off write cannot explain. What stands before `offset` is
+    good.
+    """
+
+
+class UnknownRecordError(CorruptDataError):
+    """A record, flag or operation of a newer release. What stands before `offset` is good."""
+
+
+class ChainError(CorruptDataError):
+    """A segment contradicts its name, its predecessor or its place in the chain."""
+
+
+class LostBytesError(DosError):
+    """The chain names a segment, or bytes of one, that none of the members asked has."""
+
+    remedy = "if another writer took over meanwhile, begin again; otherwise bring the missing members back"
+
+
+class NotEnoughAnswersError(DosError):
+    """Too few members answered for this question. `missing` says which, and why they do not count."""
+
+    remedy = "start the missing members, or repair or replace them; then try again"
+
+    def __init__(self, message: str, *, answered: int, needed: int, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message + (": " + "; ".join(missing) if missing else ""))
+        self.answered = answered
+        self.needed = needed
+        self.missing = missing
+
+
+class StopNotFoundError(DosError):
+    """A replay was asked to stop at a position that is not a boundary between two of its records."""
+
+    remedy = "take the position from a cut, or from `dos journal dump`"

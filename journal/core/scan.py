@@ -1,0 +1,148 @@
+"""Looking over one segment: where its whole records end, and whether it holds a finished snapshot.
+
+Rules of this file: bytes of one segment go in from the front, one `Survey` comes out. A torn tail is an
+ordinary ending here (it is how a writer's death looks); everything else that is no record raises. What
+follows from a survey is `walk.py`'s.
+
+A snapshot is finished if and only if (1) its SNAPSHOT_BEGIN is the segment's second record, (2) a
+SNAPSHOT_END follows within the part looked at, and (3) the end's number counts the records between the two.
+Then the segment needs no predecessor.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dos_protocol.digests import PrefixDigest
+from journal.core.decoder import RecordDecoder
+from journal.core.errors import ChainError
+from journal.core.record import Record
+from journal.core.segment import SegmentStart, parse_start
+from journal.ops import Op
+
+
+class Mark(NamedTuple):
+    """A boundary between records of a segment: bytes before it, and their prefix digest."""
+
+    bytes: int = 0
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a segment's first bytes hold.
+
+    start: None if not even the first record is whole. first: the end of the start record. last: the end of
+    the last whole record. before_last: the end of the record before that. within: the end of the last
+    record that lies within the length asked for. torn_bytes: bytes after `last`. snapshot_end: just past a
+    finished snapshot, 0 if there is none. Invariants: first <= last; before_last < last; within <= last.
+    """
+
+    start: SegmentStart | None
+    first: Mark
+    last: Mark
+    before_last: Mark
+    within: Mark
+    torn_bytes: int
+    snapshot_end: int
+
+
+class SnapshotTracker:
+    """Follows one segment's records; knows whether they are inside a snapshot, and where a finished one
+    ended.
+
+    Raises ChainError for records that cannot stand where they stand: a start that is not first, a snapshot
+    that begins later than second, an end without a beginning or with another count.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._records = 0
+        self._in_snapshot: int | None = None
+        """Records since SNAPSHOT_BEGIN; None outside."""
+        self.finished_at = 0
+        """Offset in the segment just past SNAPSHOT_END; 0 if there was none."""
+
+    @property
+    def unfinished(self) -> bool:
+        return self._in_snapshot is not None
+
+    def take(self, offset: int, end: int, record: Record) -> None:
+        """The next record, which lies at [offset, end) of the segment."""
+        op = record.op
+        self._records += 1
+        if op is Op.SEGMENT_START:
+            if self._records > 1:
+                raise ChainError(self._name, offset, "a record within the segment", "another segment's start")
+        elif self._records == 1:
+            raise ChainError(self._name, offset, "a segment start as the first record", op.name)
+        elif op is Op.SNAPSHOT_BEGIN:
+            if self._records != 2:
+                raise ChainError(
+                    self._name, offset, "a snapshot only at a segment's start", "a snapshot's begin"
+                )
+            self._in_snapshot = 0
+        elif op is Op.SNAPSHOT_END:
+            if self._in_snapshot is None or record.ints != (self._in_snapshot,):
+                counted = "no snapshot begun" if self._in_snapshot is None else f"{self._in_snapshot} records"
+                raise ChainError(
+                    self._name, offset, f"an end that fits {counted}", f"an end of {record.ints}"
+                )
+            self._in_snapshot = None
+            self.finished_at = end
+        elif self._in_snapshot is not None:
+            self._in_snapshot += 1
+
+
+class SegmentSurveyor:
+    """Takes a segment's bytes from the front and surveys them. Memory: one unfinished record.
+
+    within: look for the last boundary at or below this length too.
+    Raises (from `feed`) CorruptRecordError, UnknownRecordError, ChainError: the segment is then not to be
+    used.
+    """
+
+    def __init__(self, name: str, *, within: int = 0) -> None:
+        self._name = name
+        self._decoder = RecordDecoder(where=name)
+        self._tracker = SnapshotTracker(name)
+        self._digest = PrefixDigest()
+        self._within_bytes = within
+        self._start: SegmentStart | None = None
+        self._first = self._last = self._before_last = self._within = Mark()
+
+    @property
+    def snapshot_end(self) -> int:
+        """Just past a finished snapshot, as soon as it has been seen; else 0."""
+        return self._tracker.finished_at
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the segment."""
+        view, offset = memoryview(data), self._digest.size
+        for end, record in self._decoder.feed(data):
+            self._tracker.take(self._last.bytes, end, record)
+            if self._start is None:
+                self._start = parse_start(record, self._name)
+            self._digest.update(view[self._digest.size - offset : end - offset])
+            self._reach(Mark(end, self._digest.value))
+        self._digest.update(view[self._digest.size - offset :])
+
+    def _reach(self, mark: Mark) -> None:
+        self._before_last = self._last
+        self._last = mark
+        if not self._first.bytes:
+            self._first = mark
+        if mark.bytes <= self._within_bytes:
+            self._within = mark
+
+    def finish(self) -> Survey:
+        """No more bytes. Raises as `feed`."""
+        torn = self._decoder.finish()
+        return Survey(
+            start=self._start,
+            first=self._first,
+            last=self._last,
+            before_last=self._before_last,
+            within=self._within,
+            torn_bytes=self._decoder.buffered if torn else 0,
+            snapshot_end=self._tracker.finished_at,
+        )

@@ -1,0 +1,347 @@
+"""The walk: from what the members say they hold to the chain, one question at a time. Pure; the order of
+steps lives here.
+
+Rules of this file: `begin` and `handle(event)` return what is to be done next, and the shell
+(`journal/chain.py`) does it and reports. It never decides an order, and this file never reads a byte. At
+most one effect is outstanding at a time.
+
+    effect                    event that answers it
+    ReadStart(segment, ..)    StartRead      the segment's first record, None if it is not whole
+    SurveySegment(..)         Surveyed       what the segment's first bytes hold
+    Settle(segment, ..)       Settled        the span is synced on the quorum
+    Found(state)              (none: done)
+
+Taking over (R4-R7, R13), for one who holds the claim:
+
+    CHOOSING   with a position ordered, its segment is where the chain ends: whatever longer or newer lies
+               about. Without, the head is the segment of the highest epoch, then base, that any trusted
+               member holds with a whole start
+    MEASURING  the head's longest copy, cut to whole records, is the chain's end
+    FOLLOWING  down the back pointers, to a finished snapshot or to the segment without a predecessor
+    SETTLING   every span found is synced on the quorum, the lowest first; before that nothing may be opened
+    DONE
+
+Looking (R10), for a reader, who claims nothing: the same without SETTLING, and only what is committed
+counts. A start is committed if more bytes follow it anywhere (its writer waited for it, R8), or if Qa
+members hold it while their claim is still its epoch; the head is the first segment in rank with a committed
+start (V1: not one that a dead writer's start hides). Behind the start counts what Qa members hold under
+that epoch and, in a chain that is not pipelined, every record that another one follows (R9).
+"""
+
+from collections.abc import Mapping
+
+from dos_protocol.errors import StaleGenerationError
+from dos_protocol.store_record import StoreRecord, claims_needed
+from journal.core.chain import (
+    Answers,
+    ChainState,
+    SeenSegment,
+    SegmentSpan,
+    doubtful_members,
+    quorum_length,
+    segments_seen,
+)
+from journal.core.errors import ChainError, LostBytesError, NotEnoughAnswersError
+from journal.core.position import ORIGIN, Position, base_of
+from journal.core.scan import Mark, Survey
+from journal.core.segment import SegmentName, SegmentStart, check_chain_name, parse_segment_name
+from journal.core.walk_vocabulary import (
+    Effect,
+    Event,
+    Found,
+    Phase,
+    ReadStart,
+    Settle,
+    Settled,
+    StartRead,
+    SurveySegment,
+)
+from journal.limits import segments_in_chain_max
+
+
+class _Walk:
+    """What both walks share: the candidates, and the way down. One walk, one use."""
+
+    def __init__(self, chain: str, record: StoreRecord, answers: Answers, generation: int) -> None:
+        self.chain = check_chain_name(chain)
+        self.generation = generation
+        self.record = record
+        self.answers = answers
+        self.voters = {member.server_id: member.address for member in record.voters}
+        self.n, self.qa = len(self.voters), record.ack_quorum
+        self.phase = Phase.CHOOSING
+        self._seen: list[SeenSegment] = []
+        self._by_name: dict[str, SeenSegment] = {}
+        self._spans: list[SegmentSpan] = []
+        """The newest first, while the walk goes down."""
+
+    def _see(self, answers: Answers) -> None:
+        self._seen = segments_seen(self.chain, answers)
+        self._by_name = {str(seen.name): seen for seen in self._seen}
+
+    def _missing(self, why: Mapping[bytes, str]) -> tuple[str, ...]:
+        """Each member that does not count, with the reason."""
+        return tuple(
+            f"{address} ({server_id.hex()[:8]}) {why.get(server_id, 'did not answer')}"
+            for server_id, address in self.voters.items()
+            if server_id in why or server_id not in self.answers
+        )
+
+    def _require(self, counted: int, needed: int, purpose: str, why: Mapping[bytes, str]) -> None:
+        if counted < needed:
+            raise NotEnoughAnswersError(
+                f"{counted} of {self.n} members can speak for chain {self.chain}, {purpose} needs {needed}",
+                answered=counted,
+                needed=needed,
+                missing=self._missing(why),
+            )
+
+    def _follow(self, span: SegmentSpan) -> list[Effect]:
+        """Take `span` into the chain and ask for its start."""
+        self.phase = Phase.FOLLOWING
+        seen = self._by_name.get(span.name)
+        held = seen.longest if seen else 0
+        if seen is None or held < span.length:
+            raise LostBytesError(
+                f"chain {self.chain} names {span.length} bytes of {span.name}, the members asked have {held}"
+            )
+        if len(self._spans) >= segments_in_chain_max:
+            raise ChainError(span.name, 0, f"a chain of at most {segments_in_chain_max} segments", "more")
+        self._spans.append(span)
+        return [ReadStart(span.name, span.length, seen.holders(span.length))]
+
+    def _started(self, event: StartRead) -> list[Effect]:
+        """The start of the lowest span so far is known: survey its snapshot, or go on below it."""
+        span = self._spans[-1]
+        if event.start is None or event.end.bytes > span.length:
+            raise ChainError(span.name, 0, f"a whole start record within {span.length} bytes", "none")
+        self._check_generation(event.start)
+        if event.snapshot_follows and event.end.bytes < span.length:
+            members = self._by_name[span.name].holders(span.length)
+            self._start = event.start
+            return [SurveySegment(span.name, span.length, members, until_snapshot=True)]
+        return self._below(event.start)
+
+    def _snapshot_known(self, snapshot_end: int, start: SegmentStart) -> list[Effect]:
+        span = self._spans[-1]
+        if 0 < snapshot_end <= span.length:
+            self._spans[-1] = SegmentSpan(span.name, span.base, span.length, span.digest, snapshot_end)
+            return self._bottom()
+        return self._below(start)
+
+    def _below(self, start: SegmentStart) -> list[Effect]:
+        """Go on to what the segment stands on."""
+        if start.predecessor is None:
+            return self._bottom()
+        below = parse_segment_name(start.predecessor.name)
+        assert below is not None, "checked when the start was parsed"
+        return self._follow(
+            SegmentSpan(
+                start.predecessor.name, below.base, start.predecessor.length, start.predecessor.digest
+            )
+        )
+
+    def _check_generation(self, start: SegmentStart) -> None:
+        if start.generation > self.generation:
+            raise StaleGenerationError(
+                f"segment {start.name} was opened under store generation {start.generation}, "
+                f"this client knows {self.generation}",
+                actual=start.generation,
+            )
+
+    def _bottom(self) -> list[Effect]:
+        raise NotImplementedError
+
+    def _found(self, end: Position | None) -> list[Effect]:
+        self.phase = Phase.DONE
+        spans = tuple(reversed(self._spans))
+        return [Found(ChainState(self.chain, spans, end, len(segments_seen(self.chain, self.answers))))]
+
+    _start: SegmentStart
+
+
+class TakeOver(_Walk):
+    """The walk of one who holds the claim. answers: of the claim, trusted members only; at: the position
+    ordered, if any.
+
+    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError; nothing has been changed
+    then but that some spans may have been settled, which is harmless: they are part of the chain.
+    """
+
+    def __init__(
+        self,
+        chain: str,
+        record: StoreRecord,
+        answers: Answers,
+        *,
+        generation: int,
+        at: Position | None = None,
+    ) -> None:
+        super().__init__(chain, record, answers, generation)
+        self._at = at
+        self._why: dict[bytes, str] = {}
+        self._trusted: Answers = answers
+        self._rank = 0
+        self._to_settle: list[SegmentSpan] = []
+
+    def begin(self) -> list[Effect]:
+        """The first effects."""
+        self._see(self.answers)
+        if self._at == ORIGIN:
+            return self._found(ORIGIN)
+        if self._at is not None:
+            return self._at_position(self._at)
+        self._see(self._trusted)
+        return self._choose()
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What to do now that `event` happened."""
+        if isinstance(event, Settled):
+            return self._settle_next()
+        if isinstance(event, StartRead):
+            return self._started(event) if self.phase is Phase.FOLLOWING else self._head_started(event)
+        if self.phase is Phase.MEASURING:
+            return self._head_measured(event.survey)
+        return self._snapshot_known(event.survey.snapshot_end, self._start)
+
+    def _at_position(self, at: Position) -> list[Effect]:
+        """The chain ends where it was ordered to; offsets and lengths of what lies about decide nothing
+        (R13).
+        """
+        bases = [seen.name.base for seen in self._seen if seen.name.epoch == at.epoch]
+        base = base_of(at, bases)
+        if base is None:
+            raise LostBytesError(
+                f"none of the members asked has the segment of position {at} in chain {self.chain}"
+            )
+        name = str(SegmentName(self.chain, at.epoch, base))
+        return self._follow(SegmentSpan(name, base, at.size - base, at.digest))
+
+    def _choose(self) -> list[Effect]:
+        """Ask for the start of the next segment in rank, unless there is none: then the journal never
+        existed (R16).
+        """
+        while self._rank < len(self._seen):
+            seen = self._seen[self._rank]
+            if self._doubt(seen.name):
+                self._see(self._trusted)
+                self._rank = 0
+            elif seen.longest:
+                return [ReadStart(str(seen.name), seen.longest, seen.holders(seen.longest))]
+            else:
+                self._rank += 1
+        self._doubt(None)
+        self._require(len(self._trusted), self.n, "creating it", self._why)
+        return self._found(None)
+
+    def _doubt(self, head: SegmentName | None) -> bool:
+        """Leave out the members whose answer about the head does not count; whether there were any."""
+        doubtful = doubtful_members(self.chain, self._trusted, head)
+        for member in doubtful:
+            self._why[member] = "holds a damaged copy of the chain's end"
+        self._trusted = {m: objects for m, objects in self._trusted.items() if m not in doubtful}
+        return bool(doubtful)
+
+    def _head_started(self, event: StartRead) -> list[Effect]:
+        seen = self._seen[self._rank]
+        if event.start is None:
+            self._rank += 1
+            return self._choose()
+        self._require(len(self._trusted), claims_needed(self.n, self.qa), "taking it over", self._why)
+        self.phase = Phase.MEASURING
+        return [SurveySegment(str(seen.name), seen.longest, seen.holders(seen.longest))]
+
+    def _head_measured(self, survey: Survey) -> list[Effect]:
+        head = self._seen[self._rank].name
+        assert survey.start is not None, "the start was read before"
+        self._check_generation(survey.start)
+        self._see(
+            self.answers
+        )  # below the head, a damaged copy is no doubt: its digest shows whether it will do
+        self._spans = [SegmentSpan(str(head), head.base, survey.last.bytes, survey.last.digest)]
+        self.phase = Phase.FOLLOWING
+        return self._snapshot_known(survey.snapshot_end, survey.start)
+
+    def _bottom(self) -> list[Effect]:
+        self.phase = Phase.SETTLING
+        self._to_settle = list(self._spans)
+        return self._settle_next()
+
+    def _settle_next(self) -> list[Effect]:
+        if self._to_settle:
+            span = self._to_settle.pop()
+            return [Settle(span.name, span.length, span.digest)]
+        return self._found(self._spans[0].end)
+
+
+class Look(_Walk):
+    """The walk of a reader. claims: the claim epoch that each answering member held when it answered.
+
+    Raises LostBytesError, ChainError, StaleGenerationError.
+    """
+
+    def __init__(
+        self, chain: str, record: StoreRecord, answers: Answers, claims: Mapping[bytes, int]
+    ) -> None:
+        super().__init__(chain, record, answers, record.generation)
+        self._claims = claims
+        self._rank = 0
+
+    def begin(self) -> list[Effect]:
+        """The first effects."""
+        self._see(self.answers)
+        return self._choose()
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What to do now that `event` happened."""
+        assert not isinstance(event, Settled), "a reader settles nothing"
+        if isinstance(event, StartRead):
+            return self._started(event) if self.phase is Phase.FOLLOWING else self._head_started(event)
+        if self.phase is Phase.MEASURING:
+            return self._head_measured(event.survey)
+        return self._snapshot_known(event.survey.snapshot_end, self._start)
+
+    def _choose(self) -> list[Effect]:
+        self.phase = Phase.CHOOSING
+        while self._rank < len(self._seen) and not self._seen[self._rank].longest:
+            self._rank += 1
+        if self._rank < len(self._seen):
+            seen = self._seen[self._rank]
+            return [ReadStart(str(seen.name), seen.longest, seen.holders(seen.longest))]
+        return self._found(None)
+
+    def _head_started(self, event: StartRead) -> list[Effect]:
+        """Is this start committed? Then this is the head, and what of it is committed is asked next."""
+        seen = self._seen[self._rank]
+        held = self._held_by_quorum(seen)
+        if event.start is None or (seen.longest <= event.end.bytes and held < event.end.bytes):
+            self._rank += 1
+            return self._choose()
+        self._check_generation(event.start)
+        self._start = event.start
+        if event.start.pipelined and held <= event.end.bytes:
+            return self._head(event.end, 0)
+        length = held if event.start.pipelined else seen.longest
+        self.phase = Phase.MEASURING
+        return [SurveySegment(str(seen.name), length, seen.holders(length), within=held)]
+
+    def _held_by_quorum(self, seen: SeenSegment) -> int:
+        """The length that Qa members hold while their claim is still this segment's epoch."""
+        counting = [member for member, epoch in self._claims.items() if epoch == seen.name.epoch]
+        return quorum_length(seen.copies, counting, self.qa)
+
+    def _head_measured(self, survey: Survey) -> list[Effect]:
+        committed = survey.within
+        if not self._start.pipelined:
+            proved = survey.last if survey.torn_bytes else survey.before_last
+            committed = max(committed, proved)
+        return self._head(max(committed, survey.first), survey.snapshot_end)
+
+    def _head(self, committed: Mark, snapshot_end: int) -> list[Effect]:
+        head = self._seen[self._rank].name
+        self._spans = [SegmentSpan(str(head), head.base, committed.bytes, committed.digest)]
+        self.phase = Phase.FOLLOWING
+        return self._snapshot_known(snapshot_end, self._start)
+
+    def _bottom(self) -> list[Effect]:
+        return self._found(self._spans[0].end)

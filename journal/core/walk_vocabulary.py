@@ -1,0 +1,91 @@
+"""What a walk asks for and what it is told: its phases, effects and events. Nothing here does or decides."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from journal.core.chain import ChainState
+from journal.core.scan import Mark, Survey
+from journal.core.segment import SegmentStart
+
+
+class Phase(Enum):
+    """Where a walk is. See the head of this file."""
+
+    CHOOSING = auto()
+    MEASURING = auto()
+    FOLLOWING = auto()
+    SETTLING = auto()
+    DONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStart:
+    """Read the first record of a segment, and whether a snapshot begins right after it, from the first
+    member that can.
+    """
+
+    segment: str
+    length: int
+    members: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SurveySegment:
+    """Survey the first `length` bytes of a segment. `until_snapshot`: it is enough to come to a finished
+    snapshot's end.
+    """
+
+    segment: str
+    length: int
+    members: tuple[bytes, ...]
+    within: int = 0
+    until_snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Make the first `length` bytes, whose prefix digest is `digest`, synced on the quorum."""
+
+    segment: str
+    length: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The walk is done."""
+
+    state: ChainState
+
+
+Effect = ReadStart | SurveySegment | Settle | Found
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """start: None if the first record is not whole in the copy read. end: of that record. snapshot_follows:
+    the second record's header is there, and is a SNAPSHOT_BEGIN.
+    """
+
+    segment: str
+    start: SegmentStart | None
+    end: Mark = Mark()  # noqa: RUF009 - a NamedTuple is immutable
+    snapshot_follows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """The answer to SurveySegment."""
+
+    segment: str
+    survey: Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer to Settle."""
+
+    segment: str
+
+
+Event = StartRead | Surveyed | Settled

@@ -1,0 +1,44 @@
+"""Every limit of the package, with its unit last in the name and the reason beside it."""
+
+from typing import Final
+
+from dos_protocol.limits import KIB, MIB, entries_max, name_bytes_max, payload_bytes_max
+
+record_body_bytes_max: Final = 64 * MIB
+"""Body of one record (argument words and strings). A reader holds one whole record in memory, so this bounds
+it; a writer whose state is larger splits it. Equal to the client's default bound of unsynced bytes."""
+
+record_ints_max: Final = 255
+record_strings_max: Final = 255
+"""The counts are one byte each, as in version 0."""
+
+read_bytes_max: Final = payload_bytes_max
+"""What one read of a segment asks for: the most that one answer carries."""
+
+start_read_bytes_max: Final = 64 * KIB
+"""What is read of a segment to see its first record: a start record is a few hundred bytes."""
+
+append_bytes_max: Final = payload_bytes_max
+"""A record is handed to the store in pieces of at most this size: the most that one APPEND carries."""
+
+chain_name_bytes_max: Final = name_bytes_max - 2 * (1 + 16)
+"""A segment's name is CHAIN.<16 hex>.<16 hex>, and an object's name has at most 128 characters."""
+
+segments_in_chain_max: Final = entries_max
+"""Segments that a walk follows down; a directory cannot list more objects."""
+
+dump_string_bytes_max: Final = 64
+"""A dump shows so much of a string unless asked for `--full`."""
+
+scratch_read_bytes_max: Final = 4 * MIB
+"""One read of the local cache."""
+
+if start_read_bytes_max > read_bytes_max:
+    raise ValueError("the first read of a segment must fit one answer")
+if chain_name_bytes_max < 1:
+    raise ValueError("segment names must leave room for a chain's name")
+
+answers_wait_s: Final = 10.0
+"""A take-over waits so long for members that its question needs and that have not answered the claim yet."""
+
+answers_poll_s: Final = 0.05

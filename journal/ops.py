@@ -1,0 +1,51 @@
+"""The operations that a record can carry, by number.
+
+Rules of this file: a number, once given, is never given again, also not when its operation goes away
+(then the name stays, prefixed `RETIRED_`). The first three are the original's (version 0) and keep
+their arguments. What the arguments of an operation *mean* belongs to whoever writes it; the table
+`ARGUMENTS` here is for people who read a dump, and for the three file operations it is also checked.
+"""
+
+from enum import IntEnum
+
+
+class Op(IntEnum):
+    """What a record does. Source: design section 7; the first three are version 0's."""
+
+    TRUNCATE = 0
+    WRITE = 1
+    REMOVE = 2
+    SEGMENT_START = 3
+    MARK = 4
+    CUT = 5
+    STATE_BLOCK = 6
+    SNAPSHOT_BEGIN = 7
+    SNAPSHOT_END = 8
+    DIVISION = 9
+    OUTPUT = 10
+
+
+OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
+assert [int(op) for op in OPS_BY_NUMBER] == list(range(len(OPS_BY_NUMBER))), "op numbers have no holes"
+
+FILE_ARITY: dict[Op, tuple[int, int]] = {
+    Op.TRUNCATE: (1, 1),
+    Op.WRITE: (1, 2),
+    Op.REMOVE: (0, 1),
+}
+"""Number of (ints, strings) of the file operations; a record that differs is refused on both sides."""
+
+ARGUMENTS: dict[Op, str] = {
+    Op.TRUNCATE: "ints=[new length] strings=[path]",
+    Op.WRITE: "ints=[offset] strings=[path, data]",
+    Op.REMOVE: "ints=[] strings=[path]",
+    Op.SEGMENT_START: "ints=[] strings=[JSON SegmentStart]",
+    Op.MARK: "ints=[wall clock, ms since 1970] strings=[]",
+    Op.CUT: "ints=[cut, step, incarnation] strings=[JSON Cut]",
+    Op.STATE_BLOCK: "ints=[cut] strings=[operator, Arrow IPC stream]",
+    Op.SNAPSHOT_BEGIN: "ints=[] strings=[]",
+    Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
+    Op.DIVISION: "ints=[step, time ms] strings=[JSON division]",
+    Op.OUTPUT: "ints=[step, ...] strings=[...]",
+}
+assert set(ARGUMENTS) == set(Op)

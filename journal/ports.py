@@ -1,0 +1,97 @@
+"""What the journal needs of a store, as protocols: `dos_client`'s Claim, Store and ObjectWriter fit them.
+
+Rules of this file: signatures only, the same as `dos_client`'s. They are here so that the chain shell is
+tested on an in-memory store that obeys the same rules (`tests/journal/memory_store.py`), and so that a
+reader sees on one page what a chain stands on. Errors are `dos_protocol.errors`; reads give synced bytes
+only.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from dos_protocol.errors import FencedError
+from dos_protocol.messages import ObjectInfo
+from dos_protocol.store_record import StoreRecord
+
+
+class ObjectWriterPort(Protocol):
+    """One object of a claim, appended to from here only. Invariant: synced <= received <= size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes handed to `append`."""
+        ...
+
+    @property
+    def synced(self) -> int:
+        """Bytes synced on the ack quorum."""
+        ...
+
+    @property
+    def digest(self) -> int:
+        """Prefix digest at `size`."""
+        ...
+
+    def append(self, data: bytes) -> int:
+        """Buffer and send; the new size. FencedError, ClosedError."""
+        ...
+
+    async def wait_synced(self, size: int) -> None:
+        """Until that many bytes are synced on the quorum. FencedError."""
+        ...
+
+    async def wait_room(self) -> None:
+        """Until few enough bytes are unsynced. FencedError."""
+        ...
+
+
+class ClaimPort(Protocol):
+    """A directory whose one writer we are, until `lost`."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def writer_id(self) -> bytes: ...
+
+    @property
+    def record(self) -> StoreRecord: ...
+
+    @property
+    def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
+        """What each trusted member that answered the claim holds."""
+        ...
+
+    @property
+    def lost(self) -> FencedError | None: ...
+
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
+
+    async def settle(self, name: str, size: int, digest: int) -> None:
+        """Until the first `size` bytes, with that digest, are synced on the quorum."""
+        ...
+
+    def open_object(self, name: str) -> ObjectWriterPort: ...
+
+
+class DirectoryViewPort(Protocol):
+    """What members hold of a directory, without a claim."""
+
+    @property
+    def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]: ...
+
+    @property
+    def epoch_seen(self) -> int:
+        """The highest claim epoch among the members that answered."""
+        ...
+
+
+class StorePort(Protocol):
+    """A store, read without a claim."""
+
+    @property
+    def record(self) -> StoreRecord: ...
+
+    async def look(self, directory: str) -> DirectoryViewPort: ...
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes: ...

@@ -1,0 +1,169 @@
+"""Reading segments and chains: bytes from members or from the cache, records out of `core/replay.py`.
+
+Rules of this file: it moves bytes and decides nothing about them. A read that one member cannot serve is
+tried with the next; what no member serves is raised as the last one said it.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import DosError, FencedError
+from journal.core.chain import ChainState, SegmentSpan
+from journal.core.decoder import RecordDecoder
+from journal.core.errors import LostBytesError
+from journal.core.position import Position
+from journal.core.record import Record
+from journal.core.replay import SpanReplay
+from journal.core.scan import Mark, SegmentSurveyor, Survey
+from journal.core.segment import parse_start
+from journal.core.walk_vocabulary import StartRead
+from journal.limits import read_bytes_max, start_read_bytes_max
+from journal.ops import Op
+from journal.ports import ClaimPort, StorePort
+from journal.scratch import Scratch
+
+ANY: tuple[bytes | None, ...] = (None,)
+"""No member in particular: whichever the store chooses."""
+
+
+class Source:
+    """Segments of one directory, read under a claim or as anyone may."""
+
+    def __init__(self, reader: ClaimPort | StorePort, directory: str | None = None) -> None:
+        self._claim: ClaimPort | None = None
+        self._store: StorePort | None = None
+        if directory is None:
+            self._claim = reader  # type: ignore[assignment]
+        else:
+            self._store = reader  # type: ignore[assignment]
+        self._directory = directory or ""
+
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
+        """Some bytes of an object from `offset` on, at least one unless there are none."""
+        if self._claim is not None:
+            return await self._claim.read(name, offset, max_bytes, member=member)
+        assert self._store is not None
+        return await self._store.read(self._directory, name, offset, max_bytes)
+
+    async def chunks(
+        self, name: str, length: int, members: Sequence[bytes | None] = ANY, chunk_bytes: int = read_bytes_max
+    ) -> AsyncGenerator[bytes]:
+        """The first `length` bytes of an object, in order. Raises LostBytesError if there are fewer."""
+        offset = 0
+        while offset < length:
+            chunk = await self._read_from_any(name, offset, min(length - offset, chunk_bytes), members)
+            if not chunk:
+                raise LostBytesError(f"{name} should have {length} bytes and ends at {offset}")
+            offset += len(chunk)
+            yield chunk
+
+    async def _read_from_any(
+        self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
+    ) -> bytes:
+        last: DosError | None = None
+        for member in members if self._claim is not None else ANY:
+            try:
+                return await self.read(name, offset, max_bytes, member)
+            except FencedError:
+                raise
+            except DosError as error:
+                last = error
+        raise last or LostBytesError(f"no member is left to read {name} from")
+
+
+async def read_start(source: Source, name: str, length: int, members: Sequence[bytes]) -> StartRead:
+    """The start record of a segment, and whether a snapshot follows; `start` None if it is cut off.
+
+    Raises CorruptRecordError, UnknownRecordError, ChainError: bytes that no cut-off write explains.
+    """
+    decoder, digest, head = RecordDecoder(where=name), PrefixDigest(), b""
+    async with aclosing(source.chunks(name, length, members, start_read_bytes_max)) as chunks:
+        async for chunk in chunks:
+            records = decoder.feed(chunk)
+            head += chunk
+            if not records:
+                continue
+            end, record = records[0]
+            digest.update(head[:end])
+            follows = len(records) > 1 and records[1][1].op is Op.SNAPSHOT_BEGIN
+            return StartRead(name, parse_start(record, name), Mark(end, digest.value), follows)
+    decoder.finish()
+    return StartRead(name, None)
+
+
+async def survey(
+    source: Source, name: str, length: int, members: Sequence[bytes], within: int, until_snapshot: bool
+) -> Survey:
+    """Survey a segment's first `length` bytes; with `until_snapshot` stop at a finished snapshot's end."""
+    surveyor = SegmentSurveyor(name, within=within)
+    async with aclosing(source.chunks(name, length, members)) as chunks:
+        async for chunk in chunks:
+            surveyor.feed(chunk)
+            if until_snapshot and surveyor.snapshot_end:
+                break
+    return surveyor.finish()
+
+
+async def span_chunks(source: Source, span: SegmentSpan, scratch: Scratch | None) -> AsyncGenerator[bytes]:
+    """The bytes of a span: from the cache if that agrees, else from the store, and then cached."""
+    if scratch is not None and scratch.covers(span):
+        for chunk in scratch.read(span):
+            yield chunk
+        return
+    mirror = scratch.mirror(span.name) if scratch is not None else None
+    try:
+        async with aclosing(source.chunks(span.name, span.length)) as chunks:
+            async for chunk in chunks:
+                if mirror is not None:
+                    mirror.write(chunk)
+                yield chunk
+    finally:
+        if mirror is not None:
+            mirror.close()
+
+
+async def read_batches(
+    reader: ClaimPort | StorePort,
+    state: ChainState,
+    *,
+    directory: str | None = None,
+    scratch: Scratch | None = None,
+    stop: Position | None = None,
+) -> AsyncGenerator[list[tuple[Position, Record]]]:
+    """As `read_records`, in batches as they come from the disk or the network: the fast way to replay."""
+    source = Source(reader, directory)
+    chain = state if stop is None else state.up_to(stop)
+    for span in chain.segments:
+        replay = SpanReplay(span, stopped=stop is not None and span is chain.segments[-1])
+        async with aclosing(span_chunks(source, span, scratch)) as chunks:
+            async for chunk in chunks:
+                batch = replay.feed(chunk)
+                if batch:
+                    yield batch
+        replay.finish()
+
+
+async def read_records(
+    reader: ClaimPort | StorePort,
+    state: ChainState,
+    *,
+    directory: str | None = None,
+    scratch: Scratch | None = None,
+    stop: Position | None = None,
+) -> AsyncGenerator[tuple[Position, Record]]:
+    """A chain's records in order, each with the position just past it, up to `stop` (None: the chain's end).
+
+    It begins with the newest finished snapshot, if there is one (its SNAPSHOT_BEGIN comes first, after the
+    segment's start). Segment starts come out too; records of an unfinished snapshot do not.
+
+    reader: a Claim, or a Store together with `directory`. scratch: used where its digests agree, filled
+    otherwise. Raises CorruptRecordError, UnknownRecordError, ChainError, LostBytesError, StopNotFoundError,
+    and what the store raises. A span's digest is checked at its end, so after an error nothing read so far
+    may be used.
+    """
+    batches = read_batches(reader, state, directory=directory, scratch=scratch, stop=stop)
+    async with aclosing(batches):
+        async for batch in batches:
+            for step in batch:
+                yield step
