@@ -1,0 +1,159 @@
+"""The versioned store of a worker, over its `state` chain: version v *is* cut v. The manifest decides which
+counts.
+
+`open` goes to a version (whatever longer or newer lies about, R13), `load` gives what was in it, `commit`
+makes the next one durable on the quorum, which is what a vote says. Blocks are `state_blocks.py`'s; here is
+only where they are kept.
+
+Encoding is left to the caller, because it is work for the circuit's thread: this class lives on the trio
+loop that holds the claim.
+"""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any, Final
+
+import trio
+
+from checkpoint import limits
+from checkpoint.state_blocks import StateFold, decode_block
+from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
+from journal.ports import ClaimPort
+
+STATE_CHAIN: Final = "state"
+
+
+class StateStore:
+    """State of one worker at one version. Not for several tasks at once.
+
+    Invariant: everything of `version` is synced on the quorum.
+    """
+
+    def __init__(
+        self,
+        claim: ClaimPort,
+        writer: ChainWriter,
+        restored: ChainState,
+        version: int,
+        scratch: Scratch | None,
+    ) -> None:
+        self._claim = claim
+        self._writer = writer
+        self._restored = restored
+        self._scratch = scratch
+        self._snapshot_bytes = 0
+        self.version = version
+
+    @classmethod
+    async def open(
+        cls,
+        claim: ClaimPort,
+        *,
+        version: int,
+        at: Position | None,
+        generation: int,
+        scratch: Scratch | None = None,
+    ) -> "StateStore":
+        """Go to `version`, whose end is the position `at` (None with version 0: nothing), and open a
+        segment there.
+
+        The claim's epoch is the incarnation. Raises what `journal.take_over` and `ChainWriter.open` raise;
+        LocalProtocolError if version and position do not go together.
+        """
+        if (at is None) != (version == 0):
+            raise LocalProtocolError(f"version {version} at position {at}: only version 0 has none")
+        chain = await take_over(claim, STATE_CHAIN, at=ORIGIN if at is None else at, generation=generation)
+        writer = await ChainWriter.open(claim, STATE_CHAIN, chain, generation, scratch)
+        return cls(claim, writer, chain, version, scratch)
+
+    @property
+    def replayed_bytes(self) -> int:
+        """What `load` or `blocks` reads."""
+        return self._restored.bytes
+
+    @property
+    def end(self) -> Position:
+        """Just past the last block appended."""
+        return self._writer.end
+
+    async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
+        """(cut, operator, encoded block) of the version opened, oldest first, from its newest snapshot on.
+
+        Nothing of it may be used if the iteration ends in an error. Raises CorruptDataError and what
+        reading raises.
+        """
+        if not self._restored.segments:
+            return
+        batches = read_batches(self._claim, self._restored, scratch=self._scratch)
+        async with aclosing(batches):
+            async for batch in batches:
+                for position, record in batch:
+                    if record.op is not Op.STATE_BLOCK:
+                        continue
+                    if len(record.ints) != 1 or len(record.strings) != 2:
+                        raise CorruptDataError(
+                            f"chain {STATE_CHAIN}",
+                            position.size,
+                            "a state block of 1 int and 2 strings",
+                            "others",
+                        )
+                    yield record.ints[0], record.strings[0].decode("utf-8", "replace"), record.strings[1]
+
+    async def load(self) -> dict[str, Any]:
+        """The state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in a
+        thread.
+        """
+        fold = StateFold()
+        blocks = self.blocks()
+        async with aclosing(blocks):
+            async for cut, operator, data in blocks:
+                await trio.to_thread.run_sync(_add, fold, cut, operator, data)
+        return {operator: await trio.to_thread.run_sync(fold.take, operator) for operator in fold.operators()}
+
+    async def commit(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
+        """Append (operator, encoded block) of cut `cut`, wait until all is synced on the quorum, and be
+        that version.
+
+        Returns the position to vote with. Raises LocalProtocolError for a cut that is not above `version`,
+        FencedError. Cancelled or failed, the version has not changed, and the chain must be opened again.
+        """
+        if cut <= self.version:
+            raise LocalProtocolError(f"cut {cut} is not above version {self.version}")
+        for record in _records(cut, blocks):
+            self._writer.append(record)
+            await self._writer.wait_room()
+        end = self._writer.end
+        await self._writer.wait_synced(end)
+        self.version = cut
+        return end
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether so much was appended since the last snapshot that a restore should not have to read it
+        all.
+        """
+        since = self._writer.bytes_since_snapshot
+        return since > max(limits.snapshot_bytes_min, limits.snapshot_growth * self._snapshot_bytes)
+
+    async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
+        """Write the whole state of `version` at the start of a new segment, so that a restore begins there.
+
+        Nothing may be committed meanwhile. Raises FencedError; failed or cancelled, the store is closed.
+        """
+        before = self._writer.end.size
+        await self._writer.roll(_records(self.version, blocks))
+        self._snapshot_bytes = self._writer.end.size - before
+
+    async def aclose(self) -> None:
+        """Stop appending. A commit under way fails."""
+        await self._writer.aclose()
+
+
+def _records(cut: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:
+    for operator, data in blocks:
+        yield Record(Op.STATE_BLOCK, ints=(cut,), strings=(operator.encode(), data))
+
+
+def _add(fold: StateFold, cut: int, operator: str, data: bytes) -> None:
+    fold.add(operator, decode_block(data, where=f"the block of operator {operator!r} in cut {cut}"))

@@ -1,0 +1,111 @@
+"""The `steps` chain of a worker: the division of each step, written down before the step's output can be
+seen.
+
+Only ever rolled forward (taken over at its head), whatever cut the state goes back to: output shown before
+a cut needs its division to survive the rollback to that cut. The records are `core/divisions.py`'s.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from checkpoint import limits
+from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_sources
+from dos_protocol.errors import LocalProtocolError
+from journal import ChainWriter, Op, Position, Record, Scratch, read_records, take_over
+from journal.ports import ClaimPort
+
+STEPS_CHAIN: Final = "steps"
+
+
+class StepsLog:
+    """The divisions of one worker. Make it with `open`, on the trio loop that holds the claim."""
+
+    def __init__(self, writer: ChainWriter, fold: DivisionFold, replayed_bytes: int) -> None:
+        self._writer = writer
+        self._fold = fold
+        self._ends: dict[int, Position] = {}
+        self.replayed_bytes = replayed_bytes
+
+    @classmethod
+    async def open(
+        cls, claim: ClaimPort, *, after_step: int, generation: int, scratch: Scratch | None = None
+    ) -> "StepsLog":
+        """Take the chain over at its head and open a segment there; `after_step` is the step of the cut
+        restored.
+
+        Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for a division that
+        cannot be.
+        """
+        chain = await take_over(claim, STEPS_CHAIN, generation=generation)
+        fold = DivisionFold(after_step)
+        if chain.segments:
+            async for _, record in read_records(claim, chain, scratch=scratch):
+                if record.op is Op.DIVISION:
+                    fold.add(decode_division(record.ints, record.strings[0]))
+        writer = await ChainWriter.open(claim, STEPS_CHAIN, chain, generation, scratch)
+        return cls(writer, fold, chain.bytes)
+
+    @property
+    def last_step(self) -> int:
+        """The highest step whose division is known without a hole above `after_step`; at least
+        `after_step`.
+        """
+        return self._fold.last_step
+
+    @property
+    def end(self) -> Position:
+        """Just past the last division appended."""
+        return self._writer.end
+
+    def divisions(self, after: int, until: int) -> list[Division]:
+        """Those of steps after+1 .. until, in order, to be replayed exactly."""
+        return self._fold.between(after, until)
+
+    def record(self, step: int, time_ms: int, sources: Sources) -> Position:
+        """Append the division of a step that is divided (anew): what was known of it and of later steps is
+        void.
+
+        Buffers and returns at once; `synced` waits. Raises LocalProtocolError for a step that leaves a hole,
+        FencedError, ClosedError.
+        """
+        if not self._fold.after < step <= self.last_step + 1:
+            raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
+        text = encode_sources(sources)
+        position = self._writer.append(Record(Op.DIVISION, ints=(step, time_ms), strings=(text,)))
+        self._fold.add(Division(step, time_ms, sources))
+        for later in [known for known in self._ends if known > step]:
+            del self._ends[later]
+        self._ends[step] = position
+        return position
+
+    async def synced(self, step: int) -> Position:
+        """Wait until the division of `step` is synced on the quorum; the position just past it.
+
+        A step replayed as recorded was synced in a former life: the position is then the chain's present
+        end, synced. Raises FencedError if the claim is lost meanwhile.
+        """
+        position = self._ends.get(step, self._writer.end)
+        await self._writer.wait_synced(position)
+        return position
+
+    async def wait_room(self) -> None:
+        """Back-pressure: until few enough bytes are unsynced."""
+        await self._writer.wait_room()
+
+    async def forget(self, until: int) -> None:
+        """Steps up to `until` are below every retained cut: drop them here, and from the chain when it is
+        long.
+        """
+        self._fold.forget(until)
+        self._ends = {step: end for step, end in self._ends.items() if step > until}
+        if self._writer.bytes_since_snapshot > limits.snapshot_bytes_min:
+            await self._writer.roll(self._records(self._fold.between(until, self.last_step)))
+
+    async def aclose(self) -> None:
+        """Stop appending."""
+        await self._writer.aclose()
+
+    @staticmethod
+    def _records(divisions: Iterable[Division]) -> Iterable[Record]:
+        for step, time_ms, sources in divisions:
+            yield Record(Op.DIVISION, ints=(step, time_ms), strings=(encode_sources(sources),))

@@ -1,0 +1,159 @@
+"""State blocks: what is encoded comes back, folds to the newest, and damage is named."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import limits
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import HASH_COLUMN, hash_keys
+from checkpoint.state_blocks import (
+    DELETED_COLUMN,
+    StateFold,
+    block_schema,
+    decode_block,
+    encode_block,
+    key_columns,
+    make_block,
+    newest_rows,
+)
+from dos_protocol.errors import CorruptDataError
+
+WORDS = block_schema(pa.schema([("word", pa.string())]), pa.schema([("count", pa.int64())]))
+
+
+def words_block(rows):
+    """A block of (word, count or None for deleted), each word once."""
+    keys = pa.array([word for word, _ in rows], pa.string())
+    values = pa.array([count for _, count in rows], pa.int64())
+    deleted = np.array([count is None for _, count in rows], np.bool_)
+    return make_block(WORDS, [keys], hash_keys([keys]), [values], deleted)
+
+
+def as_dict(block):
+    return dict(zip(block.column("word").to_pylist(), block.column("count").to_pylist(), strict=True))
+
+
+words = st.none() | st.sampled_from(["", "a", "the", "it", "x" * 20, "é"])
+changes = st.lists(
+    st.dictionaries(words, st.none() | st.integers(0, 2**40), max_size=6), min_size=1, max_size=8
+)
+
+
+@given(changes)
+def test_a_fold_of_blocks_gives_the_newest_value_of_each_key(history) -> None:
+    expected: dict = {}
+    blocks = []
+    for change in history:
+        expected.update(change)
+        blocks += [decode_block(data) for data in encode_block(words_block(list(change.items())))]
+    expected = {word: count for word, count in expected.items() if count is not None}
+    fold = StateFold()
+    for block in blocks:
+        fold.add("counts", block)
+    found = fold.take("counts")
+    assert (as_dict(found) if found is not None else {}) == expected
+    if blocks:
+        assert as_dict(newest_rows(blocks)) == expected
+        hashes = newest_rows(blocks).column(HASH_COLUMN).to_pylist()
+        assert hashes == sorted(hashes)
+
+
+def test_keys_that_share_a_hash_are_kept_apart(monkeypatch) -> None:
+    def block(rows):
+        keys = pa.array([word for word, _ in rows], pa.string())
+        values = pa.array([count for _, count in rows], pa.int64())
+        return make_block(WORDS, [keys], np.full(len(rows), 7, np.uint64), [values])
+
+    folded = newest_rows([block([("a", 1), ("b", 2)]), block([("a", 3)]), block([("b", 4), ("c", 5)])])
+    assert as_dict(folded) == {"a": 3, "b": 4, "c": 5}
+
+
+def test_nan_keys_and_several_columns_fold() -> None:
+    schema = block_schema(
+        pa.schema([("f", pa.float64()), ("i", pa.int32())]), pa.schema([("v", pa.string())])
+    )
+
+    def block(f, i, v):
+        keys = [pa.array([f], pa.float64()), pa.array([i], pa.int32())]
+        return make_block(schema, keys, hash_keys(keys), [pa.array([v])])
+
+    folded = newest_rows([block(math.nan, 1, "x"), block(math.nan, 1, "y"), block(1.0, None, "z")])
+    assert sorted(folded.column("v").to_pylist()) == ["y", "z"]
+
+
+def test_a_fold_in_bounded_memory_gives_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "state_block_rows_max", 4)
+    fold, history = StateFold(), []
+    for number in range(50):
+        block = words_block([(f"w{number % 7}", None if number % 11 == 3 else number)])
+        history.append(block)
+        fold.add("counts", block)
+    assert len(fold._blocks["counts"]) < 20
+    assert as_dict(fold.take("counts")) == as_dict(newest_rows(history))
+
+
+def test_a_block_beyond_a_limit_becomes_several(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "state_block_rows_max", 10)
+    block = words_block([(f"w{number}", number) for number in range(95)])
+    encoded = encode_block(block)
+    assert len(encoded) >= 10
+    assert all(decode_block(data).num_rows <= 10 for data in encoded)
+    assert as_dict(newest_rows([decode_block(data) for data in encoded])) == as_dict(block)
+    monkeypatch.setattr(limits, "state_block_rows_max", 10**6)
+    monkeypatch.setattr(limits, "state_block_bytes_max", 17 * 1024)
+    assert len(encode_block(block)) > 1
+    assert encode_block(block.slice(0, 0)) == []
+
+
+def test_a_block_says_by_itself_what_its_keys_are() -> None:
+    block = decode_block(encode_block(words_block([("a", 1)]))[0])
+    assert key_columns(block.schema) == ["word"]
+    assert block.schema.names == ["word", HASH_COLUMN, "count", DELETED_COLUMN]
+    assert block.column(HASH_COLUMN).type == pa.uint64()
+
+
+@given(st.data())
+def test_damage_is_a_named_error_or_no_damage(data) -> None:
+    good = encode_block(words_block([("a", 1), ("the", 2), ("", None)]))[0]
+    kind = data.draw(st.sampled_from(["cut", "flip"]))
+    if kind == "cut":
+        bad = good[: data.draw(st.integers(0, len(good) - 1))]
+    else:
+        at = data.draw(st.integers(0, len(good) - 1))
+        bad = good[:at] + bytes([good[at] ^ (1 << data.draw(st.integers(0, 7)))]) + good[at + 1 :]
+    try:
+        block = decode_block(bad)
+    except CorruptDataError:
+        return
+    assert block.num_columns == 4  # the journal's checksum is what finds a flipped value
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pa.record_batch([pa.array([1])], names=["a"]),
+        words_block([("a", 1)]).replace_schema_metadata({b"dos.block": b"2", b"dos.keys": b"1"}),
+        words_block([("a", 1)]).replace_schema_metadata({b"dos.block": b"1", b"dos.keys": b"3"}),
+        words_block([("a", 1), ("b", 1), ("c", 2)]).take(pa.array([2, 1, 0])),
+    ],
+)
+def test_what_is_no_block_is_refused(batch) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(CorruptDataError):
+        decode_block(sink.getvalue().to_pybytes())
+
+
+def test_reserved_and_double_names_and_odd_key_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="_hash and _deleted are reserved"):
+        block_schema(pa.schema([("_hash", pa.int64())]), pa.schema([]))
+    with pytest.raises(ValueError, match="must differ"):
+        block_schema(pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64())]))
+    with pytest.raises(UnsupportedKeyTypeError):
+        block_schema(pa.schema([("a", pa.list_(pa.int64()))]), pa.schema([]))
