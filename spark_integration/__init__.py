@@ -1,0 +1,25 @@
+"""Puts a graph on Spark: `run(spark, graph, ...)` gives a handle like Spark's own `StreamingQuery`.
+
+The names below are imported on first use, because executors import this package for `worker_task` alone and
+need neither a server nor a coordinator.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_integration.handle import RegionHandle
+    from spark_integration.runner import run
+
+__all__ = ["RegionHandle", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from spark_integration.runner import run
+
+        return run
+    if name == "RegionHandle":
+        from spark_integration.handle import RegionHandle
+
+        return RegionHandle
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,116 @@
+"""The jobs of one worker, one attempt after another. Pure: events in, effects out.
+
+Theory. Each worker of a region is a Spark job with a single task. The coordinator asks for attempts
+(`StartAsked`) and may take one back (`CancelAsked`); Spark says when a job has ended, for whatever cause.
+Rules:
+
+- One attempt of a worker runs at a time: an attempt that is asked for while another job lives waits for
+  that job's end, which is hastened by a cancel. (Spark reports the end of a cancelled job at once; the
+  process below it may live a little longer. It is fenced by its epoch, so that is a question of slots, not
+  of safety.)
+- A cancel reaches only a job that Spark knows. Between our thread's start and Spark's hearing of the job a
+  cancel is lost, so it is repeated at each `Tick` until the job has ended.
+- Every attempt that was submitted is reported ended exactly once; one that never was is not reported.
+
+| state      | StartAsked            | CancelAsked   | JobEnded                      | Tick         |
+|------------|-----------------------|---------------|-------------------------------|--------------|
+| IDLE       | submit -> RUNNING     | -             | (not ours: a bug)             | -            |
+| RUNNING    | cancel -> CANCELLING  | -> CANCELLING | report -> IDLE                | -            |
+| CANCELLING | keep as next          | forget next   | report -> IDLE, or submit next| cancel again |
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class JobState(Enum):
+    IDLE = auto()
+    RUNNING = auto()
+    CANCELLING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    attempt: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = StartAsked | CancelAsked | JobEnded | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    attempt: int
+    error: str | None
+
+
+Effect = Submit | Cancel | Report
+
+
+class WorkerJobs:
+    """The jobs of one worker. Invariant: `attempt` is None exactly in IDLE; `next_attempt` only in
+    CANCELLING.
+    """
+
+    def __init__(self) -> None:
+        self.state = JobState.IDLE
+        self.attempt: int | None = None
+        self.next_attempt: int | None = None
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take one event, return what is to be done, in order."""
+        match event:
+            case StartAsked(attempt):
+                return self._start(attempt)
+            case CancelAsked():
+                self.next_attempt = None
+                return self._cancel()
+            case JobEnded(attempt, error):
+                return self._ended(attempt, error)
+            case Tick():
+                return self._cancel() if self.state is JobState.CANCELLING else []
+
+    def _start(self, attempt: int) -> list[Effect]:
+        if self.attempt is None:
+            self.state, self.attempt = JobState.RUNNING, attempt
+            return [Submit(attempt)]
+        self.next_attempt = attempt
+        return self._cancel()
+
+    def _cancel(self) -> list[Effect]:
+        if self.attempt is None:
+            return []
+        self.state = JobState.CANCELLING
+        return [Cancel(self.attempt)]
+
+    def _ended(self, attempt: int, error: str | None) -> list[Effect]:
+        assert attempt == self.attempt, f"attempt {attempt} ended while {self.attempt} was the one that ran"
+        following, self.next_attempt = self.next_attempt, None
+        self.state, self.attempt = JobState.IDLE, None
+        effects: list[Effect] = [Report(attempt, error)]
+        return effects if following is None else effects + self._start(following)

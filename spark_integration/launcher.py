@@ -1,0 +1,151 @@
+"""Puts workers on Spark: each attempt of each worker is a Spark job with one task, run by a driver thread.
+
+Theory. Why not one job of N tasks? Such a job dies for good, with its healthy workers, when one task has
+been lost as often as `spark.task.maxFailures` allows, and on plain `local[N]` that is once. A job of one task
+dies alone, and submitting it again takes under a second. `core/attempts.py` decides, this file does it.
+
+Threads: the coordinator calls `start` and `cancel`, which only put a note into a queue. One thread of ours
+reads the queue, asks the core, and does what it says; py4j calls, which may take long, are made there. Each
+job has a thread of its own, which waits for Spark and puts the job's end into the same queue.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from spark_integration.core import attempts
+from spark_integration.core.error_text import task_error
+from spark_integration.limits import CANCEL_AGAIN_S
+
+log = logging.getLogger("dos.spark_integration")
+
+TaskFunction = Callable[[Iterable[Any]], Iterable[Any]]
+SUMMARY_SCHEMA = "summary string"
+"""What a worker's task returns to Spark: one row of JSON. The work's results go to its sinks."""
+
+
+_ALL_WORKERS = -1
+
+
+def worker_tag(region: str, worker: int) -> str:
+    """The Spark job tag of a worker, the same for all its attempts: what a person would cancel by."""
+    return f"dos:{region}:w{worker}"
+
+
+class SparkLauncher:
+    """Starts, cancels and watches the jobs of one region's workers.
+
+    `make_task(worker, attempt)` gives the function for `mapInArrow`; it is called in the job's thread.
+    `on_ended(worker, attempt, error)` is called in the launcher's when a job has ended; None: a good end.
+    After `close()` nothing is started any more: a start is answered by a report that it has ended.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        region: str,
+        make_task: Callable[[int, int], TaskFunction],
+        on_ended: Callable[[int, int, str | None], None],
+    ) -> None:
+        self._spark = spark
+        self.region = region
+        self._make_task = make_task
+        self._on_ended = on_ended
+        self._jobs: dict[int, attempts.WorkerJobs] = {}
+        self._events: queue.SimpleQueue[tuple[int, attempts.Event] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._order = threading.Lock()  # no start after the close that would have ended it
+        self._idle = threading.Event()
+        self._idle.set()
+        InheritableThread(target=self._run, name=f"dos-{region}-launcher", daemon=True).start()
+
+    def start(self, worker: int, attempt: int) -> None:
+        """Ask for an attempt of a worker. Never blocks; an attempt that still runs is cancelled first."""
+        with self._order:
+            if not self._closing:
+                self._idle.clear()
+                self._events.put((worker, attempts.StartAsked(attempt)))
+                return
+        self._on_ended(worker, attempt, "not started: the region's launcher is closed")
+
+    def cancel(self, worker: int) -> None:
+        """Ask for the end of a worker's job. Never blocks; its end is reported as any other."""
+        self._events.put((worker, attempts.CancelAsked()))
+
+    def close(self, timeout_s: float) -> bool:
+        """Cancel every job, wait for their ends. Returns whether all have ended in time."""
+        with self._order:
+            self._closing = True
+            self._events.put((_ALL_WORKERS, attempts.CancelAsked()))
+        ended = self._idle.wait(timeout_s)
+        self._events.put(None)
+        return ended
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no job runs. Returns whether that is so."""
+        return self._idle.wait(timeout_s)
+
+    def _run(self) -> None:
+        ticked = time.monotonic()
+        while True:
+            try:
+                item = self._events.get(timeout=CANCEL_AGAIN_S)
+            except queue.Empty:
+                item = (_ALL_WORKERS, attempts.Tick())
+            if item is None:
+                return
+            worker, event = item
+            for number in list(self._jobs) if worker == _ALL_WORKERS else [worker]:
+                self._handle(number, event)
+            if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # also when events come in without a pause
+                ticked = time.monotonic()
+                self._events.put((_ALL_WORKERS, attempts.Tick()))
+            if self._events.empty() and all(jobs.attempt is None for jobs in self._jobs.values()):
+                self._idle.set()
+
+    def _handle(self, worker: int, event: attempts.Event) -> None:
+        for effect in self._jobs.setdefault(worker, attempts.WorkerJobs()).handle(event):
+            match effect:
+                case attempts.Submit(attempt):
+                    self._submit(worker, attempt)
+                case attempts.Cancel(attempt):
+                    self._cancel_job(worker, attempt)
+                case attempts.Report(attempt, error):
+                    log.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
+                    self._on_ended(worker, attempt, error)
+
+    def _submit(self, worker: int, attempt: int) -> None:
+        log.info("%s: submitting worker %d attempt %d", self.region, worker, attempt)
+        thread = InheritableThread(
+            target=self._job, args=(worker, attempt), name=f"dos-{self.region}-w{worker}", daemon=True
+        )
+        thread.start()
+
+    def _cancel_job(self, worker: int, attempt: int) -> None:
+        try:
+            self._spark.sparkContext.cancelJobsWithTag(self._attempt_tag(worker, attempt))
+        except Exception:  # a stopped SparkContext: its jobs end by themselves, and are reported
+            log.debug("%s: cancelling worker %d attempt %d", self.region, worker, attempt, exc_info=True)
+
+    def _attempt_tag(self, worker: int, attempt: int) -> str:
+        return f"{worker_tag(self.region, worker)}:a{attempt}"
+
+    def _job(self, worker: int, attempt: int) -> None:
+        error: str | None = None
+        try:
+            context = self._spark.sparkContext
+            context.setInterruptOnCancel(True)
+            context.addJobTag(worker_tag(self.region, worker))
+            context.addJobTag(self._attempt_tag(worker, attempt))
+            context.setJobDescription(f"DOS region {self.region}, worker {worker}, attempt {attempt}")
+            task = self._make_task(worker, attempt)
+            self._spark.range(0, 1, 1, 1).mapInArrow(task, SUMMARY_SCHEMA).collect()
+        except BaseException as failure:  # whatever it is, this attempt is over and must be reported
+            error = task_error(str(failure)) or repr(failure)
+        self._events.put((worker, attempts.JobEnded(attempt, error)))

@@ -1,0 +1,169 @@
+"""`run`: puts a graph on Spark as a region. Here the pieces are joined; each is explained in its own file."""
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import RegionEvent, RegionSpec
+from dataflow.graph import Graph
+from spark_integration import on_executor
+from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
+from spark_integration.errors import InsecureNetworkError, NotEnoughSlotsError
+from spark_integration.handle import RegionEvents, RegionHandle
+from spark_integration.launcher import SparkLauncher, TaskFunction
+from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
+from spark_integration.shipping import ship
+from spark_integration.stores import choose_store
+
+log = logging.getLogger("dos.spark_integration")
+
+
+def run(
+    spark: SparkSession,
+    graph: Graph,
+    *,
+    name: str | None = None,
+    workers: int = 2,
+    store: str | None = None,
+    token: bytes = b"",
+    data_dir: str | Path | None = None,
+    checkpoint_interval: float = 1.0,
+    scratch: str | Path | None = None,
+    coordinator_address: str | None = None,
+    port_range: tuple[int, int] | None = None,
+    insecure: bool = False,
+    start_timeout: float = START_TIMEOUT_S,
+    spare_slots: int = 1,
+    on_event: Callable[[RegionEvent], None] | None = None,
+) -> RegionHandle:
+    """Run a graph on Spark as a region and return its handle at once; the region starts in the background.
+
+    Calling it again with the same store and name goes on from the last committed cut. A driver that still
+    runs the region under that name is fenced off: its handle says FENCED.
+
+    - `name`: the region's, and of its directories in the store; the graph's when not given.
+    - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot for the region's
+      life.
+    - `store`: `dos://host[:port][,host2...]`. When not given, on a local master: one server in this
+      process, which keeps its data in `data_dir`, or in a temporary directory.
+    - `checkpoint_interval`: seconds between cuts.
+    - `scratch`: where workers may cache, on the executors' machines. Never needed for recovery.
+    - `coordinator_address`, `port_range`: how workers reach this driver: the host (when not given,
+      `spark.driver.host`), and the first and last port to listen on.
+    - `insecure`: the links of workers are not encrypted; between machines that must be said to be meant.
+    - `start_timeout`: seconds to wait for executors, and for all workers to have joined.
+    - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
+    - `on_event`: called with each event of the region, in a thread of ours.
+
+    Raises before anything is started: GraphError, CannotShipError, NotEnoughSlotsError, StoreNotChosenError,
+    StoreNotUsableError, InsecureNetworkError; ValueError for an argument out of its range. What goes wrong
+    later is in the handle's `exception()`.
+    """
+    plan = graph.plan()
+    region = name or plan.name
+    shipped = ship(graph, f"the graph {plan.name!r}")
+    master = read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
+    host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
+    _wait_for_slots(spark, master, workers, spare_slots, start_timeout)
+    with contextlib.ExitStack() as undo:
+        used = choose_store(
+            store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
+        )
+        undo.callback(used.close)
+        spec = RegionSpec(
+            name=region,
+            workers=workers,
+            store_url=used.url,
+            token=token,
+            job_key=secrets.token_bytes(32),
+            operators=plan.operators,
+            checkpoint_interval_s=checkpoint_interval,
+            start_timeout_s=start_timeout,
+            listen_host=listen_host,
+            port_range=port_range,
+        )
+        events = RegionEvents()
+        control = RegionControl(spec, observer=events)
+        port = control.listen()[1]
+        undo.callback(control.stop)
+        make_task = _task_maker(spec, (host, port), shipped, scratch)
+        launcher = SparkLauncher(spark, region, make_task, control.worker_ended)
+        undo.callback(launcher.close, 0.0)
+        control.start(launcher)
+        undo.pop_all()
+    return RegionHandle(region, control, launcher, events, on_event=on_event, at_end=used.close)
+
+
+def _task_maker(
+    spec: RegionSpec, coordinator: tuple[str, int], graph: bytes, scratch: str | Path | None
+) -> Callable[[int, int], TaskFunction]:
+    expected = on_executor.expected_of_driver()
+
+    def make(worker: int, attempt: int) -> TaskFunction:
+        fields: dict[str, Any] = {
+            "region": spec.name,
+            "worker": worker,
+            "workers": spec.workers,
+            "attempt": attempt,
+            "coordinator": coordinator,
+            "job_key": spec.job_key,
+            "store_url": spec.store_url,
+            "token": spec.token,
+            "scratch": None if scratch is None else str(scratch),
+        }
+        return on_executor.make_task(expected, graph, fields)
+
+    return make
+
+
+def _addresses(
+    spark: SparkSession, master: Master, coordinator_address: str | None, *, insecure: bool
+) -> tuple[str, str]:
+    """(the host that workers dial, the host to listen on)."""
+    if master.one_machine:
+        host = coordinator_address or "127.0.0.1"
+        return host, host
+    if not insecure:
+        raise InsecureNetworkError(
+            f"{master.url} may place workers on several machines, and their links are not encrypted yet (both"
+            " ends prove that they have the job's key, but what they send can be read): pass insecure=True on"
+            " a network you trust"
+        )
+    host = coordinator_address or spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+    return host, "0.0.0.0"  # noqa: S104  # said to be meant, by insecure=True
+
+
+def _wait_for_slots(spark: SparkSession, master: Master, workers: int, spare: int, timeout_s: float) -> None:
+    """Return when the region may start. Raises NotEnoughSlotsError when it cannot, or not in time."""
+    begun = time.monotonic()
+    warned = False
+    while True:
+        registered, busy = _slots(spark)
+        verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
+        if isinstance(verdict, Enough):
+            return
+        if isinstance(verdict, Refuse):
+            raise NotEnoughSlotsError(verdict.reason)
+        waited = time.monotonic() - begun
+        if waited >= timeout_s:
+            raise NotEnoughSlotsError(f"{verdict.missing} after {waited:.0f} s of waiting")
+        if waited >= SLOTS_WARN_S and not warned:
+            warned = True
+            log.warning("waiting for executors: %s; giving up after %.0f s", verdict.missing, timeout_s)
+        time.sleep(min(SLOTS_POLL_S, max(0.0, timeout_s - waited)))
+
+
+def _slots(spark: SparkSession) -> tuple[int, int]:
+    """(slots that executors have registered, tasks running in them)."""
+    context = spark.sparkContext._jsc.sc()  # noqa: SLF001  # PySpark has no public way to ask
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    running = sum(executor.numRunningTasks() for executor in context.statusTracker().getExecutorInfos())
+    return int(context.maxNumConcurrentTasks(profile)), int(running)

@@ -1,0 +1,89 @@
+"""Ships a graph to the executors by value: with the user's functions, wherever they were written.
+
+Theory. pickle sends a function of a module as the module's name, so an executor must be able to import it.
+Users write functions in a notebook (`__main__`, which cloudpickle sends by value anyhow) or in a file beside
+their script, which no executor can import. So: whatever the graph refers to by name is looked at, and the
+modules that do not belong to an installed distribution are sent by value. Modules of installed distributions,
+ours included, must be installed on the executors too; `task.py` checks that for ours.
+
+This file is the only one that pickles, and only for Spark's own task closure: nothing pickled is ever written
+to a journal or sent on our connections.
+"""
+
+import io
+import site
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from pyspark import cloudpickle
+
+from spark_integration.errors import CannotShipError
+
+
+def ship(value: Any, what: str) -> bytes:
+    """Pickle `value`, with every function and class by value that the executors could not import.
+
+    Raises CannotShipError, naming `what`, when something in it cannot be pickled.
+    """
+    registered: list[ModuleType] = []
+    try:
+        while True:  # each module sent by value may refer to further ones
+            data, modules = _pickle(value, what)
+            new = [m for m in modules if m not in registered and not executors_have(m)]
+            if not new:
+                return data
+            for module in new:
+                cloudpickle.register_pickle_by_value(module)
+            registered += new
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _pickle(value: Any, what: str) -> tuple[bytes, list[ModuleType]]:
+    stream = io.BytesIO()
+    pickler = _NotingPickler(stream)
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        raise CannotShipError(
+            f"{what} cannot be sent to the executors: {error}. Make files, locks and connections inside the"
+            f" function that uses them, on the executor, instead of taking them along"
+        ) from error
+    return stream.getvalue(), list(pickler.modules.values())
+
+
+class _NotingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark is not typed here
+    """Notes the modules whose functions and classes go by name."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.modules: dict[str, ModuleType] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type):
+            name = getattr(obj, "__module__", None)
+            module = sys.modules.get(name) if isinstance(name, str) else None
+            if module is not None and name != "__main__":
+                self.modules[module.__name__] = module
+        return super().reducer_override(obj)
+
+
+def executors_have(module: ModuleType) -> bool:
+    """Whether the module belongs to Python itself or to an installed distribution (editable ones count)."""
+    top = module.__name__.partition(".")[0]
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+        return True
+    if top in metadata.packages_distributions():
+        return True
+    file = getattr(module, "__file__", None)
+    return file is not None and any(Path(file).is_relative_to(place) for place in _installed_places())
+
+
+def _installed_places() -> list[str]:
+    paths = sysconfig.get_paths()
+    return [*(paths[name] for name in ("purelib", "platlib")), *site.getsitepackages()]

@@ -1,0 +1,79 @@
+"""Which store a region uses: the one that was named, made if its servers are all empty; or one of our own.
+
+Without a name there is one good default, and only where the driver's machine is the whole cluster: one
+server, in this process, on loopback. Its data outlives the session when a directory was given. On any other
+master nothing can be guessed, so the answer is the commands that start a store.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+from dos_client.store import StoreNotReadyError, init_store, open_store
+
+from dos_server import embedded
+from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
+from spark_integration.limits import STORE_ANSWER_S
+
+log = logging.getLogger("dos.spark_integration")
+
+HOW_TO_START_ONE = """\
+Start three servers, each on a machine of its own, and make them a store:
+  dos serve --data /var/lib/dos --listen HOST:9999        (on each of HOST1, HOST2, HOST3)
+  dos store init dos://HOST1,HOST2,HOST3
+  run(..., store="dos://HOST1,HOST2,HOST3")"""
+
+
+class UsedStore(NamedTuple):
+    """A store that answers. `close` ends what was started for it."""
+
+    url: str
+    close: Callable[[], None]
+
+
+def choose_store(
+    store: str | None, *, one_machine: bool, master: str, data_dir: str | Path | None, token: bytes = b""
+) -> UsedStore:
+    """The store to use. Raises StoreNotChosenError, StoreNotUsableError."""
+    if store is not None:
+        make_ready(store, token)
+        return UsedStore(store, lambda: None)
+    if not one_machine:
+        raise StoreNotChosenError(f"no store was named, and {master} is not one machine. {HOW_TO_START_ONE}")
+    directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
+    server = embedded.start(directory)
+    log.warning("no store was named: one copy, kept in %s", directory)
+    try:
+        make_ready(server.url, token)
+    except BaseException:
+        server.stop()
+        raise
+    return UsedStore(server.url, server.stop)
+
+
+def make_ready(url: str, token: bytes = b"") -> None:
+    """See that the store of `url` answers; make it one when all its servers answer and are empty.
+
+    Raises StoreNotUsableError, naming what is missing.
+    """
+    trio.run(_make_ready, url, token)
+
+
+async def _make_ready(url: str, token: bytes) -> None:
+    problem: Exception | None = None
+    with trio.move_on_after(STORE_ANSWER_S):
+        try:
+            async with open_store(url, token=token, client="driver"):
+                return
+        except StoreNotReadyError as error:
+            problem = error
+        try:
+            record = await init_store(url)
+        except Exception as error:
+            raise StoreNotUsableError(f"{url} is no store and cannot be made one: {error}") from problem
+        log.info("made a store of %s: %d members, quorum %d", url, len(record.members), record.ack_quorum)
+        return
+    raise StoreNotUsableError(f"no answer from the store {url} in {STORE_ANSWER_S:.0f} s ({problem})")

@@ -1,0 +1,33 @@
+"""One Spark session for all tests of a process that use it: starting one takes six to ten seconds."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+SLOTS = 6
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on `local[6]`: two regions of two workers, and slots for other jobs."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    warehouse: Path = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master(f"local[{SLOTS}]")
+        .appName("dos tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(warehouse))
+        .config("spark.driver.memory", "700m")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

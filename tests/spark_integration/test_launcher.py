@@ -1,0 +1,145 @@
+"""Workers as Spark jobs: killed, stuck, cancelled and started again, on a real session."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_integration.launcher import SparkLauncher, TaskFunction, worker_tag
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_S = 30.0
+
+
+def long_task(directory: Path, worker: int, attempt: int) -> TaskFunction:
+    """A task that says its pid in a file and then works until a file `go-on` lies there."""
+    said, go_on = str(directory / f"w{worker}.{attempt}"), str(directory / "go-on")
+
+    def task(batches: Iterable[Any]) -> Iterator[Any]:
+        import os
+        import time
+        from pathlib import Path
+
+        import pyarrow
+
+        for _ in batches:
+            pass
+        Path(said + ".tmp").write_text(str(os.getpid()))
+        Path(said + ".tmp").rename(said)
+        while not Path(go_on).exists():
+            time.sleep(0.02)
+        yield pyarrow.RecordBatch.from_pydict({"summary": ["{}"]})
+
+    return task
+
+
+class Watched:
+    """A launcher, and what it reported."""
+
+    def __init__(self, spark: SparkSession, region: str, directory: Path) -> None:
+        self.directory = directory
+        self.ended: list[tuple[int, int, str | None]] = []
+        self._changed = threading.Condition()
+        self.launcher = SparkLauncher(
+            spark, region, lambda worker, attempt: long_task(directory, worker, attempt), self._on_ended
+        )
+
+    def _on_ended(self, worker: int, attempt: int, error: str | None) -> None:
+        with self._changed:
+            self.ended.append((worker, attempt, error))
+            self._changed.notify_all()
+
+    def pid(self, worker: int, attempt: int) -> int:
+        path = self.directory / f"w{worker}.{attempt}"
+        wait_until(path.exists, f"worker {worker} attempt {attempt} runs")
+        return int(path.read_text())
+
+    def wait_ended(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.ended) >= count, PATIENCE_S), self.ended
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s until {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def watched(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    subject = Watched(spark, f"r{abs(hash(request.node.name)) % 10**6}", tmp_path)
+    yield subject
+    (tmp_path / "go-on").touch()
+    assert subject.launcher.close(PATIENCE_S)
+
+
+def test_a_killed_worker_is_reported_alone_and_can_be_started_again(watched: Watched) -> None:
+    watched.launcher.start(0, 0)
+    watched.launcher.start(1, 0)
+    other = watched.pid(1, 0)
+    os.kill(watched.pid(0, 0), signal.SIGKILL)
+    watched.wait_ended(1)
+    worker, attempt, error = watched.ended[0]
+    assert (worker, attempt) == (0, 0)
+    assert error is not None
+    assert "exited unexpectedly" in error
+    watched.launcher.start(0, 1)
+    assert watched.pid(0, 1) > 0
+    os.kill(other, 0)
+    (watched.directory / "go-on").touch()
+    watched.wait_ended(3)
+    assert sorted(watched.ended[1:]) == [(0, 1, None), (1, 0, None)]
+
+
+def test_a_stopped_process_is_cancelled_by_tag_and_replaced(watched: Watched) -> None:
+    watched.launcher.start(0, 0)
+    stuck = watched.pid(0, 0)
+    os.kill(stuck, signal.SIGSTOP)
+    watched.launcher.start(0, 1)
+    assert watched.pid(0, 1) != stuck
+    assert [(worker, attempt) for worker, attempt, _ in watched.ended] == [(0, 0)]
+    wait_until(lambda: not is_running(stuck), "the stuck process is gone")
+
+
+def test_a_cancel_that_comes_before_spark_knows_the_job_is_not_lost(watched: Watched) -> None:
+    watched.launcher.start(0, 0)
+    watched.launcher.cancel(0)
+    watched.wait_ended(1)
+    assert watched.ended[0][:2] == (0, 0)
+    assert watched.launcher.wait_idle(PATIENCE_S)
+
+
+def test_jobs_can_be_cancelled_from_outside_by_the_tag_of_the_region_and_worker(
+    watched: Watched, spark: SparkSession
+) -> None:
+    watched.launcher.start(1, 4)
+    watched.pid(1, 4)
+    spark.sparkContext.cancelJobsWithTag(worker_tag(watched.launcher.region, 1))
+    watched.wait_ended(1)
+    assert watched.ended[0][:2] == (1, 4)
+
+
+def test_after_closing_nothing_is_started(watched: Watched) -> None:
+    watched.launcher.start(0, 0)
+    watched.pid(0, 0)
+    assert watched.launcher.close(PATIENCE_S)
+    watched.launcher.start(0, 1)
+    assert [end[:2] for end in watched.ended] == [(0, 0), (0, 1)]
+    assert "closed" in str(watched.ended[1][2])
+    assert not (watched.directory / "w0.1").exists()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""When a region may start on a Spark master, and what is said when not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_integration.core.slots import Enough, Refuse, Wait, judge_slots, larger_master, read_master
+
+
+@pytest.mark.parametrize(
+    ("url", "slots"),
+    [
+        ("local", 1),
+        ("local[1]", 1),
+        ("local[4]", 4),
+        ("local[*]", 8),
+        ("local[2,4]", 2),
+        ("local[*,3]", 8),
+        ("local-cluster[2,1,1024]", 2),
+        ("local-cluster[2,3,512]", 6),
+    ],
+)
+def test_masters_of_one_machine_have_a_fixed_number_of_slots(url: str, slots: int) -> None:
+    master = read_master(url, cores=8)
+    assert master.one_machine
+    assert master.slots_fixed == slots
+
+
+@pytest.mark.parametrize("url", ["spark://h:7077", "yarn", "k8s://https://h", "local-ish", "local[x]"])
+def test_other_masters_may_grow_and_span_machines(url: str) -> None:
+    master = read_master(url, cores=8)
+    assert not master.one_machine
+    assert master.slots_fixed is None
+
+
+def test_a_region_is_refused_when_it_would_take_the_last_slot_and_is_told_what_would_do() -> None:
+    verdict = judge_slots(read_master("local[2]", cores=2), registered=2, busy=0, workers=2, spare=1)
+    assert isinstance(verdict, Refuse)
+    assert "2 workers" in verdict.reason
+    assert "local[2] has 2 in all" in verdict.reason
+    assert "local[4]" in verdict.reason
+
+
+def test_a_region_that_leaves_a_slot_may_start() -> None:
+    assert judge_slots(read_master("local[3]", cores=2), registered=3, busy=0, workers=2, spare=1) == Enough()
+
+
+def test_a_region_may_take_all_slots_when_that_is_asked_for() -> None:
+    master = read_master("local-cluster[2,1,1024]", cores=2)
+    assert judge_slots(master, registered=2, busy=0, workers=2, spare=0) == Enough()
+
+
+def test_a_region_waits_while_executors_are_missing_or_busy() -> None:
+    growing = read_master("spark://h:7077", cores=2)
+    assert isinstance(judge_slots(growing, registered=0, busy=0, workers=2, spare=1), Wait)
+    verdict = judge_slots(growing, registered=3, busy=2, workers=2, spare=1)
+    assert isinstance(verdict, Wait)
+    assert verdict.missing == "2 free slots are needed, 1 are there (3, 2 busy)"
+
+
+@given(
+    url=st.sampled_from(["local[3]", "local[*]", "local-cluster[3,2,512]", "yarn"]),
+    registered=st.integers(0, 20),
+    busy=st.integers(0, 20),
+    workers=st.integers(1, 10),
+    spare=st.integers(0, 3),
+)
+def test_what_starts_has_its_slots_and_what_is_refused_can_never_have_them(
+    url: str, registered: int, busy: int, workers: int, spare: int
+) -> None:
+    master = read_master(url, cores=4)
+    verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
+    if isinstance(verdict, Enough):
+        assert registered - busy >= workers
+    if isinstance(verdict, Refuse):
+        assert master.slots_fixed is not None
+        assert master.slots_fixed < workers + spare
+
+
+@given(workers=st.integers(1, 40), executors=st.integers(1, 9))
+def test_the_larger_master_that_is_named_would_do(workers: int, executors: int) -> None:
+    for url in ("local[1]", f"local-cluster[{executors},1,512]"):
+        better = read_master(larger_master(read_master(url, cores=1), workers), cores=1)
+        assert better.slots_fixed is not None
+        assert better.slots_fixed >= workers + 2
