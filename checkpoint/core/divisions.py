@@ -16,8 +16,9 @@ import msgspec
 
 from checkpoint.errors import ManifestError
 
-Sources = dict[str, dict[str, tuple[int, int]]]
-"""source -> split -> (from, to), positions in the source's own unit, half open. Splits that gave nothing
+Sources = dict[str, dict[str, tuple[int, ...]]]
+"""source -> split -> (from, to, ...), positions in the source's own unit, half open; what follows them is the
+source's own (a digest of what was read, so that a replay of other bytes is noticed). Splits that gave nothing
 may be left out.
 """
 
@@ -51,11 +52,9 @@ def decode_division(ints: Iterable[int], text: bytes) -> Division:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise ManifestError(f"the division of step {numbers[0]} does not decode: {error}") from error
     for source, splits in sources.items():
-        for split, (begin, end) in splits.items():
-            if not 0 <= begin <= end:
-                raise ManifestError(
-                    f"step {numbers[0]}: split {split!r} of {source!r} goes from {begin} to {end}"
-                )
+        for split, part in splits.items():
+            if len(part) < 2 or not 0 <= part[0] <= part[1]:
+                raise ManifestError(f"step {numbers[0]}: split {split!r} of {source!r} goes {list(part)}")
     return Division(numbers[0], numbers[1], sources)
 
 
