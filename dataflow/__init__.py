@@ -1,0 +1,22 @@
+"""Dataflow: graphs of sources, operators and sinks, and the workers that run them with exactly-once state
+and output.
+
+    from dataflow import FileSink, FileSource, Graph
+"""
+
+from dataflow.errors import GraphError, OperatorError, SchemaError
+from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
+from dataflow.sinks.files import FileSink
+from dataflow.sources.files import FileSource
+
+__all__ = [
+    "FileSink",
+    "FileSource",
+    "Graph",
+    "GraphError",
+    "GraphPlan",
+    "KeyedStream",
+    "OperatorError",
+    "SchemaError",
+    "Stream",
+]

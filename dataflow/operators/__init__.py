@@ -1,0 +1,1 @@
+"""Operators: what happens to rows between a source and a sink."""

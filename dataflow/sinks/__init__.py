@@ -1,0 +1,5 @@
+"""Sinks: where rows leave a region."""
+
+from dataflow.sinks.files import FileSink
+
+__all__ = ["FileSink"]

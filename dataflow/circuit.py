@@ -1,0 +1,266 @@
+"""The circuit: one worker's copy of the graph, run stage by stage. Single-threaded; knows no links, no
+journal, no clock.
+
+Rules of this file: batches in, batches out, and the words for where a user function failed. When a stage may
+run is decided by `core/schedule.py`, what happens to its output by `worker.py`.
+
+Within a stage rows go from operator to operator as they come; what waits for the end of the step (union,
+count, exchange, sink) does so in the order of the plan. So the result of a step depends on its rows and
+their order alone, not on how they were cut into batches: a replay with other batches gives the same.
+"""
+
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.core.layout import Layout
+from dataflow.core.plan import Kind, NodePlan, StagePlan
+from dataflow.errors import OperatorError
+from dataflow.exchange import Partitioner
+from dataflow.graph import GraphPlan
+from dataflow.operators.base import Operator, OperatorContext, StatefulOperator, UserFault
+from dataflow.operators.count import CountSpec
+from dataflow.operators.key_by import KeyBySpec, wire_schema
+from dataflow.operators.union import UnionOperator
+from dataflow.sinks.base import SinkWriter
+from dataflow.sources.base import SourceBatch, SourceReader
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a batch came from, for people. `exact`: its rows are the source's rows one by one."""
+
+    words: str
+    reader: SourceReader | None = None
+    source: SourceBatch | None = None
+    exact: bool = False
+
+    def say(self, row: int | None) -> str:
+        if self.reader is None or self.source is None:
+            return self.words
+        return f"{self.words}, {self.reader.describe(self.source, row if self.exact else None)}"
+
+    def coarse(self) -> "Origin":
+        """The origin of what an operator made of the batch: other rows, the same place."""
+        return Origin(self.words, self.reader, self.source) if self.exact else self
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What a cut takes from this worker: changes of state by operator, and what each sink prepared."""
+
+    blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
+    sinks: dict[str, Any] = field(default_factory=dict)
+
+
+Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
+"""What a stage gives: for each channel, for each worker, the batches to send."""
+
+
+class _Input(NamedTuple):
+    port: int
+    batch: pa.RecordBatch
+    origin: Origin
+
+
+class Circuit:
+    """See the top of this file. After a failed call it is in pieces: `reset` before it is used again."""
+
+    def __init__(
+        self, graph: GraphPlan, *, region: str, worker: int, workers: int, store_id: bytes, layout: Layout
+    ) -> None:
+        self.graph = graph
+        self._workers = workers
+        self.sources: dict[str, SourceReader] = {}
+        self.sinks: dict[str, SinkWriter] = {}
+        self.stateful: dict[str, StatefulOperator] = {}
+        self._operators: dict[str, Operator] = {}
+        self._partitioners: dict[str, Partitioner] = {}
+        self._wire: dict[int, pa.Schema] = {}
+        self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
+        self._exchanges: dict[int, NodePlan] = {}
+        self.rows_in = self.rows_out = 0
+        for node in graph.plan.nodes:
+            for index, name in enumerate(node.inputs):
+                self._consumers[name].append((node, index))
+        for node in graph.plan.nodes:
+            if node.kind is Kind.KEY_BY:
+                self._open_exchange(node, layout)
+            else:
+                context = OperatorContext(
+                    region,
+                    node.name,
+                    worker,
+                    workers,
+                    store_id,
+                    graph.inputs_of(node.name),
+                    graph.schemas[node.name],
+                )
+                self._open(node, context)
+        self._forget_steps()
+
+    def _open(self, node: NodePlan, context: OperatorContext) -> None:
+        operator = self.graph.specs[node.name].open(context)
+        self._operators[node.name] = operator
+        if isinstance(operator, SourceReader):
+            self.sources[node.name] = operator
+        elif isinstance(operator, SinkWriter):
+            self.sinks[node.name] = operator
+        elif isinstance(operator, StatefulOperator):
+            self.stateful[node.name] = operator
+
+    def _open_exchange(self, node: NodePlan, layout: Layout) -> None:
+        spec = self.graph.specs[node.name]
+        schema = self.graph.schemas[node.name]
+        assert isinstance(spec, KeyBySpec)
+        assert schema is not None
+        assert node.exchange is not None
+        consumers = [self.graph.specs[consumer.name] for consumer, _ in self._consumers[node.name]]
+        merge = list(spec.keys) if all(isinstance(c, CountSpec) for c in consumers) else None
+        self._partitioners[node.name] = Partitioner(spec.keys, layout, self._workers, merge)
+        self._wire[node.exchange] = wire_schema(schema, merge)
+        self._exchanges[node.exchange] = node
+
+    # --- between steps --------------------------------------------------------------------------------------
+
+    def _forget_steps(self) -> None:
+        self._held: dict[int, dict[str, list[_Input]]] = {}
+        self._keyed: dict[str, list[_Input]] = defaultdict(list)
+
+    def reset(self) -> None:
+        """Forget all state and every step under way. Sources and sinks are then told where to stand."""
+        self._forget_steps()
+        for operator in self._operators.values():
+            operator.reset()
+
+    def close(self) -> None:
+        """Let go of files."""
+        for operator in self._operators.values():
+            operator.close()
+
+    def wire_schema(self, channel: int) -> pa.Schema:
+        """Columns of the batches on a channel."""
+        return self._wire[channel]
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Operator -> counter -> value."""
+        found = {name: operator.counters() for name, operator in self._operators.items()}
+        return {name: counters for name, counters in found.items() if counters}
+
+    # --- one stage of one step ------------------------------------------------------------------------------
+
+    def feed(self, step: int, source: str, batch: SourceBatch) -> None:
+        """Stage 0: rows of a source, as they are read."""
+        reader = self.sources[source]
+        self.rows_in += batch.batch.num_rows
+        origin = Origin(f"source {source!r}", reader, batch, exact=True)
+        self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
+
+    def end_sources(self, step: int) -> Sends:
+        """Stage 0: all rows of the step are fed."""
+        return self._finish(_Run(step, self.graph.plan.stages[0]), cut=False)
+
+    def run_stage(
+        self,
+        index: int,
+        step: int,
+        received: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
+        *,
+        cut: bool,
+    ) -> Sends:
+        """A later stage: what all senders sent on its channels, in the order (sender, seq). `cut`: drain at
+        the end.
+        """
+        run = _Run(step, self.graph.plan.stages[index])
+        for node in run.stage.nodes:
+            for held in self._held.get(step, {}).pop(node.name, ()):
+                self._push(run, node, held)
+        for channel in run.stage.receives:
+            if channel in self._exchanges:
+                self._deliver(run, self._exchanges[channel], received.get(channel, ()))
+        output = self._finish(run, cut=cut)
+        if index == len(self.graph.plan.stages) - 1:
+            assert not any(self._held.pop(step, {}).values()), "rows were left over at the end of a step"
+        return output
+
+    def take_checkpoint(self, index: int, into: Checkpoint) -> None:
+        """After `run_stage(..., cut=True)`: what the operators of this stage hand over for the cut."""
+        for node in self.graph.plan.stages[index].nodes:
+            if node.name in self.stateful:
+                into.blocks[node.name] = self.stateful[node.name].checkpoint()
+            elif node.name in self.sinks:
+                into.sinks[node.name] = self.sinks[node.name].prepare()
+
+    def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
+        schema = self.graph.schemas[node.name]
+        assert schema is not None
+        for sender, batch in batches:
+            origin = Origin(f"step {run.step}, rows of {node.name!r} from worker {sender}")
+            for consumer, index in self._consumers[node.name]:
+                bare = batch if consumer.kind is Kind.COUNT else batch.select(schema.names)
+                self._route(run, consumer, _Input(index, bare, origin))
+
+    def _emit(self, run: "_Run", name: str, batch: pa.RecordBatch, origin: Origin) -> None:
+        for consumer, index in self._consumers[name]:
+            self._route(run, consumer, _Input(index, batch, origin))
+
+    def _route(self, run: "_Run", consumer: NodePlan, given: _Input) -> None:
+        if consumer.stage == run.stage.index:
+            self._push(run, consumer, given)
+        else:
+            self._held.setdefault(run.step, {}).setdefault(consumer.name, []).append(given)
+
+    def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
+        if node.kind is Kind.KEY_BY:
+            self._keyed[node.name].append(given)
+            return
+        operator = self._operators[node.name]
+        if isinstance(operator, UnionOperator):
+            operator.process_input(given.port, given.batch)
+            return
+        try:
+            made = operator.process(given.batch)
+        except UserFault as fault:
+            raise _operator_error(node.name, given.origin.say(fault.row), fault) from fault
+        for batch in made:
+            self._emit(run, node.name, batch, given.origin.coarse())
+
+    def _finish(self, run: "_Run", *, cut: bool) -> Sends:
+        sends: Sends = {}
+        for node in run.stage.nodes:
+            if node.exchange is not None:
+                sends[node.exchange] = self._partition(run, node)
+                continue
+            operator = self._operators[node.name]
+            origin = Origin(f"the end of step {run.step}")
+            made = [*operator.end_step(), *(operator.drain() if cut else ())]
+            for batch in made:
+                self._emit(run, node.name, batch, origin)
+            if node.kind is Kind.SINK:
+                self.rows_out = sum(sink.counters().get("rows_out", 0) for sink in self.sinks.values())
+        return sends
+
+    def _partition(self, run: "_Run", node: NodePlan) -> list[list[pa.RecordBatch]]:
+        inputs = self._keyed.pop(node.name, [])
+        try:
+            return self._partitioners[node.name].partition([given.batch for given in inputs])
+        except UserFault as fault:
+            where = inputs[0].origin.coarse().say(None) if len(inputs) == 1 else f"step {run.step}"
+            raise _operator_error(node.name, where, fault) from fault
+
+
+class _Run(NamedTuple):
+    """One execution of one stage."""
+
+    step: int
+    stage: StagePlan
+
+
+def _operator_error(name: str, position: str, fault: UserFault) -> OperatorError:
+    cause = fault.__cause__
+    lines = traceback.format_exception(cause) if cause is not None else [str(fault)]
+    return OperatorError(name, position, str(fault), traceback_text="".join(lines), remedy=fault.remedy)

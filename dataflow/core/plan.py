@@ -1,0 +1,287 @@
+"""Checks of a graph before anything starts, and its cut into stages.
+
+Rules of this file: it sees operators as (name, kind, inputs) and knows no function, no schema and no data.
+
+Theory. All workers run the same circuit on disjoint shards. A *stage* is what a worker can run of one step
+without waiting for another worker: stage 0 turns input into what is sent, stage k+1 begins where an exchange
+(`key_by`) of stage k ends. A worker runs stage k+1 of step n when all senders have ended step n on the
+exchanges into it.
+
+Whether a step ends with a cut is known only when its barriers are in, that is from stage 1 on. So everything
+with an effect (state, sinks) is placed in stage 1 or later, also in a graph without an exchange: then
+channel 0 carries barriers and nothing else. Sources may thus run ahead, and nothing that would have to be
+taken back happens in stage 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from dataflow import limits
+from dos_protocol.names import is_name
+
+
+class Kind(StrEnum):
+    """What an operator is. The texts are part of fingerprints: they never change."""
+
+    SOURCE = "source"
+    MAP = "map"
+    FLAT_MAP = "flat_map"
+    FILTER = "filter"
+    UNION = "union"
+    KEY_BY = "key_by"
+    COUNT = "count"
+    SINK = "sink"
+
+
+class KindRule(NamedTuple):
+    """What every operator of a kind has in common."""
+
+    inputs_min: int
+    inputs_max: int
+    has_output: bool = True
+    has_effect: bool = False
+    """Keeps state or writes out: never in stage 0."""
+    needs_key: bool = False
+    """Its input must be a `key_by`."""
+
+
+KIND_RULES: Final[dict[Kind, KindRule]] = {
+    Kind.SOURCE: KindRule(0, 0),
+    Kind.MAP: KindRule(1, 1),
+    Kind.FLAT_MAP: KindRule(1, 1),
+    Kind.FILTER: KindRule(1, 1),
+    Kind.UNION: KindRule(2, limits.operators_max),
+    Kind.KEY_BY: KindRule(1, 1),
+    Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.SINK: KindRule(1, 1, has_output=False, has_effect=True),
+}
+assert set(KIND_RULES) == set(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One operator as the checks see it. `inputs` are indices into the list of nodes."""
+
+    name: str
+    kind: Kind
+    inputs: tuple[int, ...] = ()
+    unknown_inputs: tuple[str, ...] = ()
+    """Names that the user referred to and that no operator has."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One operator and where it runs. `stage` is where it takes its input; a `key_by` gives its output one
+    later.
+    """
+
+    name: str
+    kind: Kind
+    inputs: tuple[str, ...]
+    stage: int
+    exchange: int | None = None
+    """Index of the channel, for a `key_by`."""
+
+    @property
+    def output_stage(self) -> int:
+        return self.stage + (self.exchange is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What runs between two alignments. `nodes` are in an order in which every input comes first."""
+
+    index: int
+    nodes: tuple[NodePlan, ...]
+    receives: tuple[int, ...]
+    """Channels that must be complete for a step before this stage runs it."""
+    sends: tuple[int, ...]
+    """Channels on which this stage ends the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The graph as workers run it. `channels` is at least 1: channel 0 carries barriers even without an
+    exchange.
+    """
+
+    nodes: tuple[NodePlan, ...]
+    stages: tuple[StagePlan, ...]
+    channels: int
+
+    def node(self, name: str) -> NodePlan:
+        return next(node for node in self.nodes if node.name == name)
+
+
+def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
+    """Every rule the graph breaks, each as one line: rule, names seen, remedy. Empty: it can run."""
+    if not nodes:
+        return [
+            "a graph has at least one source and one sink, this one is empty; begin with graph.source(...)"
+        ]
+    if len(nodes) > limits.operators_max:
+        return [f"a graph has at most {limits.operators_max} operators, this one has {len(nodes)}; split it"]
+    problems = _name_problems(nodes) + _input_problems(nodes)
+    cycle = _cycle(nodes)
+    if cycle:
+        problems.append(
+            f"data ports may not form a cycle, and these do: {' -> '.join(cycle)}; let one of them take "
+            "another input"
+        )
+    problems += _end_problems(nodes)
+    if sum(node.kind is Kind.KEY_BY for node in nodes) > limits.exchanges_max:
+        problems.append(f"a graph has at most {limits.exchanges_max} key_by operators; merge some")
+    return problems
+
+
+def _shown(nodes: Sequence[NodeSpec], index: int) -> str:
+    node = nodes[index]
+    return repr(node.name) if node.name else f"the {node.kind.value} without a name (number {index + 1})"
+
+
+def _name_problems(nodes: Sequence[NodeSpec]) -> list[str]:
+    problems = []
+    seen: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if not node.name:
+            problems.append(
+                f"every operator needs a name, and {_shown(nodes, index)} has none; state is found again "
+                "by name"
+            )
+        elif not is_name(node.name):
+            problems.append(
+                f"operator name {node.name[:40]!a} is outside [A-Za-z0-9][A-Za-z0-9._-]{{0,127}}; rename it"
+            )
+        elif node.name in seen:
+            problems.append(
+                f"operator name {node.name!r} is given twice (a {nodes[seen[node.name]].kind.value} and a "
+                f"{node.kind.value}); rename one"
+            )
+        seen.setdefault(node.name, index)
+    return problems
+
+
+def _input_problems(nodes: Sequence[NodeSpec]) -> list[str]:
+    problems = []
+    for index, node in enumerate(nodes):
+        rule, count = KIND_RULES[node.kind], len(node.inputs)
+        who = f"{node.kind.value} {_shown(nodes, index)}"
+        problems += [
+            f"{who} takes {name!r} as input, and no operator has that name; known are "
+            f"{', '.join(sorted({repr(other.name) for other in nodes}))}"
+            for name in node.unknown_inputs
+        ]
+        if count + len(node.unknown_inputs) < rule.inputs_min:
+            need = "an input" if rule.inputs_min == 1 else f"{rule.inputs_min} inputs"
+            problems.append(f"{who} has {count or 'no'} input and needs {need}; connect a stream to it")
+        elif count > rule.inputs_max:
+            problems.append(
+                f"{who} has {count} inputs and takes {rule.inputs_max}; union the streams before it"
+            )
+        for source in node.inputs:
+            if not KIND_RULES[nodes[source].kind].has_output:
+                problems.append(
+                    f"{who} takes its input from sink {_shown(nodes, source)}, which has no output"
+                )
+        if rule.needs_key and any(nodes[source].kind is not Kind.KEY_BY for source in node.inputs):
+            problems.append(f"{who} works on a keyed stream; put a key_by before it")
+    return problems
+
+
+def _end_problems(nodes: Sequence[NodeSpec]) -> list[str]:
+    used = {source for node in nodes for source in node.inputs}
+    problems = [
+        f"the output of {node.kind.value} {_shown(nodes, index)} goes nowhere; give it a sink or remove it"
+        for index, node in enumerate(nodes)
+        if KIND_RULES[node.kind].has_output and index not in used
+    ]
+    if not any(node.kind is Kind.SOURCE for node in nodes):
+        problems.append(
+            "a graph has at least one source, and this one has none; begin with graph.source(...)"
+        )
+    return problems
+
+
+def _cycle(nodes: Sequence[NodeSpec]) -> list[str]:
+    """Names along one cycle, the first repeated at the end; empty if there is none. Iterative: graphs may be
+    deep.
+    """
+    WHITE, GREY, BLACK = 0, 1, 2  # noqa: N806 - the colours of the textbook
+    colour = [WHITE] * len(nodes)
+    for start in range(len(nodes)):
+        if colour[start] != WHITE:
+            continue
+        path, todo = [start], [iter(nodes[start].inputs)]
+        colour[start] = GREY
+        while todo:
+            following = next(todo[-1], None)
+            if following is None:
+                colour[path.pop()] = BLACK
+                todo.pop()
+            elif colour[following] == GREY:
+                around = [*path[path.index(following) :], following]
+                return [nodes[index].name or "(no name)" for index in reversed(around)]
+            elif colour[following] == WHITE:
+                colour[following] = GREY
+                path.append(following)
+                todo.append(iter(nodes[following].inputs))
+    return []
+
+
+def in_order(nodes: Sequence[NodeSpec]) -> list[int]:
+    """Indices so that every input comes before its consumer; otherwise as the user wrote them. Needs no
+    cycle.
+    """
+    order: list[int] = []
+    done = [False] * len(nodes)
+    for start in range(len(nodes)):
+        todo = [start]
+        while todo:
+            index = todo[-1]
+            waiting = [source for source in nodes[index].inputs if not done[source]]
+            if done[index]:
+                todo.pop()
+            elif waiting:
+                todo += reversed(waiting)
+            else:
+                done[index] = True
+                order.append(index)
+                todo.pop()
+    return order
+
+
+def make_plan(nodes: Sequence[NodeSpec]) -> Plan:
+    """Stages of a graph in which `find_problems` found none."""
+    assert not find_problems(nodes), "plan of a graph that was not checked"
+    plans: dict[int, NodePlan] = {}
+    exchanges = 0
+    for index in in_order(nodes):
+        spec = nodes[index]
+        stage = max((plans[source].output_stage for source in spec.inputs), default=0)
+        if KIND_RULES[spec.kind].has_effect:
+            stage = max(stage, 1)
+        exchange = None
+        if spec.kind is Kind.KEY_BY:
+            exchange, exchanges = exchanges, exchanges + 1
+        inputs = tuple(nodes[source].name for source in spec.inputs)
+        plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange)
+    ordered = tuple(plans.values())
+    channels = max(1, exchanges)
+    return Plan(ordered, _stages(ordered, barrier_only=not exchanges), channels)
+
+
+def _stages(nodes: Sequence[NodePlan], *, barrier_only: bool) -> tuple[StagePlan, ...]:
+    count = 1 + max(node.output_stage for node in nodes)
+    stages = []
+    for index in range(count):
+        sends = tuple(n.exchange for n in nodes if n.exchange is not None and n.stage == index)
+        receives = tuple(n.exchange for n in nodes if n.exchange is not None and n.output_stage == index)
+        if barrier_only and index == 0:
+            sends = (0,)
+        if barrier_only and index == 1:
+            receives = (0,)
+        stages.append(StagePlan(index, tuple(n for n in nodes if n.stage == index), receives, sends))
+    assert all(stage.receives for stage in stages[1:]), "a stage that no barrier reaches"
+    return tuple(stages)

@@ -1,0 +1,125 @@
+"""What can go wrong in a dataflow, named by who must act. Words: lower case, rule broken, values seen,
+remedy.
+
+Base classes come from `dos_protocol.errors`. A user's own exception never travels as itself: it is wrapped
+in `OperatorError`, which keeps the original traceback as text, because the driver may not have the user's
+classes.
+"""
+
+from dos_protocol.errors import DosError
+
+
+class GraphError(DosError):
+    """The graph breaks rules; nothing was started. `problems` lists all of them, not only the first."""
+
+    def __init__(self, graph: str, problems: tuple[str, ...]) -> None:
+        listed = "; ".join(problems)
+        super().__init__(f"graph {graph!r} cannot run: {listed}")
+        self.problems = problems
+
+
+class SchemaError(DosError):
+    """A schema that cannot be read, or that an operator cannot work on. Nothing was started."""
+
+
+class OperatorError(DosError):
+    """A user function raised, or returned what its schema does not allow. The region stops and needs a
+    person.
+
+    operator: the name the user gave; position: where in the input (source, split, byte) or which step;
+    traceback_text: the original traceback.
+    """
+
+    def __init__(
+        self, operator: str, position: str, cause: str, *, traceback_text: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(f"operator {operator!r} failed at {position}: {cause}", remedy=remedy)
+        self.operator = operator
+        self.position = position
+        self.cause = cause
+        self.traceback_text = traceback_text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (
+            _operator_error,
+            (self.operator, self.position, self.cause, self.traceback_text, self.remedy),
+        )
+
+
+def _operator_error(
+    operator: str, position: str, cause: str, traceback_text: str, remedy: str
+) -> OperatorError:
+    return OperatorError(operator, position, cause, traceback_text=traceback_text, remedy=remedy)
+
+
+class InputChangedError(DosError):
+    """An input is not what was read from it before: it was cut short, or its first bytes are others. Nothing
+    was read past the position. A file that only grew is accepted.
+    """
+
+    remedy = "put the file back as it was, or start the region under a new name"
+
+    def __init__(self, path: str, position: int, expected: str, found: str) -> None:
+        super().__init__(f"input {path!r} changed below byte {position}: expected {expected}, found {found}")
+        self.path = path
+        self.position = position
+        self.expected = expected
+        self.found = found
+
+
+class InputListChangedError(DosError):
+    """The list of input files no longer begins with those that were read to their end."""
+
+    remedy = "give the same files in the same order (more may follow), or start the region under a new name"
+
+
+class InputEncodingError(DosError):
+    """Input bytes that are not UTF-8, while the source was told `errors="strict"`."""
+
+    remedy = 'repair the file, or read it with FileSource(..., errors="replace")'
+
+    def __init__(self, path: str, position: int, found: str) -> None:
+        super().__init__(f"input {path!r} is not UTF-8 at byte {position}: found {found}")
+        self.path = path
+        self.position = position
+
+
+class LineTooLongError(DosError):
+    """A line longer than `line_bytes_max`: it would have to fit in memory whole."""
+
+
+class InputReadError(DosError):
+    """The operating system refused to read an input; `__cause__` has its error."""
+
+    remedy = "every worker must be able to read every input file under this path"
+
+
+class SinkOwnedError(DosError):
+    """The output directory holds what another region wrote. Nothing in it was touched."""
+
+    remedy = "choose another directory, or remove that one if its content is not needed"
+
+
+class SinkWriteError(DosError):
+    """The operating system refused to write, sync or cut an output file; `__cause__` has its error."""
+
+    remedy = "check space and permissions of the output directory, then run the region again: it resumes"
+
+
+class SpecError(DosError):
+    """A worker was handed a specification that it cannot run."""
+
+
+__all__ = [
+    "GraphError",
+    "InputChangedError",
+    "InputEncodingError",
+    "InputListChangedError",
+    "InputReadError",
+    "LineTooLongError",
+    "OperatorError",
+    "SchemaError",
+    "SinkOwnedError",
+    "SinkWriteError",
+    "SpecError",
+]

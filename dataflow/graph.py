@@ -1,0 +1,215 @@
+"""Building a graph: sources, operators and sinks, each named by the user, checked as a whole before anything
+starts.
+
+    graph = Graph("wordcount")
+    lines = graph.source("lines", FileSource(["a.txt", "b.txt"]))
+    words = lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
+    words.key_by("by_word", "word").count("counts").sink("out", FileSink("out"))
+
+Rules of this file: it only records what the user says, `core/plan.py` judges it, `plan()` brings both
+together. The graph is sent to every worker as it is; each makes the same plan of it.
+
+A name is how state is found again after a restart: rename an operator and its state is another's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from checkpoint.core.fingerprint import fingerprint
+from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, Plan, find_problems, in_order, make_plan
+from dataflow.errors import GraphError, SchemaError
+from dataflow.operators.base import OperatorSpec
+from dataflow.operators.count import CountSpec
+from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
+from dataflow.operators.key_by import KeyBySpec
+from dataflow.operators.union import UnionSpec
+from dataflow.schema import parse_schema
+from dataflow.sinks.base import SinkSpec
+from dataflow.sources.base import SourceSpec
+
+
+@dataclass(slots=True)
+class Node:
+    """One operator as recorded. Inputs are nodes, or the names of operators given later (`Graph.stream`)."""
+
+    name: str
+    spec: OperatorSpec
+    inputs: "tuple[Node | str, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """A graph that passed every check: what workers run and what the manifest carries."""
+
+    name: str
+    plan: Plan
+    specs: dict[str, OperatorSpec]
+    schemas: dict[str, pa.Schema | None]
+    """Output columns of each operator, None for a sink."""
+    operators: dict[str, str]
+    """Name -> canonical description, for the fingerprint."""
+    fingerprint: str
+
+    def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
+        """Columns of each input, in order."""
+        schemas = [self.schemas[source] for source in self.plan.node(name).inputs]
+        return tuple(schema for schema in schemas if schema is not None)
+
+
+class Graph:
+    """A dataflow under construction. `name` is for people; the region has a name of its own."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise GraphError(str(name), ("a graph needs a name; write Graph('wordcount')",))
+        self.name = name
+        self._nodes: list[Node] = []
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {' '.join(node.name or '?' for node in self._nodes)}>"
+
+    def source(self, name: str, source: SourceSpec) -> "Stream":
+        """A stream of what `source` reads."""
+        return self._add(name, source, ())
+
+    def stream(self, name: str) -> "Stream":
+        """The output of the operator `name`, which may be given later."""
+        return Stream(self, name)
+
+    def sink(self, name: str, sink: SinkSpec, *streams: "Stream") -> None:
+        """Write a stream out. The same as `stream.sink(name, sink)`."""
+        self._add(name, sink, streams)
+
+    def union(self, name: str, *streams: "Stream") -> "Stream":
+        """Several streams of one schema as one. The same as `first.union(name, *others)`."""
+        return self._add(name, UnionSpec(), streams)
+
+    def plan(self) -> GraphPlan:
+        """Check everything and plan it. Raises GraphError with all problems found; starts nothing."""
+        specs = self._node_specs()
+        problems = find_problems(specs)
+        if problems:
+            raise GraphError(self.name, tuple(problems))
+        schemas = self._schemas(specs)
+        plan = make_plan(specs)
+        operators = {
+            node.name: node.spec.describe([specs[i].name for i in spec.inputs], schemas[node.name])
+            for node, spec in zip(self._nodes, specs, strict=True)
+        }
+        by_name = {node.name: node.spec for node in self._nodes}
+        return GraphPlan(self.name, plan, by_name, schemas, operators, fingerprint(operators))
+
+    def _add(self, name: str, spec: OperatorSpec, inputs: "Sequence[Stream]") -> "Stream":
+        for stream in inputs:
+            if stream.graph is not self:
+                other = stream.graph.name
+                raise GraphError(
+                    self.name,
+                    (f"{spec.kind.value} {name!r} takes a stream of graph {other!r}; use one graph",),
+                )
+        node = Node(name if isinstance(name, str) else "", spec, tuple(stream.node for stream in inputs))
+        self._nodes.append(node)
+        return Stream(self, node)
+
+    def _node_specs(self) -> list[NodeSpec]:
+        by_name = {node.name: index for index, node in reversed([*enumerate(self._nodes)])}
+        by_node = {id(node): index for index, node in enumerate(self._nodes)}
+        specs = []
+        for node in self._nodes:
+            known, unknown = [], []
+            for source in node.inputs:
+                if isinstance(source, Node):
+                    known.append(by_node[id(source)])
+                elif source in by_name:
+                    known.append(by_name[source])
+                else:
+                    unknown.append(source)
+            specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown)))
+        return specs
+
+    def _schemas(self, specs: Sequence[NodeSpec]) -> dict[str, pa.Schema | None]:
+        schemas: dict[str, pa.Schema | None] = {}
+        problems = []
+        for index in in_order(specs):
+            node = self._nodes[index]
+            inputs = [schemas.get(specs[source].name) for source in specs[index].inputs]
+            given = [schema for schema in inputs if schema is not None]
+            schemas[node.name] = None
+            if len(given) < len(inputs):
+                continue  # its input has a problem already told
+            try:
+                schemas[node.name] = node.spec.output_schema(given)
+            except SchemaError as error:
+                problems.append(f"{node.spec.kind.value} {node.name!r}: {error}")
+        if problems:
+            raise GraphError(self.name, tuple(problems))
+        assert all(schemas[s.name] is not None for s in specs if KIND_RULES[s.kind].has_output)
+        return schemas
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The output of an operator. Every method adds one operator by name and returns its output."""
+
+    graph: Graph
+    node: Node | str
+
+    def map(
+        self,
+        name: str,
+        function: UserFunction,
+        *,
+        schema: "str | pa.Schema | None" = None,
+        takes: Takes = "row",
+    ) -> "Stream":
+        """One row for each row. `schema` of the result; without it that of the input.
+
+        takes="row": the function gets a dict of the columns and returns a dict, a tuple or (one column) a
+        value. takes="batch": it gets a `pa.RecordBatch` and returns one of as many rows (or a table, a dict
+        of arrays, an array).
+        """
+        return self._then(name, MapSpec(function, takes, None if schema is None else parse_schema(schema)))
+
+    def flat_map(
+        self, name: str, function: UserFunction, *, schema: "str | pa.Schema", takes: Takes = "row"
+    ) -> "Stream":
+        """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
+        return self._then(name, FlatMapSpec(function, takes, parse_schema(schema)))
+
+    def filter(self, name: str, function: UserFunction, *, takes: Takes = "row") -> "Stream":
+        """Only rows for which the function says yes; a batch function returns a boolean array."""
+        return self._then(name, FilterSpec(function, takes))
+
+    def union(self, name: str, *others: "Stream") -> "Stream":
+        """This stream and others of the same schema as one."""
+        return self.graph.union(name, self, *others)
+
+    def key_by(self, name: str, *columns: str) -> "KeyedStream":
+        """Rows with the same values in `columns` meet on one worker."""
+        stream = self._then(name, KeyBySpec(tuple(columns)))
+        return KeyedStream(stream.graph, stream.node)
+
+    def sink(self, name: str, sink: SinkSpec) -> None:
+        """Write the stream out."""
+        self._then(name, sink)
+
+    def _then(self, name: str, spec: OperatorSpec) -> "Stream":
+        return self.graph._add(name, spec, (self,))  # noqa: SLF001 - one class in two halves
+
+
+class KeyedStream(Stream):
+    """A stream whose rows of one key are on one worker: what keyed operators need."""
+
+    __slots__ = ()
+
+    def count(self, name: str) -> Stream:
+        """How often each key came: (key columns, count bigint), once a step for each key that came in it."""
+        keys: tuple[str, ...] = ()
+        if isinstance(self.node, Node) and isinstance(self.node.spec, KeyBySpec):
+            keys = self.node.spec.keys
+        return self._then(name, CountSpec(keys))
+
+
+__all__ = ["Graph", "GraphPlan", "KeyedStream", "Kind", "Node", "Stream"]

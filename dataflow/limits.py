@@ -1,0 +1,77 @@
+"""Every limit of the package, unit last in the name, the reason beside it. Relations are checked at import.
+
+What a user may choose per region is a field of `WorkerLimits`; its defaults live here.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- graph --------------------------------------------------------------------------------------------------
+operators_max: Final = 1_000
+columns_max: Final = 1_000
+exchanges_max: Final = 256
+
+# --- steps --------------------------------------------------------------------------------------------------
+step_bytes_max: Final = 4 * MIB
+"""Source bytes of one step of one worker. Merging equal words pays more the larger a step is; 4 MiB is a
+third of a second of the word count on one core, well inside a checkpoint interval.
+"""
+step_ms_max: Final = 250
+"""A step also ends when its user functions took this long, so that cuts come in time with slow functions."""
+batch_bytes_max: Final = 1 * MIB
+batch_bytes_min: Final = 4 * KIB
+"""A batch is what one call of a user function sees. Its size follows the time the last one took, between
+these.
+"""
+batch_ms_aim: Final = 50
+steps_ahead: Final = 2
+"""How many steps sources run ahead of the consumer, so that exchange and compute overlap."""
+
+# --- sources ------------------------------------------------------------------------------------------------
+line_bytes_max: Final = 16 * MIB
+"""A longer line is an error: one line is held in memory whole."""
+verify_read_bytes: Final = 1 * MIB
+
+# --- exchange -----------------------------------------------------------------------------------------------
+frame_rows_max: Final = 1 << 20
+frame_bytes_aim: Final = 8 * MIB
+"""Batches larger than this are cut into several DATA frames, so that a link's buffers stay small."""
+
+# --- state --------------------------------------------------------------------------------------------------
+state_rows_max: Final = 1 << 31
+"""Keys of one operator on one worker."""
+
+# --- sinks --------------------------------------------------------------------------------------------------
+sink_lock_wait_s: Final = 60.0
+"""How long a new writer of an output file waits for the process that still holds it (a worker being killed).
+"""
+
+# --- worker runtime -----------------------------------------------------------------------------------------
+inbox_frames_max: Final = 1_024
+progress_interval_s: Final = 0.25
+coordinator_dial_s: Final = 20.0
+peers_dial_s: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What one worker may use of time and memory. Every worker of a region gets the same."""
+
+    step_bytes_max: int = step_bytes_max
+    step_ms_max: int = step_ms_max
+    batch_bytes_max: int = batch_bytes_max
+    steps_ahead: int = steps_ahead
+
+    def __post_init__(self) -> None:
+        for name in ("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above zero, not {getattr(self, name)}")
+        if self.steps_ahead > steps_ahead:
+            raise ValueError(f"steps_ahead is at most {steps_ahead}, not {self.steps_ahead}")
+
+
+assert batch_bytes_min <= batch_bytes_max <= step_bytes_max
+assert batch_bytes_max <= line_bytes_max

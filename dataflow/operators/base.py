@@ -1,0 +1,137 @@
+"""What every operator is: a description that travels, and a running instance that holds state.
+
+Rules of this file: two base classes and no operator. A *spec* is immutable, picklable and says names,
+schemas and keys; it is made where the user builds the graph. An *operator* is opened from it on a worker and
+never leaves that worker.
+
+The life of an operator in a step n: `process` for each batch, in an order that a replay repeats; `end_step`
+when all of them are in. At a cut, after that: `drain` (finish, flush, emit what is left), then `checkpoint`
+(hand over what changed since the last cut). After a failure: `reset` (forget everything), then `restore` for
+each stored block, oldest first. Data never refers to a worker or a clock: same input, same output.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import pyarrow as pa
+
+from checkpoint.key_hash import HASH_COLUMN
+from checkpoint.state_blocks import DELETED_COLUMN
+from dataflow.core.plan import Kind
+from dataflow.schema import RESERVED_COLUMNS, schema_text
+
+WEIGHT_COLUMN: Final = "_weight"
+assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    """Where an operator runs. `store_id` tells one store's regions from another's of the same name."""
+
+    region: str
+    operator: str
+    worker: int
+    workers: int
+    store_id: bytes
+    inputs: tuple[pa.Schema, ...]
+    output: pa.Schema | None
+
+
+class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's
+    """A user function raised or returned nonsense; the circuit adds the operator's name and the position.
+
+    `row` is the index in the batch, if one row is to blame; `__cause__` is the user's exception, if there
+    was one.
+    """
+
+    def __init__(self, message: str, *, row: int | None = None, remedy: str = "") -> None:
+        super().__init__(message)
+        self.row = row
+        self.remedy = remedy
+
+
+class Operator:
+    """A running operator. The base keeps nothing; a stateless one only overrides `process`."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """Take one batch of the step; what it returns goes on at once."""
+        raise NotImplementedError
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        """All batches of the step are in. What it returns still belongs to the step."""
+        return ()
+
+    def drain(self) -> Sequence[pa.RecordBatch]:
+        """A cut follows: finish what came before it. What it returns is before the cut too."""
+        return ()
+
+    def reset(self) -> None:
+        """Forget everything: the instance is as newly opened."""
+
+    def counters(self) -> dict[str, int]:
+        """Numbers for people."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of files and locks. Not a cut: nothing is made durable by it."""
+
+
+class StatefulOperator(Operator):
+    """An operator whose state lives in state blocks (`checkpoint.state_blocks`)."""
+
+    @abstractmethod
+    def checkpoint(self) -> pa.RecordBatch:
+        """What changed since the last cut, sorted by `_hash`; from here on it counts as handed over."""
+
+    @abstractmethod
+    def snapshot(self) -> pa.RecordBatch:
+        """All of the state, sorted by `_hash`, without tombstones. Does not change what counts as handed
+        over.
+        """
+
+    @abstractmethod
+    def restore(self, block: pa.RecordBatch) -> None:
+        """Take one stored block on top of what is there. Later blocks win."""
+
+
+class OperatorSpec(ABC):
+    """The description of an operator: everything but its name, inputs and state."""
+
+    kind: ClassVar[Kind]
+    accepts_weights: ClassVar[bool] = False
+    """Whether equal rows may come as one row with `_weight` (and only the columns in `needed_columns`)."""
+
+    @abstractmethod
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema | None:
+        """Columns of the output for these inputs, None for a sink. Raises SchemaError if they do not fit."""
+
+    @abstractmethod
+    def open(self, context: OperatorContext) -> Operator:
+        """A running instance, without state."""
+
+    def detail(self) -> str:
+        """What beside kind, inputs and schema changes the meaning of its state; part of the fingerprint."""
+        return ""
+
+    def describe(self, inputs: Sequence[str], output: pa.Schema | None) -> str:
+        """Canonical text for the fingerprint, without user code: mending a function keeps the state."""
+        parts = [self.kind.value, f"from ({', '.join(inputs)})"]
+        if self.detail():
+            parts.append(self.detail())
+        if output is not None:
+            parts.append(f"gives ({schema_text(output)})")
+        return " ".join(parts)
+
+
+__all__ = [
+    "DELETED_COLUMN",
+    "HASH_COLUMN",
+    "WEIGHT_COLUMN",
+    "Operator",
+    "OperatorContext",
+    "OperatorSpec",
+    "StatefulOperator",
+    "UserFault",
+]

@@ -1,0 +1,54 @@
+"""key_by: rows of one key meet on one worker. The exchange itself is `dataflow.exchange`; this is its
+description.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from dataflow.columns import key_column
+from dataflow.core.plan import Kind
+from dataflow.errors import SchemaError
+from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, Operator, OperatorContext, OperatorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBySpec(OperatorSpec):
+    """The columns that make the key, in order."""
+
+    kind: ClassVar[Kind] = Kind.KEY_BY
+    keys: tuple[str, ...]
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        if not self.keys:
+            raise SchemaError("a key has at least one column; write for example key_by('by_word', 'word')")
+        if len(set(self.keys)) != len(self.keys):
+            raise SchemaError(f"each key column is named once, not {', '.join(map(repr, self.keys))}")
+        for name in self.keys:
+            if name not in inputs[0].names:
+                raise SchemaError(
+                    f"key column {name!r} is not there; the columns are {', '.join(inputs[0].names)}"
+                )
+            try:
+                key_column(inputs[0].field(name).type)
+            except SchemaError as error:
+                raise SchemaError(f"key column {name!r}: {error}") from None
+        return inputs[0]
+
+    def detail(self) -> str:
+        return f"key ({', '.join(self.keys)})"
+
+    def open(self, context: OperatorContext) -> Operator:
+        raise AssertionError(f"exchange {context.operator!r} is run by the circuit, not as an operator")
+
+
+def wire_schema(keyed: pa.Schema, merge_columns: Sequence[str] | None) -> pa.Schema:
+    """Columns of the batches on an exchange: the user's (or those that consumers need and `_weight`), and
+    `_hash`.
+    """
+    fields = list(keyed) if merge_columns is None else [keyed.field(name) for name in merge_columns]
+    if merge_columns is not None:
+        fields.append(pa.field(WEIGHT_COLUMN, pa.int64()))
+    return pa.schema([*fields, pa.field(HASH_COLUMN, pa.uint64())])

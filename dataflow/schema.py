@@ -1,0 +1,223 @@
+"""Schemas as users write them: a DDL string ("word string, n bigint", as Spark's) or a `pa.Schema`.
+
+Rules of this file: text to Arrow and back, nothing else. The names of types are Spark's, so that one string
+serves `DataFrame`s and graphs. `schema_text` is the canonical form that goes into a graph's fingerprint.
+
+Envelope columns (`_time`, `_id`, `_weight`, `_hash`, `_deleted`) are carried by operators beside the user's
+columns and are refused in a user's schema.
+"""
+
+import re
+from typing import Final
+
+import pyarrow as pa
+
+from dataflow import limits
+from dataflow.errors import SchemaError
+
+RESERVED_COLUMNS: Final = frozenset({"_time", "_id", "_weight", "_hash", "_deleted"})
+
+_SIMPLE: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "bool": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_NAMES: Final[tuple[tuple[pa.DataType, str], ...]] = tuple(
+    (_SIMPLE[name], name)
+    for name in (
+        "string", "binary", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date",
+        "timestamp", "timestamp_ntz",
+    )
+)  # fmt: skip
+
+_TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z_][A-Za-z0-9_]*|\d+)|([(),:<>]))")
+
+
+def parse_schema(schema: "str | pa.Schema") -> pa.Schema:
+    """The Arrow schema behind a DDL string, or the given one, checked. Raises SchemaError."""
+    if isinstance(schema, pa.Schema):
+        return check_schema(schema)
+    if not isinstance(schema, str):
+        raise SchemaError(
+            "a schema is a string such as 'word string, n bigint' or a pyarrow.Schema, not "
+            f"{type(schema).__name__}"
+        )
+    return check_schema(_Parser(schema).schema())
+
+
+def check_schema(schema: pa.Schema) -> pa.Schema:
+    """The same schema if its columns are well named and told apart. Raises SchemaError."""
+    names = schema.names
+    if not names:
+        raise SchemaError("a schema has at least one column; write for example 'word string'")
+    if len(names) > limits.columns_max:
+        raise SchemaError(f"a schema has at most {limits.columns_max} columns, not {len(names)}")
+    for name in names:
+        if not name:
+            raise SchemaError("a column has a name; one of this schema is empty")
+        if name in RESERVED_COLUMNS:
+            raise SchemaError(f"column {name!r} is reserved for the envelope; choose another name")
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise SchemaError(f"each column has a name of its own; these are there twice: {', '.join(twice)}")
+    return schema
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """The canonical DDL string: `parse_schema(schema_text(s))` has the same names and types."""
+    return ", ".join(f"{_name_text(field.name)} {type_text(field.type)}" for field in schema)
+
+
+def type_text(kind: pa.DataType) -> str:
+    """Spark's name of a type; Arrow's own name where Spark has none."""
+    for known, name in _NAMES:
+        if kind.equals(known):
+            return name
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_list(kind):
+        return f"array<{type_text(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_text(kind.key_type)},{type_text(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        fields = ",".join(f"{_name_text(field.name)}:{type_text(field.type)}" for field in kind)
+        return f"struct<{fields}>"
+    return str(kind)
+
+
+def _name_text(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else "`" + name.replace("`", "``") + "`"
+
+
+class _Parser:
+    """Recursive descent over: `name [:] type [NOT NULL]`, separated by commas."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._tokens = self._split(text)
+
+    def schema(self) -> pa.Schema:
+        fields = self._fields(end="")
+        return pa.schema(fields)
+
+    def _split(self, text: str) -> list[str]:
+        tokens, at, text = [], 0, text.rstrip()
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise SchemaError(f"schema {text!r} cannot be read at character {at}: {text[at:][:20]!r}")
+            tokens.append(match.group(1) or match.group(2) or match.group(3))
+            at = match.end()
+        return tokens
+
+    def _peek(self) -> str:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+
+    def _take(self) -> str:
+        token = self._peek()
+        self._at += 1
+        return token
+
+    def _expect(self, token: str) -> None:
+        found = self._take()
+        if found != token:
+            raise self._error(f"{token!r} was expected where {found or 'its end'!r} stands")
+
+    def _error(self, what: str) -> SchemaError:
+        return SchemaError(
+            f"schema {self._text!r}: {what}; write it like 'word string, n bigint, tags array<string>'"
+        )
+
+    def _fields(self, end: str) -> list[pa.Field]:
+        fields = [self._field()]
+        while self._peek() == ",":
+            self._take()
+            fields.append(self._field())
+        if self._peek() != end:
+            raise self._error(f"{self._peek()!r} stands where a comma or the end was expected")
+        return fields
+
+    def _field(self) -> pa.Field:
+        name = self._take()
+        if not name or name in "(),:<>":
+            raise self._error(f"a column name was expected, not {name or 'its end'!r}")
+        if name.startswith("`"):
+            name = name[1:-1].replace("``", "`")
+        if self._peek() == ":":
+            self._take()
+        kind = self._type()
+        nullable = True
+        if self._peek().lower() == "not":
+            self._take()
+            if self._take().lower() != "null":
+                raise self._error("NULL must follow NOT")
+            nullable = False
+        return pa.field(name, kind, nullable)
+
+    def _type(self) -> pa.DataType:
+        word = self._take().lower()
+        if word in _SIMPLE:
+            return _SIMPLE[word]
+        nested = {"decimal": self._decimal, "array": self._array, "map": self._map, "struct": self._struct}
+        if word in nested:
+            return nested[word]()
+        raise self._error(
+            f"{word or 'its end'!r} is no type (known: {', '.join(name for _, name in _NAMES)}, decimal, "
+            "array, "
+            "map, struct)"
+        )
+
+    def _decimal(self) -> pa.DataType:
+        if self._peek() != "(":
+            return pa.decimal128(10, 0)
+        self._expect("(")
+        precision, scale = self._number(), 0
+        if self._peek() == ",":
+            self._take()
+            scale = self._number()
+        self._expect(")")
+        if not (1 <= precision <= 38 and 0 <= scale <= precision):
+            raise self._error(f"decimal({precision},{scale}) is outside 1..38 digits")
+        return pa.decimal128(precision, scale)
+
+    def _number(self) -> int:
+        token = self._take()
+        if not token.isdigit():
+            raise self._error(f"a number was expected, not {token!r}")
+        return int(token)
+
+    def _array(self) -> pa.DataType:
+        self._expect("<")
+        kind = self._type()
+        self._expect(">")
+        return pa.list_(kind)
+
+    def _map(self) -> pa.DataType:
+        self._expect("<")
+        key = self._type()
+        self._expect(",")
+        value = self._type()
+        self._expect(">")
+        return pa.map_(key, value)
+
+    def _struct(self) -> pa.DataType:
+        self._expect("<")
+        fields = self._fields(end=">")
+        self._expect(">")
+        return pa.struct(fields)

@@ -1,0 +1,54 @@
+"""What every sink is: output that can be cut back to a point, and shown only up to one.
+
+The life of a sink: `process` and `end_step` for each step; at a cut `prepare` (everything up to here is
+handed to the operating system; say what is needed to come back), then, from another thread while the next
+step runs, `sync`; upon the commit `publish`; after a failure `reset_to` what the cut says.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from dataflow.core.plan import Kind
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+
+
+class SinkWriter(Operator):
+    """A running sink on one worker."""
+
+    @abstractmethod
+    def prepare(self) -> Any:
+        """Everything of this step is written; returns JSON that `reset_to` understands."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """What was prepared is on stable storage. Called from another thread, never during `reset_to` or
+        `close`.
+        """
+
+    def publish(self, cut: int) -> None:
+        """The cut is committed: what was prepared for it may be shown. May come twice."""
+
+    @abstractmethod
+    def reset_to(self, prepared: Any | None) -> None:
+        """Come back to what `prepare` returned for a cut, None: to the beginning. What lies past it goes
+        away.
+        """
+
+
+class SinkSpec(OperatorSpec):
+    """The description of a sink."""
+
+    kind: ClassVar[Kind] = Kind.SINK
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> None:
+        self.check_input(inputs[0])
+
+    def check_input(self, schema: pa.Schema) -> None:
+        """Raises SchemaError if rows of this schema cannot be written."""
+
+    @abstractmethod
+    def open(self, context: OperatorContext) -> SinkWriter:
+        """A writer of this worker's part, not yet opened: `reset_to` comes first."""

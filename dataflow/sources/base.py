@@ -1,0 +1,110 @@
+"""What every source is: splits that can be read again from a position, dealt to workers.
+
+Rules of this file: types and two base classes. A *split* is one independently replayable piece of an input
+(here: one file in one pass). A *division* is what a step took: for each split it read, from where to where.
+Given the same division, `replay` gives the same rows, or fails; it never gives others.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.core.manifest import SplitPosition
+from dataflow.core.plan import Kind
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+
+Positions: TypeAlias = dict[str, SplitPosition]
+
+DONE_SPLITS: Final = ""
+"""The key under which a cut says how many of a worker's splits are read to their end: `position` is their
+number and `digest` that of their names. So a cut does not grow with the number of files read.
+"""
+
+
+class SplitDivision(NamedTuple):
+    """What one step took of one split. `digest` is that of everything up to `end`: a replay that reads other
+    bytes fails.
+    """
+
+    begin: int
+    end: int
+    digest: int
+    done: int = 0
+    """1: the split was at its end; what is appended to it later is not read in this pass."""
+
+
+Division: TypeAlias = dict[str, SplitDivision]
+"""Split -> what one step took of it, in the order of reading: the part of one source."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBatch:
+    """Some rows and where they came from."""
+
+    batch: pa.RecordBatch
+    pieces: "tuple[Piece, ...]"
+    bytes_read: int
+    data: bytes = b""
+    """What the rows were made of, for a source that needs it to say where a row stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch. Rows are counted only when someone
+    asks.
+    """
+
+    split: str
+    begin: int
+    end: int
+    at: int
+
+
+class SourceReader(Operator):
+    """A running source: the splits of one worker, and how far each is read."""
+
+    @abstractmethod
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        """Stand where a cut says; an empty mapping is the beginning. Checks that what was read is still
+        there.
+
+        Raises InputChangedError, InputListChangedError.
+        """
+
+    @abstractmethod
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        """The next rows, about `bytes_max` bytes of input, or None: nothing more at the moment."""
+
+    @abstractmethod
+    def replay(self, division: Division) -> list[SourceBatch]:
+        """Exactly the rows that a step took before. Raises InputChangedError."""
+
+    @abstractmethod
+    def take_division(self) -> Division:
+        """What was read or replayed since the last call: the part of this source in the step's division."""
+
+    @abstractmethod
+    def positions(self) -> Positions:
+        """How far everything is read, as a cut carries it."""
+
+    @property
+    @abstractmethod
+    def exhausted(self) -> bool:
+        """Whether every split is read to its end."""
+
+    @abstractmethod
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        """Where a row of the batch (None: some row of it) stands in the input, in words."""
+
+
+class SourceSpec(OperatorSpec):
+    """The description of a source."""
+
+    kind: ClassVar[Kind] = Kind.SOURCE
+
+    @abstractmethod
+    def open(self, context: OperatorContext) -> SourceReader:
+        """A reader of this worker's splits, at the beginning."""
