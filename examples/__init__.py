@@ -1,0 +1,1 @@
+"""Examples, and the demo that runs one of them under faults."""

@@ -1,0 +1,38 @@
+"""Counts the words of text files, durably, on Spark:  ./run python examples/wordcount.py OUT FILE...
+
+Every (word, new count) goes to OUT/part-w*.tsv; a word's last line is its count. Run it again after a crash,
+with a store named in DOS_STORE, and it goes on from the last cut.
+"""
+
+import os
+import sys
+
+import pyarrow.compute as pc
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from dataflow import FileSink, FileSource, Graph
+from spark_integration import run
+
+
+def split(batch):
+    words = pc.list_flatten(pc.ascii_split_whitespace(batch["line"]))
+    return {"word": words.filter(pc.not_equal(words, ""))}
+
+
+def wordcount(source, sink):
+    graph = Graph("wordcount")
+    lines = graph.source("lines", source)
+    words = lines.flat_map("words", split, schema="word string", takes="batch")
+    words.key_by("by_word", "word").count("counts").sink("out", sink)
+    return graph
+
+
+if __name__ == "__main__":
+    out, *paths = sys.argv[1:]
+    spark = SparkSession.builder.config(
+        conf=SparkConf().setIfMissing("spark.master", "local[4]")
+    ).getOrCreate()
+    region = run(spark, wordcount(FileSource(paths), FileSink(out)), store=os.environ.get("DOS_STORE"))
+    region.awaitTermination()
+    spark.stop()
