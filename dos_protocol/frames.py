@@ -81,17 +81,20 @@ class FrameDecoder:
     `wrote(count)`. With `copy=False` a frame's payload is a view that is good until the next call of
     `writable` or `receive`.
 
-    Memory: 16 KiB at first, 512 KiB once the peer fills that, and never more than one largest frame besides.
+    Memory: 16 KiB at first, `capacity_grown` once the peer fills that, and never more than one largest frame
+    besides. `capacity_grown` may be changed at any time.
     """
 
     def __init__(
         self,
         *,
         copy: bool = True,
+        capacity_grown: int = _CAPACITY_GROWN,
         meta_max: int = meta_bytes_max,
         payload_max: int = payload_bytes_max,
     ) -> None:
         self._copy = copy
+        self.capacity_grown = capacity_grown
         self._meta_max = meta_max
         self._payload_max = payload_max
         self._buffer = bytearray(_FIRST_CAPACITY)
@@ -124,7 +127,7 @@ class FrameDecoder:
             self._start = self._end = 0
         capacity = len(self._buffer)
         if self._end == capacity and self._start == 0:
-            self._grow(max(_CAPACITY_GROWN, self._needed))
+            self._grow(max(self.capacity_grown, self._needed))
         elif self._start and (self._start + self._needed > capacity or 2 * self._end > capacity):
             self._compact()
         return self._view[self._end :]

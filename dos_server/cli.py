@@ -1,0 +1,120 @@
+"""`dos serve`: one server in the foreground.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT; 2 usage, or refused: the data directory is in use or not one whole
+server's, an address that needs `--insecure`, or cannot be listened on.
+"""
+
+import ipaddress
+import json
+import logging
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import trio
+import typer
+
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.names import id_text
+from dos_server.embedded import DataDirectoryInUseError, OpenServer
+
+DEFAULT_ADDRESS = "127.0.0.1:9999"
+
+
+def serve(
+    data: Annotated[
+        Path, typer.Option(help="Directory that holds this server's objects; made when missing.")
+    ],
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")
+    ] = DEFAULT_ADDRESS,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Allow an address other machines can reach. No TLS: trust the network."
+        ),
+    ] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File whose first line every client must show as its token.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the line of the start as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log what happens to standard error.")] = False,
+) -> None:
+    """Serve the objects kept in a directory, until SIGTERM or SIGINT.
+
+    Example: dos serve --data /var/lib/dos --listen 127.0.0.1:9999
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    host, port = _parse_address(listen)
+    if not _is_loopback(host):
+        if not insecure:
+            _refuse(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1")
+        logging.getLogger("dos.server").warning("listening on %s without TLS, as --insecure says", host)
+    token = token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
+    _raise_file_limit()
+    try:
+        opened = OpenServer(data, host, port, token=token)
+    except DataDirectoryInUseError as error:
+        _refuse(f"{error}: stop it first, or use another directory")
+    except CorruptDataError as error:
+        _refuse(f"{data} is not one whole server's data: {error}")
+    except OSError as error:
+        _refuse(f"cannot serve {data} at {listen}: {error}")
+    try:
+        trio.run(_until_signal, opened, data, as_json)
+    finally:
+        opened.shut()
+
+
+async def _until_signal(opened: OpenServer, data: Path, as_json: bool) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(opened.server.serve, opened.listener)
+            _announce(opened, data, as_json=as_json)
+            async for _ in signals:
+                break
+            nursery.cancel_scope.cancel()
+
+
+def _announce(opened: OpenServer, data: Path, *, as_json: bool) -> None:
+    """One line, once it listens; programs that start a server wait for it."""
+    host, port = opened.address
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    server_id = id_text(opened.server.server_id)
+    if as_json:
+        line = json.dumps({"data": str(data), "address": address, "server_id": server_id})
+    else:
+        line = f"dos: serving {data} at {address}, server id {server_id}"
+    print(line, flush=True)
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        _refuse(f"--listen takes HOST:PORT with a port from 0 to 65535, not {text!r}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096) if hard > 0 else 4_096, hard))
+
+
+def _refuse(text: str) -> NoReturn:
+    print(f"dos serve: {text}", file=sys.stderr)
+    raise typer.Exit(2)

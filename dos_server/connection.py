@@ -1,0 +1,257 @@
+"""One connection: a reader that feeds frames to the core, a writer that sends what the core answers, both
+bounded.
+
+Reading goes on the raw socket: wait until it is readable, read as much as there is into the decoder, hand
+over all frames, tell that the batch ended. Back-pressure is not reading: while the core says so, or while
+this peer's answers pile up.
+
+Rules of this file: bytes and time-outs of one peer. What a frame means is decided in the core.
+"""
+
+import logging
+import socket
+from collections import deque
+from typing import Final, Protocol
+
+import trio
+
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import RemoteProtocolError
+from dos_protocol.frames import Frame, FrameDecoder, frame_head
+from dos_server.limits import (
+    connection_buffer_bytes,
+    frame_seconds_max,
+    hello_seconds_max,
+    outgoing_bytes_max,
+    send_seconds_max,
+    shrink_seconds,
+)
+
+log = logging.getLogger("dos.server")
+
+_IOV_MAX: Final = 64
+_SMALL_BUFFER_BYTES: Final = 64 * 1024
+
+
+class Owner(Protocol):
+    """What a connection needs of the server."""
+
+    def received(self, session: int, frame: Frame) -> None:
+        """A whole frame."""
+
+    def batch_ended(self) -> None:
+        """No more frames at hand."""
+
+    def half_closed(self, session: int) -> None:
+        """The peer sends no more; it may still read."""
+
+    def stalled(self, connection: "Connection") -> None:
+        """The connection waits for `look_again`."""
+
+    def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
+        """Nothing more can be framed on this connection."""
+
+    def may_read(self, session: int) -> bool:
+        """Whether the core takes more."""
+
+    def is_welcome(self, session: int) -> bool:
+        """Whether HELLO was answered."""
+
+    def may_hold_large_buffer(self) -> bool:
+        """Whether one more connection may read into a large buffer."""
+
+
+class Connection:
+    """See the module.
+
+    `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read.
+    """
+
+    def __init__(self, session: int, sock: socket.socket, owner: Owner) -> None:
+        self.session = session
+        self.outgoing_bytes = 0
+        self.reserved_bytes = 0
+        self.closing = False
+        self._room = trio.Event()
+        self._sock = sock
+        self._owner = owner
+        self._outgoing: deque[Buffer] = deque()
+        self._wake_writer = trio.Event()
+        self._decoder = FrameDecoder(copy=False, capacity_grown=_SMALL_BUFFER_BYTES)
+        self._scope = trio.CancelScope()
+        self._frame_began: float | None = None
+        self._last_read = 0.0
+
+    @property
+    def large(self) -> bool:
+        return self._decoder.capacity > _SMALL_BUFFER_BYTES
+
+    async def run(self) -> None:
+        """Serve the peer until it goes, breaks the protocol, or is told to. Closes the socket."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    await self._read()
+        except* OSError as group:
+            log.debug("session %d: %s", self.session, group.exceptions[0])
+        finally:
+            self.closing = True
+            self._room.set()
+            self._sock.close()
+
+    def close(self) -> None:
+        """End the connection once what was sent before has left, or at the time-out of sending."""
+        self.closing = True
+        self._wake_writer.set()
+        self._room.set()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self.closing = True
+        self._room.set()
+        self._scope.cancel()
+
+    # Reading
+
+    async def _read(self) -> None:
+        connected = trio.current_time()
+        while not self.closing:
+            if not self._feed():
+                await self.wait_for_room()
+                continue
+            with trio.move_on_at(self._deadline(connected)) as waiting:
+                count = await self._receive()
+            if waiting.cancelled_caught:
+                log.info("session %d: no whole frame in time, closed", self.session)
+                self.abort()
+            elif count == 0:
+                self._owner.half_closed(self.session)
+                return
+            else:
+                self._decoder.wrote(count)
+
+    async def _receive(self) -> int:
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                return self._sock.recv_into(self._decoder.writable())
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._sock)
+
+    def _deadline(self, connected: float) -> float:
+        """HELLO within 5 s, a frame begun within 30 s, an idle session never."""
+        if self._frame_began is not None:
+            return self._frame_began + frame_seconds_max
+        return float("inf") if self._owner.is_welcome(self.session) else connected + hello_seconds_max
+
+    def _wanted(self) -> bool:
+        """False is back-pressure.
+
+        The core is busy for this session, or the peer does not take its answers.
+        """
+        return self.outgoing_bytes <= outgoing_bytes_max and self._owner.may_read(self.session)
+
+    def _feed(self) -> bool:
+        """Hand over the frames at hand. False: not all of them, because of back-pressure."""
+        decoder, owner, session = self._decoder, self._owner, self.session
+        frames = 0
+        try:
+            while (wanted := self._wanted()) and (frame := decoder.next_frame()) is not None:
+                owner.received(session, frame)
+                frames += 1
+        except RemoteProtocolError as error:
+            owner.batch_ended()
+            owner.bad_frame(session, error)
+            return True
+        if frames:
+            owner.batch_ended()
+            self._last_read = trio.current_time()
+        if not wanted or not decoder.buffered:
+            self._frame_began = None
+        elif frames or self._frame_began is None:
+            self._frame_began = trio.current_time()
+        if decoder.buffered and not self.large and owner.may_hold_large_buffer():
+            decoder.capacity_grown = connection_buffer_bytes
+        return wanted
+
+    async def wait_for_room(self) -> None:
+        """Until something changed about back-pressure.
+
+        The peer took answers, the core got on, or the end came.
+        """
+        if self._room.is_set():
+            self._room = trio.Event()
+        self._owner.stalled(self)
+        if not self.closing:
+            await self._room.wait()
+
+    def look_again(self) -> None:
+        """Something may have changed about back-pressure."""
+        self._room.set()
+
+    def shrink_if_idle(self, now: float) -> None:
+        """Give memory back: an idle session may stay for ever, and there may be many."""
+        if now - self._last_read > shrink_seconds:
+            self._decoder.shrink()
+            self._decoder.capacity_grown = _SMALL_BUFFER_BYTES
+
+    # Writing
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame. `flush` or the writer sends it."""
+        head = frame_head(frame)
+        self._outgoing.append(head)
+        self.outgoing_bytes += len(head)
+        if frame.payload:
+            self._outgoing.append(frame.payload)
+            self.outgoing_bytes += len(frame.payload)
+
+    def flush(self) -> None:
+        """Send what the socket takes at once, without a task switch; the writer does the rest."""
+        if self._outgoing:
+            try:
+                self._send_some()
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                self.abort()
+                return
+            if self._outgoing:
+                self._wake_writer.set()
+
+    def _send_some(self) -> None:
+        outgoing = self._outgoing
+        group = [outgoing[index] for index in range(min(len(outgoing), _IOV_MAX))]
+        count = self._sock.sendmsg(group)
+        self.outgoing_bytes -= count
+        while count:
+            first = outgoing.popleft()
+            if count < len(first):
+                outgoing.appendleft(memoryview(first)[count:])
+                break
+            count -= len(first)
+        if self.outgoing_bytes <= outgoing_bytes_max:
+            self._room.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake_writer.wait()
+            while self._outgoing:
+                with trio.move_on_after(send_seconds_max) as waiting:
+                    await trio.lowlevel.wait_writable(self._sock)
+                if waiting.cancelled_caught:
+                    log.info("session %d: takes nothing for %d s, closed", self.session, send_seconds_max)
+                    self.abort()
+                    return
+                try:
+                    self._send_some()
+                except (BlockingIOError, InterruptedError):
+                    continue
+                except OSError:
+                    self.abort()
+                    return
+            if self.closing:
+                self._scope.cancel()
+                return
+            self._wake_writer = trio.Event()

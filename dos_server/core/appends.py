@@ -1,0 +1,180 @@
+"""Appends: checked, written, synced, told; and the disk's reports about them.
+
+Rules of this file: the life of an append. Claims are decided in `claims`, sizes and digests in
+`object_state`.
+"""
+
+from collections.abc import Iterable
+
+from dos_protocol import limits as wire
+from dos_protocol import messages as m
+from dos_protocol.errors import ErrorCode
+from dos_protocol.session_states import SessionState
+from dos_server.core import vocabulary as v
+from dos_server.core.claims import Claims
+from dos_server.core.directory_state import DirectoryState
+from dos_server.core.object_state import ObjectState, Ticket
+from dos_server.core.reads import Reads
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+from dos_server.limits import watermark_seconds_max
+
+
+class Appends:
+    """See the module."""
+
+    def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
+        self._tables = tables
+        self._claims = claims
+        self._reads = reads
+
+    def append(self, session: Session, request: m.Append, request_id: int) -> None:
+        directory = self._tables.directory_of(session, request_id)
+        if directory is None or not self._may_append(session, directory, request_id):
+            return
+        state = directory.objects.get(request.name)
+        if state is None:
+            if not self._tables.name_is_good(session, request.name, request_id):
+                return
+            if len(directory.objects) >= wire.entries_max:
+                text = f"a directory holds at most {wire.entries_max} objects"
+                self._tables.refuse(session, ErrorCode.NO_SPACE, text, request_id, wire.entries_max)
+                return
+            state = ObjectState(directory.name, request.name)
+        refusal = state.refuses(request, session.number)
+        if refusal is not None:
+            self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+            return
+        directory.objects[request.name] = state
+        session.wrote = True
+        if not len(request.payload) and (state.exists or state.tickets):
+            if state.settled:
+                self.tell(state, session)
+            return
+        state.accept(request.payload, session.number, request_id)
+        session.unsynced_bytes += len(request.payload)
+        session.unsynced_appends += 1
+        self._tables.touched[state] = directory
+
+    def _may_append(self, session: Session, directory: DirectoryState, request_id: int) -> bool:
+        """The claim is checked now, when the append is carried out, not when it was sent (R2)."""
+        if not directory.claimed or directory.holder is session:
+            return True
+        held = directory.claim
+        if session.state is SessionState.SUPERSEDED:
+            code, text = ErrorCode.FENCED, f"epoch {held.epoch} of {directory.name} is held by another writer"
+        else:
+            code, text = (
+                ErrorCode.NOT_CLAIMED,
+                f"{directory.name} has a writer, and this session has no claim",
+            )
+        self._tables.refuse(session, code, text, request_id, held.epoch)
+        return False
+
+    def batch_ended(self, event: v.BatchEnded | None = None) -> None:
+        """Write what was accepted: adjacent appends of a batch share extents."""
+        del event
+        touched = self._tables.touched
+        if touched:
+            self._tables.touched = {}
+            for state, directory in touched.items():
+                self._write_and_sync(directory, state)
+
+    def _write_and_sync(self, directory: DirectoryState, state: ObjectState) -> None:
+        write = state.next_write(directory.claim.epoch)
+        if write is not None:
+            self._tables.effects.append(write)
+        sync = state.next_sync()
+        if sync is not None:
+            self._tables.effects.append(sync)
+
+    def written(self, event: v.Written) -> None:
+        directory = self._tables.directories[event.directory]
+        state = directory.objects[event.name]
+        if event.trouble is v.Trouble.NONE:
+            state.wrote()
+            if not directory.exists:
+                self._claims.now_exists(directory)
+            if state.tickets:
+                self._tables.untold.setdefault(state, self._tables.now + watermark_seconds_max)
+            self._write_and_sync(directory, state)
+        elif event.trouble is v.Trouble.NO_SPACE:
+            refused = state.undo_write()
+            if not state.exists:
+                del directory.objects[event.name]
+            self._refuse_tickets(
+                refused, ErrorCode.NO_SPACE, f"no space for {event.name}; nothing was written"
+            )
+        else:
+            self._poison(state)
+        self._claims.grant_if_ready(directory)
+
+    def synced(self, event: v.Synced) -> None:
+        directory = self._tables.directories[event.directory]
+        state = directory.objects[event.name]
+        if state.poisoned:
+            return
+        if event.trouble is not v.Trouble.NONE:
+            self._poison(state)
+        else:
+            settled = state.was_synced()
+            self._tables.effects.append(v.SetMark(directory.name, state.name, state.synced, poisoned=False))
+            self._tell_tickets(directory, state, settled)
+            self._reads.wake(state)
+            sync = state.next_sync()
+            if sync is not None:
+                self._tables.effects.append(sync)
+        self._claims.grant_if_ready(directory)
+
+    def _tell_tickets(self, directory: DirectoryState, state: ObjectState, settled: Iterable[Ticket]) -> None:
+        last = None
+        for ticket in settled:
+            session = self._release(ticket)
+            if session is not None and session is not last and self.may_hear(session, directory):
+                self.tell(state, session)
+                last = session
+        if not state.tickets:
+            self._tables.untold.pop(state, None)
+
+    def may_hear(self, session: Session, directory: DirectoryState) -> bool:
+        """Only the directory's writer hears watermarks; in a directory nobody claimed, whoever appends."""
+        if session.closed or session.directory != directory.name:
+            return False
+        return directory.holder is session if directory.claimed else True
+
+    def tell(self, state: ObjectState, session: Session) -> None:
+        self._tables.untold.pop(state, None)
+        self._tables.send(session, m.Watermark(state.name, state.written, state.synced))
+
+    def _release(self, ticket: Ticket) -> Session | None:
+        session = self._tables.sessions.get(ticket.session)
+        if session is not None:
+            session.unsynced_bytes -= ticket.bytes
+            session.unsynced_appends -= 1
+            if session.leaving:
+                self._tables.settled.append(session)
+        return session
+
+    def _refuse_tickets(self, tickets: Iterable[Ticket], code: ErrorCode, text: str) -> None:
+        for ticket in tickets:
+            session = self._release(ticket)
+            if session is not None:
+                self._tables.refuse(session, code, text, ticket.request_id)
+
+    def _poison(self, state: ObjectState) -> None:
+        tickets = state.poison()
+        self._tables.effects.append(v.SetMark(state.directory, state.name, state.synced, poisoned=True))
+        self._tables.untold.pop(state, None)
+        text = f"{state.name} is poisoned: a write or sync of it failed"
+        self._refuse_tickets(tickets, ErrorCode.POISONED, text)
+        self._reads.end_waiting(state, ErrorCode.POISONED, text)
+
+    def tick(self) -> None:
+        """Tell what has been written and not told for a while, though no sync has ended."""
+        tables = self._tables
+        for state in [state for state, due in tables.untold.items() if due <= tables.now]:
+            del tables.untold[state]
+            session = tables.sessions.get(state.tickets[-1].session) if state.tickets else None
+            directory = tables.directories.get(state.directory)
+            if session is not None and directory is not None and self.may_hear(session, directory):
+                self.tell(state, session)

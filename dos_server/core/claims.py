@@ -1,0 +1,141 @@
+"""Opening and claiming directories: CWD, and the disk's reports about it.
+
+Rules of this file: who is in which directory, and who may write it. A refused CWD leaves the session where it
+was.
+"""
+
+from dos_protocol import messages as m
+from dos_protocol.errors import ErrorCode
+from dos_protocol.names import id_text
+from dos_protocol.session_states import SessionEvent, SessionState
+from dos_server.core import vocabulary as v
+from dos_server.core.directory_state import Claimant, DirectoryState, Loading, Opening
+from dos_server.core.object_state import ObjectState
+from dos_server.core.records import Claim
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+
+
+class Claims:
+    """See the module."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def change_directory(self, session: Session, request: m.ChangeDirectory, request_id: int) -> None:
+        tables = self._tables
+        if not tables.name_is_good(session, request.directory, request_id):
+            return
+        session.opening = request.directory
+        directory = tables.directories.get(request.directory)
+        if directory is None:
+            directory = tables.directories[request.directory] = DirectoryState(request.directory)
+            tables.effects.append(v.LoadDirectory(request.directory))
+        opening = Opening(session, request, request_id)
+        if directory.loading is Loading.LOADING:
+            directory.opening.append(opening)
+        else:
+            self._open(directory, opening)
+
+    def directory_loaded(self, event: v.DirectoryLoaded) -> None:
+        directory = self._tables.directories[event.directory]
+        directory.loading = Loading.BROKEN if event.problem else Loading.READY
+        directory.problem = event.problem
+        directory.exists = event.exists
+        directory.claim = directory.stored = event.claim
+        directory.objects = {
+            name: ObjectState(event.directory, name, found) for name, found in sorted(event.objects.items())
+        }
+        openings, directory.opening = directory.opening, []
+        for opening in openings:
+            self._open(directory, opening)
+        self._tables.forget_idle()
+
+    def _open(self, directory: DirectoryState, opening: Opening) -> None:
+        if directory.loading is Loading.BROKEN:
+            self._not_opened(opening, ErrorCode.CORRUPT, directory.problem)
+        elif opening.request.claim:
+            self._claim(directory, opening)
+        else:
+            self._opened(directory, opening, SessionEvent.OPENED)
+
+    def _claim(self, directory: DirectoryState, opening: Opening) -> None:
+        claim = Claim(opening.request.epoch, opening.request.writer_id)
+        if not directory.may_claim(claim):
+            held = directory.claim
+            text = f"epoch {claim.epoch} of {directory.name}: {id_text(held.writer_id)} holds {held.epoch}"
+            self._not_opened(opening, ErrorCode.FENCED, text, held.epoch)
+            return
+        self._supersede(directory, claim, opening.session)
+        directory.hold(claim, opening)
+        self._store(directory)
+        self.grant_if_ready(directory)
+
+    def _supersede(self, directory: DirectoryState, claim: Claim, newcomer: Session) -> None:
+        """Every older writer of the directory is told, and hears nothing more (R3)."""
+        text = f"epoch {claim.epoch} of {directory.name} was claimed by {id_text(claim.writer_id)}"
+        older = directory.claimant
+        if older is not None and older.session is not newcomer:
+            self._not_opened(older, ErrorCode.FENCED, text, claim.epoch)
+        for other in list(directory.sessions.values()):
+            if other is newcomer or other.state is SessionState.SUPERSEDED:
+                continue
+            if other.state is SessionState.CLAIMED or other.wrote:
+                other.move(SessionEvent.SUPERSEDED)
+                self._tables.refuse(other, ErrorCode.FENCED, text, 0, claim.epoch)
+
+    def _not_opened(self, opening: Claimant, code: ErrorCode, text: str, actual: int = 0) -> None:
+        """CWD is refused: the session is where it was before."""
+        opening.session.opening = None
+        self._tables.opened.append(opening.session)
+        self._tables.refuse(opening.session, code, text, opening.request_id, actual)
+
+    def _opened(self, directory: DirectoryState, opening: Claimant, event: SessionEvent) -> None:
+        session = opening.session
+        if session.directory != directory.name:
+            self._tables.leave_directory(session)
+        session.move(event)
+        session.opening = None
+        session.directory = directory.name
+        session.wrote = False
+        directory.enter(session, holds=event is SessionEvent.CLAIMED)
+        self._tables.opened.append(session)
+        claim = directory.claim
+        entries = tuple(state.info() for state in directory.objects.values() if state.exists)
+        answer = m.DirectoryOpened(claim.epoch, claim.writer_id, entries)
+        self._tables.send(session, answer, opening.request_id)
+
+    def _store(self, directory: DirectoryState) -> None:
+        claim = directory.claim_to_store()
+        if claim is not None:
+            self._tables.effects.append(v.StoreClaim(directory.name, claim))
+
+    def claim_stored(self, event: v.ClaimStored) -> None:
+        directory = self._tables.directories[event.directory]
+        directory.storing = None
+        if event.trouble is v.Trouble.NONE:
+            directory.stored = event.claim
+            self.now_exists(directory)
+        elif directory.claim == event.claim:
+            self._claim_failed(directory, event.trouble)
+            return
+        self._store(directory)
+        self.grant_if_ready(directory)
+
+    def now_exists(self, directory: DirectoryState) -> None:
+        """Its folder is there: LIST may show it."""
+        directory.exists = True
+        self._tables.directory_names.add(directory.name)
+
+    def _claim_failed(self, directory: DirectoryState, trouble: v.Trouble) -> None:
+        claimant, directory.claimant = directory.claimant, None
+        if claimant is not None:
+            code = ErrorCode.NO_SPACE if trouble is v.Trouble.NO_SPACE else ErrorCode.POISONED
+            text = f"the claim of {directory.name} could not be put on stable storage"
+            self._not_opened(claimant, code, text)
+
+    def grant_if_ready(self, directory: DirectoryState) -> None:
+        """Answer the claimant once its claim is durable and everything older is settled (R2, R4)."""
+        if directory.claimant is not None and directory.claim_ready:
+            claimant, directory.claimant = directory.claimant, None
+            self._opened(directory, claimant, SessionEvent.CLAIMED)

@@ -1,0 +1,157 @@
+"""Extents: what one write puts into an object's file. Rules of this file: bytes to header and back, and
+cutting accepted appends into extents. Pure; where the bytes lie and when they are durable is not known here.
+
+Layout (big-endian): a header of 64 bytes, then the payload, then the next extent.
+
+    offset 0   magic 2 = D0 58
+    offset 2   version u8 = 1
+    offset 3   reserved u8 = 0
+    offset 4   flags u16 = 0
+    offset 6   reserved u16 = 0
+    offset 8   payload bytes u32
+    offset 12  reserved u32 = 0
+    offset 16  logical offset u64
+    offset 24  epoch u64            of the claim that wrote it, 0 without one
+    offset 32  durable u64          logical size known to be synced when it was written
+    offset 40  payload digest u64   xxh3-64 of the payload
+    offset 48  prefix digest u64    fold over the full 64 KiB blocks of content below the logical offset
+    offset 56  header digest u64    xxh3-64 of the first 56 bytes, seeded with xxh3-64 of "directory/object"
+
+A header is valid if and only if (1) the header digest matches, (2) magic, version and reserved bytes are as
+above, (3) the payload has 1 to 256 KiB, (4) durable <= logical offset. An extent is valid if its header is
+and the payload digest matches.
+
+The header has its own digest, or a flipped length would look like a torn tail. It is seeded with the object's
+name, so a file or block that belongs to another object is not taken for this one's. The prefix digest is that
+of whole blocks, so the fold resumes at any extent after reading less than a block before it: a digest of any
+prefix costs one read.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+
+import xxhash
+
+from dos_protocol.digests import Buffer, digest64
+from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
+
+MAGIC: Final = b"\xd0\x58"
+VERSION: Final = 1
+_BEFORE_DIGEST: Final = struct.Struct(">2sBBHHIIQQQQQ")
+_HEADER: Final = struct.Struct(">2sBBHHIIQQQQQQ")
+_DIGEST: Final = struct.Struct(">Q")
+_DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
+assert _HEADER.size == extent_header_bytes == 64
+assert _DIGESTED_BYTES == 56
+
+
+class HeaderFault(Enum):
+    """Why 64 bytes are not a header of this object."""
+
+    DIGEST = "the header digest does not match"
+    FORMAT = "the header digest matches, but this version is not known"
+
+
+class ExtentHeader(NamedTuple):
+    """One header. `end` is the logical offset after the extent."""
+
+    payload_bytes: int
+    offset: int
+    epoch: int
+    durable: int
+    payload_digest: int
+    prefix_digest: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.payload_bytes
+
+
+class Piece(NamedTuple):
+    """Accepted bytes at a logical offset, at most one extent long; with the fold of the blocks below."""
+
+    offset: int
+    prefix_digest: int
+    data: Buffer
+
+
+def object_seed(directory: str, name: str) -> int:
+    """The seed of an object's header digests."""
+    return digest64(f"{directory}/{name}".encode("ascii"))
+
+
+def encode_header(header: ExtentHeader, seed: int) -> bytes:
+    """The 64 bytes."""
+    head = _BEFORE_DIGEST.pack(
+        MAGIC,
+        VERSION,
+        0,
+        0,
+        0,
+        header.payload_bytes,
+        0,
+        header.offset,
+        header.epoch,
+        header.durable,
+        header.payload_digest,
+        header.prefix_digest,
+    )
+    return head + _DIGEST.pack(digest64(head, seed))
+
+
+def decode_header(data: Buffer, seed: int, position: int = 0) -> ExtentHeader | HeaderFault:
+    """The header at a position of the bytes (64 of them must be there), or what is wrong with it."""
+    (
+        magic,
+        version,
+        r0,
+        flags,
+        r1,
+        count,
+        r2,
+        offset,
+        epoch,
+        durable,
+        payload_digest,
+        prefix_digest,
+        digest,
+    ) = _HEADER.unpack_from(data, position)
+    if digest64(memoryview(data)[position : position + _DIGESTED_BYTES], seed) != digest:
+        return HeaderFault.DIGEST
+    if magic != MAGIC or version != VERSION or flags or r0 or r1 or r2:
+        return HeaderFault.FORMAT
+    if not 1 <= count <= extent_payload_bytes_max or durable > offset:
+        return HeaderFault.FORMAT
+    return ExtentHeader(count, offset, epoch, durable, payload_digest, prefix_digest)
+
+
+def build_extents(
+    pieces: Iterable[Piece], *, seed: int, epoch: int, durable: int
+) -> Iterator[tuple[ExtentHeader, list[Buffer]]]:
+    """Extents for adjacent pieces, in order: header, and the buffers to write (the header's bytes first)."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if group and size + len(piece.data) > extent_payload_bytes_max:
+            yield _extent(group, size, seed, epoch, durable)
+            group, size = [], 0
+        group.append(piece)
+        size += len(piece.data)
+    if group:
+        yield _extent(group, size, seed, epoch, durable)
+
+
+def _extent(
+    group: list[Piece], size: int, seed: int, epoch: int, durable: int
+) -> tuple[ExtentHeader, list[Buffer]]:
+    if len(group) == 1:
+        payload_digest = digest64(group[0].data)
+    else:
+        hasher = xxhash.xxh3_64()
+        for piece in group:
+            hasher.update(piece.data)
+        payload_digest = hasher.intdigest()
+    header = ExtentHeader(size, group[0].offset, epoch, durable, payload_digest, group[0].prefix_digest)
+    return header, [encode_header(header, seed), *(piece.data for piece in group)]

@@ -1,0 +1,245 @@
+"""One object: what was accepted, written, synced, and who waits to hear of it.
+
+    synced <= written <= accepted
+
+*accepted*: passed the size and digest check. *written*: in the file (a killed process does not lose it).
+*synced*: on stable storage, the directory entry too. Only `synced` is ever read by others, only a watermark
+tells it, and only after `Synced`.
+
+Group commit: at most one sync runs; it covers what was written before it was asked for, everything later
+waits for the next. A failed sync or a write of unknown effect poisons the object: nothing more is
+acknowledged until a restart, because the kernel forgets a failed sync and shows the lost bytes from its cache
+(reliability: fsync is never retried).
+
+Rules of this file: sizes, tickets and extents of one object. Claims and sessions are not known here.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from dos_protocol.digests import Buffer, PrefixDigest
+from dos_protocol.errors import ErrorCode
+from dos_protocol.limits import object_bytes_max
+from dos_protocol.messages import Append, Get, ObjectInfo
+from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.index import SparseIndex
+from dos_server.core.recovery_scan import Found
+from dos_server.core.vocabulary import Sync, Write
+from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
+
+
+class Ticket(NamedTuple):
+    """One accepted append, until it is synced or refused."""
+
+    end: int
+    session: int
+    request_id: int
+    bytes: int
+
+
+class Waiter(NamedTuple):
+    """A GET at the end of the object, until there is more or its time is up."""
+
+    session: int
+    request_id: int
+    get: Get
+    deadline: float
+
+
+class Refusal(NamedTuple):
+    """Why an append is not accepted."""
+
+    code: ErrorCode
+    message: str
+    actual: int = 0
+
+
+class Batch(NamedTuple):
+    """What is being written.
+
+    Where it ends, its extents for the index, the fold at its end, how many appends.
+    """
+
+    end: int
+    file_bytes: int
+    starts: list[tuple[int, int]]
+    fold: PrefixDigest
+    tickets: int
+
+
+class ObjectState:
+    """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical."""
+
+    def __init__(self, directory: str, name: str, found: Found | None = None) -> None:
+        self.directory = directory
+        self.name = name
+        self.seed = object_seed(directory, name)
+        self.fold = found.fold if found else PrefixDigest()
+        self.index = found.index if found else SparseIndex()
+        self.exists = found is not None
+        self.entry_durable = found is not None
+        self.written = self.synced = found.size if found else 0
+        self.file_bytes = found.file_bytes if found else 0
+        self.synced_digest = self.fold.value
+        self.corrupt_from: int | None = found.size if found and found.corrupt else None
+        self.poisoned = False
+        self.pieces: list[Piece] = []
+        self.tickets: deque[Ticket] = deque()
+        self.unwritten_tickets = 0
+        self.batch: Batch | None = None
+        self.digests: deque[tuple[int, int]] = deque()
+        self.written_fold = self.fold.copy()
+        self.sync_covers: int | None = None
+        self.told_received = self.written
+        self.waiters: list[Waiter] = []
+
+    @property
+    def accepted(self) -> int:
+        return self.fold.size
+
+    @property
+    def settled(self) -> bool:
+        """Nothing accepted is on its way to the disk, or ever will be."""
+        return (
+            self.batch is None
+            and not self.pieces
+            and self.sync_covers is None
+            and (self.poisoned or not self.needs_sync)
+        )
+
+    @property
+    def may_forget(self) -> bool:
+        """Nothing is lost when it is loaded again later. A poisoned object stays: a restart must judge it."""
+        return self.settled and not self.waiters and not self.poisoned
+
+    @property
+    def needs_sync(self) -> bool:
+        return self.exists and (self.written > self.synced or not self.entry_durable)
+
+    def info(self) -> ObjectInfo:
+        bad = self.poisoned or self.corrupt_from is not None
+        return ObjectInfo(
+            self.name, self.written, self.synced, self.synced_digest, bool(self.tickets), bad, self.poisoned
+        )
+
+    def refuses(self, append: Append, session: int) -> Refusal | None:
+        """Why the append cannot be taken now, or None. Has no effect."""
+        if self.poisoned:
+            return Refusal(
+                ErrorCode.POISONED, f"{self.name} is poisoned: a write or sync of it failed", self.synced
+            )
+        if self.corrupt_from is not None:
+            return Refusal(
+                ErrorCode.CORRUPT, f"{self.name} is damaged from {self.corrupt_from} on", self.corrupt_from
+            )
+        if self.tickets and self.tickets[-1].session != session:
+            return Refusal(ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted)
+        if append.expected_size != self.accepted:
+            return Refusal(
+                ErrorCode.SIZE_MISMATCH,
+                f"{self.name} has {self.accepted} bytes, not {append.expected_size}",
+                self.accepted,
+            )
+        if append.prefix_digest != self.fold.value:
+            return Refusal(
+                ErrorCode.DIGEST_MISMATCH,
+                f"the content of {self.name} below {self.accepted} has digest {self.fold.value:016x},"
+                f" not {append.prefix_digest:016x}",
+                self.fold.value,
+            )
+        if self.accepted + len(append.payload) > object_bytes_max:
+            return Refusal(
+                ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
+            )
+        return None
+
+    def accept(self, payload: Buffer, session: int, request_id: int) -> None:
+        """Take the bytes. The caller has asked `refuses`."""
+        fold, count = self.fold, len(payload)
+        if count <= extent_payload_bytes_max:
+            if count:
+                self.pieces.append(Piece(fold.size, fold.blocks_digest, payload))
+                fold.update(payload)
+        else:
+            view = memoryview(payload)
+            for start in range(0, count, extent_payload_bytes_max):
+                part = view[start : start + extent_payload_bytes_max]
+                self.pieces.append(Piece(fold.size, fold.blocks_digest, part))
+                fold.update(part)
+        self.tickets.append(Ticket(fold.size, session, request_id, count))
+        self.unwritten_tickets += 1
+
+    def next_write(self, epoch: int) -> Write | None:
+        """Everything accepted, as extents to write now.
+
+        None while a write is under way or there is nothing.
+        """
+        if self.batch is not None or not self.unwritten_tickets or self.poisoned:
+            return None
+        position, starts, buffers = self.file_bytes, [], []
+        for header, parts in build_extents(self.pieces, seed=self.seed, epoch=epoch, durable=self.synced):
+            starts.append((header.offset, position))
+            position += extent_header_bytes + header.payload_bytes
+            buffers += parts
+        self.batch = Batch(self.accepted, position, starts, self.fold.copy(), self.unwritten_tickets)
+        self.unwritten_tickets = 0
+        self.pieces = []
+        return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
+
+    def wrote(self) -> None:
+        """The batch is in the file."""
+        batch = self._take_batch()
+        for offset, position in batch.starts:
+            self.index.add(offset, position)
+        self.exists = True
+        self.written, self.file_bytes = batch.end, batch.file_bytes
+        self.written_fold = batch.fold
+        self.digests.append((batch.end, batch.fold.value))
+
+    def undo_write(self) -> list[Ticket]:
+        """Nothing of the batch is in the file.
+
+        Forget it and what was accepted after it. Gives the tickets refused.
+        """
+        batch = self._take_batch()
+        refused = batch.tickets + self.unwritten_tickets
+        self.unwritten_tickets = 0
+        self.pieces = []
+        self.fold = self.written_fold.copy()
+        return [self.tickets.pop() for _ in range(refused)][::-1]
+
+    def poison(self) -> list[Ticket]:
+        """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be."""
+        self.poisoned = True
+        self.batch = None
+        self.sync_covers = None
+        self.unwritten_tickets = 0
+        self.pieces = []
+        self.fold = self.written_fold.copy()
+        tickets = list(self.tickets)
+        self.tickets.clear()
+        return tickets
+
+    def next_sync(self) -> Sync | None:
+        """A sync of what is written, if one is due and none runs."""
+        if self.sync_covers is not None or self.poisoned or not self.needs_sync:
+            return None
+        self.sync_covers = self.written
+        return Sync(self.directory, self.name, not self.entry_durable)
+
+    def was_synced(self) -> list[Ticket]:
+        """The sync ended well: what it covers is on stable storage. Gives the tickets it settles."""
+        assert self.sync_covers is not None, "a sync ended that was not asked for"
+        self.synced, self.sync_covers = self.sync_covers, None
+        self.entry_durable = True
+        while self.digests and self.digests[0][0] <= self.synced:
+            self.synced_digest = self.digests.popleft()[1]
+        settled = []
+        while self.tickets and self.tickets[0].end <= self.synced:
+            settled.append(self.tickets.popleft())
+        return settled
+
+    def _take_batch(self) -> Batch:
+        assert self.batch is not None, "a write ended that was not under way"
+        batch, self.batch = self.batch, None
+        return batch

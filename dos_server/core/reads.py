@@ -1,0 +1,171 @@
+"""Reading: GET with its waiting, STAT, LIST; and the disk's answers.
+
+Rules of this file: nothing here changes an object, but for noting that stored bytes turned out bad.
+"""
+
+from collections.abc import Iterable
+
+from dos_protocol import limits as wire
+from dos_protocol import messages as m
+from dos_protocol.errors import ErrorCode
+from dos_server.core import vocabulary as v
+from dos_server.core.object_state import ObjectState, Waiter
+from dos_server.core.scan import fold_start
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+
+
+class Reads:
+    """See the module."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def get(self, session: Session, request: m.Get, request_id: int) -> None:
+        target = self._tables.target(session, request.name, request_id)
+        if target is None:
+            return
+        state = target.state
+        good = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
+        if state.corrupt_from is not None and request.offset >= good:
+            text = f"{state.name} is damaged from {good} on"
+            self._tables.refuse(session, ErrorCode.CORRUPT, text, request_id, good)
+        elif request.offset > good:
+            text = f"offset {request.offset} of {state.name}, of which {good} bytes are durable"
+            self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, good)
+        elif request.offset < good and request.max_bytes:
+            self._read(session, state, request, request_id, good)
+        elif request.offset == good and request.wait_ms and request.max_bytes and not state.poisoned:
+            wait_ms = min(request.wait_ms, wire.get_wait_ms_max)
+            session.pending += 1
+            state.waiters.append(
+                Waiter(session.number, request_id, request, self._tables.now + wait_ms / 1000)
+            )
+            self._tables.waiting[state] = None
+        else:
+            self._tables.send(session, m.Data(state.name, request.offset, state.synced, b""), request_id)
+
+    def _read(self, session: Session, state: ObjectState, request: m.Get, request_id: int, good: int) -> None:
+        session.pending += 1
+        count = min(request.max_bytes, wire.payload_bytes_max, good - request.offset)
+        place = state.index.find(request.offset)
+        end = request.offset + count
+        self._tables.effects.append(
+            v.ReadData(session.number, request_id, state.directory, state.name, place, request.offset, end)
+        )
+
+    def got_data(self, event: v.GotData) -> None:
+        read = event.read
+        session = self._tables.answerable(read.session)
+        damaged_at = event.damaged_at
+        if damaged_at is not None:
+            self._damaged(read.directory, read.name, damaged_at)
+        if session is None:
+            return
+        if damaged_at is not None:
+            text = f"{read.name} is damaged from {damaged_at} on"
+            self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, damaged_at)
+        else:
+            state = self._tables.find(read.directory, read.name)
+            synced = state.synced if state else read.end
+            self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
+
+    def _damaged(self, directory_name: str, name: str, offset: int) -> None:
+        """Bytes that were good are not: this copy stops counting from there on."""
+        state = self._tables.find(directory_name, name)
+        if state is not None:
+            state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
+
+    def wake(self, state: ObjectState) -> None:
+        """There is more to read: answer the GETs that waited for it."""
+        waiters, state.waiters = state.waiters, []
+        self._tables.waiting.pop(state, None)
+        for waiter in waiters:
+            session = self._tables.answerable(waiter.session)
+            if session is not None:
+                self.get(session, waiter.get, waiter.request_id)
+
+    def end_waiting(self, state: ObjectState, code: ErrorCode, text: str) -> None:
+        waiters, state.waiters = state.waiters, []
+        self._tables.waiting.pop(state, None)
+        for waiter in waiters:
+            session = self._tables.answerable(waiter.session)
+            if session is not None:
+                self._tables.refuse(session, code, text, waiter.request_id, state.synced)
+
+    def tick(self) -> None:
+        """Answer the GETs whose time is up."""
+        now = self._tables.now
+        for state in list(self._tables.waiting):
+            due = [waiter for waiter in state.waiters if waiter.deadline <= now]
+            if due:
+                state.waiters = [waiter for waiter in state.waiters if waiter.deadline > now]
+                self._give_up(state, due)
+
+    def _give_up(self, state: ObjectState, waiters: Iterable[Waiter]) -> None:
+        if not state.waiters:
+            self._tables.waiting.pop(state, None)
+        for waiter in waiters:
+            session = self._tables.answerable(waiter.session)
+            if session is not None:
+                data = m.Data(state.name, waiter.get.offset, state.synced, b"")
+                self._tables.send(session, data, waiter.request_id)
+
+    def stop_waiting(self, session: Session) -> None:
+        """The session is leaving: what it waits for is answered with what there is."""
+        for state in list(self._tables.waiting):
+            mine = [one for one in state.waiters if one.session == session.number]
+            if mine:
+                state.waiters = [one for one in state.waiters if one.session != session.number]
+                self._give_up(state, mine)
+
+    def stat(self, session: Session, request: m.Stat, request_id: int) -> None:
+        target = self._tables.target(session, request.name, request_id)
+        if target is None:
+            return
+        state = target.state
+        at, info = request.digest_at, state.info()
+        if at == m.NO_DIGEST:
+            self._tables.send(session, m.StatResult(info, at, 0), request_id)
+        elif at == state.synced and state.corrupt_from is None:
+            self._tables.send(session, m.StatResult(info, at, state.synced_digest), request_id)
+        elif state.corrupt_from is not None and at > state.corrupt_from:
+            text = f"{state.name} is damaged from {state.corrupt_from} on"
+            self._tables.refuse(session, ErrorCode.CORRUPT, text, request_id, state.corrupt_from)
+        elif at > state.synced:
+            text = f"digest at {at} of {state.name}, of which {state.synced} bytes are durable"
+            self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, state.synced)
+        else:
+            session.pending += 1
+            place = state.index.find(fold_start(at))
+            self._tables.effects.append(
+                v.ReadDigest(session.number, request_id, state.directory, state.name, place, at)
+            )
+
+    def got_digest(self, event: v.GotDigest) -> None:
+        read = event.read
+        session = self._tables.answerable(read.session)
+        if event.damaged_at is not None:
+            self._damaged(read.directory, read.name, event.damaged_at)
+        state = self._tables.find(read.directory, read.name)
+        if session is None:
+            return
+        if event.damaged_at is not None or state is None:
+            text = f"{read.name} is damaged from {event.damaged_at} on"
+            self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, event.damaged_at or 0)
+        else:
+            self._tables.send(session, m.StatResult(state.info(), read.size, event.digest), read.request_id)
+
+    def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
+        if session.directory is not None:
+            directory = self._tables.directory_of(session, request_id)
+            if directory is None:
+                return
+            infos = {name: state for name, state in directory.objects.items() if state.exists}
+            names: Iterable[str] = infos
+        else:
+            infos, names = {}, self._tables.directory_names
+        found = sorted(name for name in names if name > request.after and name.startswith(request.prefix))
+        page = found[: min(request.entries_max, wire.entries_max)]
+        entries = tuple(infos[name].info() if infos else m.ObjectInfo(name) for name in page)
+        self._tables.send(session, m.Listing(entries, len(found) > len(page)), request_id)

@@ -1,0 +1,107 @@
+"""The small records of a data directory: claim, mark, identity. Rules of this file: bytes and back.
+
+Claim, `d/DIR/.claim`, replaced whole (temp, fsync, rename, fsync of the folder) before a claim is answered:
+
+    magic 2 = D0 4C | version u8 = 1 | reserved u8 = 0 | epoch u64 | writer id 16 | xxh3-64 over everything
+    before
+
+Mark, 256 bytes in `d/DIR/.marks`, one an object, overwritten in place after each sync and before it is
+acknowledged, not synced itself: name 128, zero-padded | synced u64 | flags u8 (1 poisoned) | reserved 111 |
+xxh3-64 over everything before. A mark is a *lower bound* of what was synced. It survives a killed process; a
+power cut may leave an older one, or none. So bytes missing below the mark are damage, never a torn write. A
+mark that is not valid says nothing.
+
+Identity, `identity`: the server's id as 32 hex digits and a newline.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from dos_protocol.digests import digest64
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.limits import name_bytes_max
+from dos_protocol.names import NO_ID, id_text, is_name, parse_id
+from dos_server.limits import mark_bytes
+
+_CLAIM_MAGIC: Final = b"\xd0\x4c"
+_CLAIM: Final = struct.Struct(">2sBBQ16s")
+_MARK: Final = struct.Struct(f">{name_bytes_max}sQB111s")
+_DIGEST: Final = struct.Struct(">Q")
+CLAIM_BYTES: Final = _CLAIM.size + _DIGEST.size
+assert CLAIM_BYTES == 36
+assert _MARK.size + _DIGEST.size == mark_bytes
+
+
+class Claim(NamedTuple):
+    """Who may write a directory. Epoch 0: nobody ever claimed it."""
+
+    epoch: int
+    writer_id: bytes
+
+
+NO_CLAIM: Final = Claim(0, NO_ID)
+
+
+class Mark(NamedTuple):
+    """What an object had synced at least, and whether a sync of it failed."""
+
+    name: str
+    synced: int
+    poisoned: bool = False
+
+
+def encode_claim(claim: Claim) -> bytes:
+    body = _CLAIM.pack(_CLAIM_MAGIC, 1, 0, claim.epoch, claim.writer_id)
+    return body + _DIGEST.pack(digest64(body))
+
+
+def decode_claim(data: bytes, where: str) -> Claim:
+    """The claim in the bytes. Raises CorruptDataError for anything but one whole claim."""
+    if len(data) != CLAIM_BYTES:
+        raise CorruptDataError(where, 0, f"a claim of {CLAIM_BYTES} bytes", f"{len(data)} bytes", _CLAIM_HINT)
+    body, (digest,) = data[: _CLAIM.size], _DIGEST.unpack_from(data, _CLAIM.size)
+    if digest64(body) != digest:
+        raise CorruptDataError(where, 0, f"digest {digest64(body):016x}", f"{digest:016x}", _CLAIM_HINT)
+    magic, version, reserved, epoch, writer_id = _CLAIM.unpack(body)
+    if magic != _CLAIM_MAGIC or version != 1 or reserved:
+        raise CorruptDataError(where, 0, "claim version 1", body[:4].hex(), "use a newer release")
+    return Claim(epoch, writer_id)
+
+
+_CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the server"
+
+
+def encode_mark(mark: Mark) -> bytes:
+    body = _MARK.pack(mark.name.encode("ascii"), mark.synced, mark.poisoned, b"")
+    return body + _DIGEST.pack(digest64(body))
+
+
+def decode_marks(data: bytes) -> list[Mark | None]:
+    """The marks by slot; None where the slot holds no valid mark."""
+    marks: list[Mark | None] = []
+    for start in range(0, len(data) - mark_bytes + 1, mark_bytes):
+        body = data[start : start + _MARK.size]
+        (digest,) = _DIGEST.unpack_from(data, start + _MARK.size)
+        name, synced, flags, _ = _MARK.unpack(body)
+        text = name.rstrip(b"\0").decode("latin-1")
+        valid = digest64(body) == digest and is_name(text) and flags <= 1
+        marks.append(Mark(text, synced, bool(flags)) if valid else None)
+    return marks
+
+
+def encode_identity(server_id: bytes) -> bytes:
+    return f"{id_text(server_id)}\n".encode("ascii")
+
+
+def decode_identity(data: bytes, where: str) -> bytes:
+    """The identity in the bytes.
+
+    Raises CorruptDataError: a server that is not sure who it is must not start.
+    """
+    try:
+        server_id = parse_id(data.decode("ascii").removesuffix("\n"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CorruptDataError(where, 0, "32 hex digits", repr(data[:40]), "replace the server") from error
+    if server_id == NO_ID:
+        raise CorruptDataError(where, 0, "an identity", "all zeros", "replace the server")
+    return server_id

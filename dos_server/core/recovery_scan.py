@@ -1,0 +1,205 @@
+"""Collecting the facts about a file found at start-up, for the table of `recovery`.
+
+Rules of this file: it reads through `read(position, count)` and changes nothing. Memory is bounded: headers
+go by, and only extents that may never have been synced are remembered and have their payloads read."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.limits import KIB
+from dos_server.core.extent import MAGIC, HeaderFault, decode_header
+from dos_server.core.index import SparseIndex
+from dos_server.core.records import Mark
+from dos_server.core.recovery import ROTTEN_CASE, Decision, Facts, Remainder, Wound, decide
+from dos_server.core.scan import (
+    CONTENT_WINDOW_BYTES,
+    DamagedExtentError,
+    Placed,
+    ReadAt,
+    Window,
+    fold_start,
+    payload_of,
+    placed_at,
+    prefix_fold,
+)
+from dos_server.limits import extent_header_bytes
+
+SECTOR_BYTES: Final = 512
+_HEADER_WINDOW_BYTES: Final = 16 * KIB
+
+
+@dataclass
+class Found:
+    """An object as its file shows it, and what to do.
+
+    size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
+    prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched."""
+
+    size: int
+    file_bytes: int
+    fold: PrefixDigest
+    index: SparseIndex
+    letter: str
+    decision: Decision
+
+    @property
+    def corrupt(self) -> bool:
+        return self.decision is Decision.QUARANTINE
+
+
+def lost() -> Found:
+    """An object whose file is gone, or cannot be opened: nothing of it is good here."""
+    return Found(0, 0, PrefixDigest(), SparseIndex(), "G", Decision.QUARANTINE)
+
+
+def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
+    """Read a file and decide.
+
+    Memory is bounded; payloads below the durable bound are not read (GET verifies those).
+    """
+    scan = _Scan(read, file_bytes, seed, mark)
+    scan.headers()
+    scan.payloads()
+    case = decide(scan.facts())
+    if case.letter == "P":
+        scan.back_to_mark()
+    while True:
+        try:
+            fold = prefix_fold(read, seed, scan.index.find(fold_start(scan.size)), scan.size)
+        except DamagedExtentError as damage:
+            scan.stop_at_damage(damage.offset)
+            case = ROTTEN_CASE
+        else:
+            return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision)
+
+
+class _Scan:
+    """The walk and its facts. Invariant: `size` and `position` are the end of what is known good."""
+
+    def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> None:
+        self.read = read
+        self.file_bytes = file_bytes
+        self.seed = seed
+        self.mark = mark or Mark("", 0)
+        self.index = SparseIndex()
+        self.size = 0
+        self.position = 0
+        self.durable = self.mark.synced
+        self.mark_position: int | None = 0 if self.mark.synced == 0 else None
+        self.unsure: deque[Placed] = deque()
+        self.bad_payload: Placed | None = None
+
+    def headers(self) -> None:
+        """From header to header, as far as the chain goes."""
+        window = Window(self.read, _HEADER_WINDOW_BYTES)
+        while self.position < self.file_bytes:
+            placed = placed_at(window, self.seed, self.position)
+            if not isinstance(placed, Placed) or placed.header.offset != self.size:
+                return
+            if placed.after > self.file_bytes:
+                return
+            self.index.add(self.size, self.position)
+            self.size, self.position = placed.header.end, placed.after
+            self.durable = max(self.durable, placed.header.durable)
+            self.unsure.append(placed)
+            while self.unsure and self.unsure[0].header.end <= self.durable:
+                self.unsure.popleft()
+            if self.size == self.mark.synced:
+                self.mark_position = self.position
+
+    def payloads(self) -> None:
+        """Verify the payloads that may never have been synced."""
+        window = Window(self.read, CONTENT_WINDOW_BYTES)
+        for placed in self.unsure:
+            if payload_of(window, placed) is None:
+                self.bad_payload = placed
+                self._stop(placed.header.offset, placed.position)
+                return
+
+    def _stop(self, size: int, position: int) -> None:
+        self.size, self.position = size, position
+        self.index.cut(size)
+
+    def back_to_mark(self) -> None:
+        if self.mark_position is not None and self.mark.synced <= self.size:
+            self._stop(self.mark.synced, self.mark_position)
+
+    def stop_at_damage(self, offset: int) -> None:
+        """Content below the durable bound turned out bad while the digest was resumed."""
+        position = self.index.find(offset).position
+        window = Window(self.read, _HEADER_WINDOW_BYTES)
+        while True:
+            placed = placed_at(window, self.seed, position)
+            if not isinstance(placed, Placed):
+                self._stop(0, 0)
+                return
+            if placed.header.end > offset:
+                self._stop(placed.header.offset, position)
+                return
+            position = placed.after
+
+    def facts(self) -> Facts:
+        remainder = self._remainder()
+        wound = self._wound() if remainder is Remainder.BYTES else Wound.NONE
+        if remainder is Remainder.BYTES:
+            self.durable = max(self.durable, self._durable_after())
+        return Facts(remainder, wound, below=self.size < self.durable, poisoned=self.mark.poisoned)
+
+    def _remainder(self) -> Remainder:
+        if self.position == self.file_bytes:
+            return Remainder.NOTHING
+        for _, chunk in self._chunks(self.position):
+            if chunk.count(0) != len(chunk):
+                return Remainder.BYTES
+        return Remainder.ZEROS
+
+    def _wound(self) -> Wound:
+        start = self.position
+        if self.bad_payload is not None:
+            start += extent_header_bytes
+            return self._torn_or_rotten(start, start + self.bad_payload.header.payload_bytes)
+        head = self.read(start, extent_header_bytes)
+        if len(head) < extent_header_bytes:
+            return Wound.TORN
+        header = decode_header(head, self.seed)
+        if header is HeaderFault.FORMAT:
+            return Wound.UNKNOWN
+        if header is HeaderFault.DIGEST:
+            return self._torn_or_rotten(start, start + extent_header_bytes)
+        return Wound.MISPLACED if header.offset != self.size else Wound.TORN
+
+    def _torn_or_rotten(self, start: int, end: int) -> Wound:
+        """TORN if the part of some sector that belongs to [start, end) is all zeros."""
+        data = self.read(start, end - start)
+        edge = start
+        while edge < start + len(data):
+            next_edge = min(edge - edge % SECTOR_BYTES + SECTOR_BYTES, start + len(data))
+            if not any(data[edge - start : next_edge - start]):
+                return Wound.TORN
+            edge = next_edge
+        return Wound.ROTTEN
+
+    def _durable_after(self) -> int:
+        """The highest `durable` in good headers of this object after the wound, wherever they stand."""
+        highest = 0
+        needle = MAGIC + b"\x01"
+        for _, chunk in self._chunks(self.position + 1, overlap=extent_header_bytes - 1):
+            place = chunk.find(needle)
+            while 0 <= place <= len(chunk) - extent_header_bytes:
+                header = decode_header(chunk, self.seed, place)
+                if not isinstance(header, HeaderFault):
+                    highest = max(highest, header.durable)
+                place = chunk.find(needle, place + 1)
+        return highest
+
+    def _chunks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The rest of the file in pieces, overlapping so that nothing hides on an edge."""
+        while position < self.file_bytes:
+            chunk = self.read(position, CONTENT_WINDOW_BYTES + overlap)
+            if not chunk:
+                return
+            yield position, chunk
+            position += CONTENT_WINDOW_BYTES

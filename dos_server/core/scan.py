@@ -1,0 +1,139 @@
+"""Walking an object's file: header to header, content out, digests of prefixes. Every byte that leaves has
+been verified.
+
+Rules of this file: it sees a file only through `read(position, count)` (short at the end of the file) that
+the caller passes in, and keeps at most one window of it in memory. What to do about damage is decided in
+`recovery` and `object_state`."""
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from dos_protocol.digests import PrefixDigest, digest64
+from dos_protocol.limits import KIB, digest_block_bytes
+from dos_server.core.extent import ExtentHeader, HeaderFault, decode_header
+from dos_server.core.index import Place
+from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
+
+ReadAt = Callable[[int, int], bytes]
+_HEADER_WINDOW_BYTES: Final = 16 * KIB
+CONTENT_WINDOW_BYTES: Final = extent_payload_bytes_max + 4 * KIB
+
+
+class DamagedExtentError(Exception):
+    """Stored bytes that should be good are not.
+
+    `offset`: logical, everything below it that was read is good.
+    """
+
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(f"extent at logical offset {offset}: {what}")
+        self.offset = offset
+        self.what = what
+
+
+class Placed(NamedTuple):
+    """A header and the file position where it begins."""
+
+    position: int
+    header: ExtentHeader
+
+    @property
+    def after(self) -> int:
+        """File position after the extent."""
+        return self.position + extent_header_bytes + self.header.payload_bytes
+
+
+class Window:
+    """A read-ahead over `read`, so that small extents do not cost one read each."""
+
+    def __init__(self, read: ReadAt, ahead_bytes: int) -> None:
+        self._read = read
+        self._ahead_bytes = ahead_bytes
+        self._data = memoryview(b"")
+        self._position = 0
+
+    def at(self, position: int, count: int) -> memoryview:
+        """`count` bytes from a file position, fewer at the end of the file."""
+        start = position - self._position
+        if start < 0 or start + count > len(self._data):
+            self._data = memoryview(self._read(position, max(count, self._ahead_bytes)))
+            self._position, start = position, 0
+        return self._data[start : start + count]
+
+
+def placed_at(window: Window, seed: int, position: int) -> Placed | HeaderFault | None:
+    """The header there; None when fewer than 64 bytes are left."""
+    head = window.at(position, extent_header_bytes)
+    if len(head) < extent_header_bytes:
+        return None
+    header = decode_header(head, seed)
+    return header if isinstance(header, HeaderFault) else Placed(position, header)
+
+
+def payload_of(window: Window, placed: Placed) -> memoryview | None:
+    """The verified payload, or None when it is short or its digest does not match."""
+    count = placed.header.payload_bytes
+    payload = window.at(placed.position + extent_header_bytes, count)
+    if len(payload) != count or digest64(payload) != placed.header.payload_digest:
+        return None
+    return payload
+
+
+def walk(window: Window, seed: int, start: Place, offset: int) -> Iterator[Placed]:
+    """Extents in order, from the one that holds the logical offset, which is at or after `start`.
+
+    Raises DamagedExtentError where the chain breaks.
+    """
+    expected, position = start
+    while True:
+        placed = placed_at(window, seed, position)
+        if placed is None or isinstance(placed, HeaderFault):
+            what = "the file ends" if placed is None else placed.value
+            raise DamagedExtentError(expected, what)
+        header = placed.header
+        if header.offset != expected:
+            raise DamagedExtentError(expected, f"the next header is for offset {header.offset}")
+        expected = header.end
+        position = placed.after
+        if header.end > offset:
+            yield placed
+
+
+def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) -> bytes:
+    """Content from start to end, verified. The caller knows that it is there: end <= synced size.
+
+    Raises DamagedExtentError with `offset` at the first extent that is not good.
+    """
+    if start >= end:
+        return b""
+    window = Window(read, min(CONTENT_WINDOW_BYTES, max(_HEADER_WINDOW_BYTES, 2 * (end - start))))
+    parts = []
+    for placed in walk(window, seed, place, start):
+        payload = payload_of(window, placed)
+        header = placed.header
+        if payload is None:
+            raise DamagedExtentError(header.offset, "the payload digest does not match")
+        parts.append(bytes(payload[max(start - header.offset, 0) : end - header.offset]))
+        if header.end >= end:
+            break
+    return b"".join(parts)
+
+
+def prefix_fold(read: ReadAt, seed: int, place: Place, size: int) -> PrefixDigest:
+    """The prefix digest of the first `size` bytes, ready to go on; reads less than an extent and a block.
+
+    Raises DamagedExtentError when what it had to read is not good.
+    """
+    if size == 0:
+        return PrefixDigest()
+    window = Window(read, _HEADER_WINDOW_BYTES)
+    header = next(walk(window, seed, place, size - 1)).header
+    whole = header.offset - header.offset % digest_block_bytes
+    fold = PrefixDigest(whole, header.prefix_digest)
+    fold.update(read_content(read, seed, place, whole, size))
+    return fold
+
+
+def fold_start(size: int) -> int:
+    """The lowest logical offset `prefix_fold` may read: what to ask the index for."""
+    return max(size - extent_payload_bytes_max - digest_block_bytes, 0)

@@ -1,0 +1,300 @@
+"""The object server, pure: `handle(event, now) -> effects`.
+
+Everything about *order* is decided here and nowhere else:
+
+    Write            only what passed the size and digest check, by the directory's writer, when carried out
+    Sync             only after Written; one at a time an object; covers what was written before it
+    SetMark          only after Synced, and before any watermark
+    Watermark        only after Synced, and never to a session older than the held claim
+    DirectoryOpened  for a claim, only when the claim is on stable storage and all objects are settled
+
+The shell performs effects in order and reports. A request that is refused leaves no effect (P-8).
+
+Rules of this file: events in, effects out, and the requests about the session itself. Requests about objects
+are in `claims`, `appends` and `reads`; both see the same tables.
+"""
+
+import hmac
+from collections.abc import Callable
+from typing import Any, Final
+
+from dos_protocol import limits as wire
+from dos_protocol import messages as m
+from dos_protocol.errors import CorruptDataError, ErrorCode, RemoteProtocolError
+from dos_protocol.frames import Frame
+from dos_protocol.names import NO_ID, id_text
+from dos_protocol.session_states import SessionEvent, SessionState
+from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_server.core import vocabulary as v
+from dos_server.core.appends import Appends
+from dos_server.core.claims import Claims
+from dos_server.core.reads import Reads
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+from dos_server.limits import in_flight_bytes_max, requests_in_flight_max
+
+
+class ServerCore:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        server_id: bytes,
+        record: bytes = b"",
+        token: bytes = b"",
+        directory_names: set[str] | None = None,
+    ) -> None:
+        self._tables = tables = Tables(server_id, record, token, directory_names or set())
+        claims = Claims(tables)
+        self._reads = reads = Reads(tables)
+        self._appends = appends = Appends(tables, claims, reads)
+        self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
+            v.Connected: self._connected,
+            v.Received: self._received,
+            v.BatchEnded: appends.batch_ended,
+            v.HalfClosed: self._half_closed,
+            v.Ended: self._ended,
+            v.DirectoryLoaded: claims.directory_loaded,
+            v.ClaimStored: claims.claim_stored,
+            v.Written: appends.written,
+            v.Synced: appends.synced,
+            v.GotData: reads.got_data,
+            v.GotDigest: reads.got_digest,
+            v.RecordStored: self._record_stored,
+            v.Tick: self._tick,
+        }
+        self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
+            m.Hello: self._hello,
+            m.Configure: self._configure,
+            m.Ping: self._ping,
+            m.Quit: self._quit,
+            m.ChangeDirectory: claims.change_directory,
+            m.Append: appends.append,
+            m.Get: reads.get,
+            m.List: reads.list_entries,
+            m.Stat: reads.stat,
+            m.Delete: self._delete,
+        }
+
+    def handle(self, event: v.Event, now: float) -> list[v.Effect]:
+        """Take one event; what to do about it, in order. `now` is monotonic seconds."""
+        tables = self._tables
+        tables.now = now
+        self._on_event[type(event)](event)
+        while tables.opened or tables.settled:
+            self._go_on()
+        effects, tables.effects = tables.effects, []
+        return effects
+
+    def may_read(self, session: int) -> bool:
+        """Whether the shell should take more from that connection: back-pressure instead of memory."""
+        one = self._tables.sessions.get(session)
+        return one is None or not (
+            one.opening
+            or one.unsynced_bytes >= in_flight_bytes_max
+            or one.pending >= requests_in_flight_max
+            or one.deferred
+        )
+
+    def wants_tick(self) -> bool:
+        """Whether time matters: a GET waits, or a `received` has not been told."""
+        return bool(self._tables.untold or self._tables.waiting)
+
+    def is_welcome(self, session: int) -> bool:
+        """Whether HELLO was answered: until then the clock of the shell runs."""
+        one = self._tables.sessions.get(session)
+        return one is not None and one.state is not SessionState.NEW
+
+    @property
+    def record_bytes(self) -> bytes:
+        return self._tables.record_bytes
+
+    # Events about connections
+
+    def _connected(self, event: v.Connected) -> None:
+        self._tables.sessions[event.session] = Session(event.session)
+
+    def _ended(self, event: v.Ended) -> None:
+        session = self._tables.sessions.pop(event.session, None)
+        if session is not None and not session.closed:
+            self._tables.detach(session)
+        self._tables.forget_idle()
+
+    def _received(self, event: v.Received) -> None:
+        session = self._tables.sessions.get(event.session)
+        if session is None or session.closed or session.leaving:
+            return
+        if session.opening or session.deferred:
+            frame = event.frame
+            session.deferred.append(frame._replace(payload=bytes(frame.payload)))
+            return
+        self._execute(session, event.frame)
+
+    def _execute(self, session: Session, frame: Frame) -> None:
+        try:
+            message = m.decode(frame)
+        except RemoteProtocolError as error:
+            self._tables.refuse(session, error.code, str(error.args[0]), error.request_id)
+            return
+        handler = self._on_message.get(type(message))
+        if handler is None:
+            text = f"{type(message).__name__} is an answer, not a request"
+            self._tables.refuse(session, ErrorCode.UNKNOWN_OPCODE, text, frame.request_id)
+        elif session.state is SessionState.NEW and not isinstance(message, m.Hello | m.Quit):
+            text = f"{type(message).__name__} before HELLO"
+            self._tables.refuse(session, ErrorCode.NOT_READY, text, frame.request_id)
+        else:
+            handler(session, message, frame.request_id)
+
+    def _go_on(self) -> None:
+        """Carry out what sessions had sent behind a CWD that is now answered.
+
+        End those that only waited to quit.
+        """
+        opened, self._tables.opened = self._tables.opened, []
+        for session in opened:
+            while session.deferred and not session.opening and not session.closed:
+                self._execute(session, session.deferred.popleft())
+        if opened:
+            self._appends.batch_ended()
+        settled, self._tables.settled = self._tables.settled, []
+        for session in (*opened, *settled):
+            self._finish_quit(session)
+
+    def _tick(self, event: v.Tick) -> None:
+        del event
+        self._appends.tick()
+        self._reads.tick()
+
+    # Requests about the session
+
+    def _hello(self, session: Session, hello: m.Hello, request_id: int) -> None:
+        tables = self._tables
+        if session.state is not SessionState.NEW:
+            tables.refuse(session, ErrorCode.BAD_FRAME, "HELLO comes once", request_id)
+            return
+        problem = self._hello_problem(hello)
+        if problem is not None:
+            tables.refuse(session, *problem, request_id)
+            return
+        session.store_id, session.generation = hello.store_id, hello.generation
+        session.move(SessionEvent.WELCOMED)
+        welcome = m.Welcome(
+            wire.PROTOCOL_VERSION,
+            tables.server_id,
+            wire.payload_bytes_max,
+            in_flight_bytes_max,
+            wire.entries_max,
+            tables.record_bytes,
+        )
+        tables.send(session, welcome, request_id)
+
+    def _hello_problem(self, hello: m.Hello) -> tuple[ErrorCode, str] | None:
+        tables, record = self._tables, self._tables.record
+        if hello.version != wire.PROTOCOL_VERSION:
+            return (
+                ErrorCode.BAD_VERSION,
+                f"version {hello.version}, this server speaks {wire.PROTOCOL_VERSION}",
+            )
+        if not hmac.compare_digest(hello.token, tables.token):
+            return ErrorCode.UNAUTHORISED, "the token is not this server's"
+        if hello.store_id == NO_ID:
+            return None
+        if record is None or record.store_id != hello.store_id:
+            held = "none" if record is None else id_text(record.store_id)
+            return (
+                ErrorCode.WRONG_STORE,
+                f"store {id_text(hello.store_id)} asked for, this server is in {held}",
+            )
+        if record.generation != hello.generation:
+            text = f"generation {hello.generation} asked for, this server has {record.generation}"
+            return ErrorCode.STALE_GENERATION, text
+        if record.member(tables.server_id) is None:
+            return ErrorCode.NOT_A_MEMBER, f"server {id_text(tables.server_id)} is not in the store record"
+        return None
+
+    def _configure(self, session: Session, request: m.Configure, request_id: int) -> None:
+        tables = self._tables
+        try:
+            record = decode_store_record(request.store_record)
+        except CorruptDataError as error:
+            tables.refuse(session, ErrorCode.BAD_FRAME, str(error), request_id)
+            return
+        held = tables.record
+        if held is None and record.member(tables.server_id) is None:
+            text = f"server {id_text(tables.server_id)} is not in the record it is to keep"
+            tables.refuse(session, ErrorCode.NOT_A_MEMBER, text, request_id)
+        elif held is not None and held.store_id != record.store_id:
+            text = f"this server is in store {id_text(held.store_id)}, not {id_text(record.store_id)}"
+            tables.refuse(session, ErrorCode.WRONG_STORE, text, request_id)
+        elif held is not None and request.store_record == tables.record_bytes:
+            tables.send(session, m.Configured(record.generation), request_id)
+        elif held is not None and held.generation >= record.generation:
+            text = f"generation {record.generation} offered, this server has {held.generation}"
+            tables.refuse(session, ErrorCode.STALE_GENERATION, text, request_id)
+        else:
+            session.pending += 1
+            tables.effects.append(v.StoreRecord(session.number, request_id, request.store_record))
+
+    def _record_stored(self, event: v.RecordStored) -> None:
+        tables = self._tables
+        session = tables.sessions.get(event.session)
+        if session is not None:
+            session.pending -= 1
+        if event.trouble is not v.Trouble.NONE:
+            if session is not None:
+                text = "the store record could not be put on stable storage"
+                tables.refuse(session, ErrorCode.NO_SPACE, text, event.request_id)
+            return
+        offered = decode_store_record(event.record)
+        if tables.record is None or offered.generation > tables.record.generation:
+            tables.record, tables.record_bytes = offered, event.record
+            self._end_older_generations(offered)
+        if session is not None:
+            tables.send(session, m.Configured(offered.generation), event.request_id)
+            self._finish_quit(session)
+
+    def _end_older_generations(self, record: StoreRecord) -> None:
+        """Sessions of an older record hear of the new one and end.
+
+        They would count members that no longer count.
+        """
+        for other in list(self._tables.sessions.values()):
+            if other.store_id != NO_ID and not other.closed and other.generation < record.generation:
+                text = f"this server now has generation {record.generation} of its store record"
+                self._tables.refuse(other, ErrorCode.STALE_GENERATION, text, 0)
+
+    def _ping(self, session: Session, request: m.Ping, request_id: int) -> None:
+        if len(request.payload) > wire.ping_bytes_max:
+            text = f"a ping carries at most {wire.ping_bytes_max} bytes"
+            self._tables.refuse(session, ErrorCode.TOO_LARGE, text, request_id, wire.ping_bytes_max)
+        else:
+            self._tables.send(session, m.Pong(bytes(request.payload)), request_id)
+
+    def _delete(self, session: Session, request: m.Delete, request_id: int) -> None:
+        del request
+        self._tables.refuse(session, ErrorCode.UNSUPPORTED, "DELETE is reserved", request_id)
+
+    def _quit(self, session: Session, request: m.Quit, request_id: int) -> None:
+        del request
+        session.quit_request = request_id
+        self._leave(session)
+
+    def _half_closed(self, event: v.HalfClosed) -> None:
+        session = self._tables.sessions.get(event.session)
+        if session is not None and not session.closed:
+            self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        session.leaving = True
+        self._appends.batch_ended()
+        self._reads.stop_waiting(session)
+        self._finish_quit(session)
+
+    def _finish_quit(self, session: Session) -> None:
+        """BYE once everything the session asked for before is answered."""
+        if session.leaving and not session.closed and session.answered:
+            if session.quit_request is not None:
+                self._tables.send(session, m.Bye(), session.quit_request)
+            self._tables.close(session)

@@ -1,0 +1,147 @@
+"""The tables all parts of the core share, and the queue of effects.
+
+Rules of this file: finding things, answering, refusing, closing. No request is decided here.
+"""
+
+from typing import NamedTuple
+
+from dos_protocol import limits as wire
+from dos_protocol import messages as m
+from dos_protocol.errors import CLOSING, VERDICTS, Blame, ErrorCode
+from dos_protocol.names import is_name
+from dos_protocol.session_states import SessionEvent
+from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_server.core import vocabulary as v
+from dos_server.core.directory_state import DirectoryState
+from dos_server.core.object_state import ObjectState
+from dos_server.core.session import Session
+from dos_server.limits import directories_loaded_max, objects_loaded_max
+
+
+class Target(NamedTuple):
+    """An object that a request is about, and its directory."""
+
+    directory: DirectoryState
+    state: ObjectState
+
+
+class Tables:
+    """See the module. `touched`: objects with appends accepted and not yet given to the disk."""
+
+    def __init__(self, server_id: bytes, record: bytes, token: bytes, directory_names: set[str]) -> None:
+        self.server_id = server_id
+        self.token = token
+        self.record_bytes = record
+        self.record: StoreRecord | None = decode_store_record(record) if record else None
+        self.directory_names = directory_names
+        self.sessions: dict[int, Session] = {}
+        self.directories: dict[str, DirectoryState] = {}
+        self.effects: list[v.Effect] = []
+        self.touched: dict[ObjectState, DirectoryState] = {}
+        self.untold: dict[ObjectState, float] = {}
+        self.waiting: dict[ObjectState, None] = {}
+        self.opened: list[Session] = []
+        self.settled: list[Session] = []
+        self.now = 0.0
+
+    def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
+        if not session.closed:
+            self.effects.append(v.Send(session.number, message, request_id))
+
+    def refuse(self, session: Session, code: ErrorCode, text: str, request_id: int, actual: int = 0) -> None:
+        """Answer an error; close the session if the code says so."""
+        verdict = VERDICTS[code]
+        record = self.record_bytes if verdict.blame is Blame.STORE else b""
+        text = text[: wire.text_bytes_max // 4]
+        self.send(session, m.Error(int(code), text, verdict.remedy, actual, record), request_id)
+        if code in CLOSING:
+            self.close(session)
+
+    def close(self, session: Session) -> None:
+        """The session is over; its connection ends when what was sent before has left."""
+        if not session.closed:
+            self.detach(session)
+            self.effects.append(v.CloseSession(session.number))
+
+    def detach(self, session: Session) -> None:
+        """Take a session out of every table; what it had accepted goes on."""
+        self.leave_directory(session)
+        if session.opening is not None:
+            target = self.directories.get(session.opening)
+            if target is not None:
+                target.forget_opening(session)
+            session.opening = None
+        for state in list(self.waiting):
+            state.waiters = [one for one in state.waiters if one.session != session.number]
+            if not state.waiters:
+                del self.waiting[state]
+        session.deferred.clear()
+        session.move(SessionEvent.ENDED)
+
+    def leave_directory(self, session: Session) -> None:
+        """The session looks elsewhere, or is gone."""
+        directory = self.directories.get(session.directory) if session.directory else None
+        if directory is not None:
+            directory.leave(session)
+        session.directory = None
+        session.wrote = False
+
+    def directory_of(self, session: Session, request_id: int) -> DirectoryState | None:
+        """The directory the session is in, or None after refusing NOT_READY."""
+        directory = self.directories.get(session.directory) if session.directory else None
+        if directory is None:
+            self.refuse(session, ErrorCode.NOT_READY, "no directory: CWD comes first", request_id)
+        return directory
+
+    def target(self, session: Session, name: str, request_id: int) -> Target | None:
+        """The object a request names, or None after refusing."""
+        directory = self.directory_of(session, request_id)
+        if directory is None or not self.name_is_good(session, name, request_id):
+            return None
+        state = directory.objects.get(name)
+        if state is None or not state.exists:
+            text = f"no object {name} in {directory.name}"
+            self.refuse(session, ErrorCode.NOT_FOUND, text, request_id)
+            return None
+        return Target(directory, state)
+
+    def find(self, directory_name: str, name: str) -> ObjectState | None:
+        """The object, if it is still in memory."""
+        directory = self.directories.get(directory_name)
+        return directory.objects.get(name) if directory else None
+
+    def name_is_good(self, session: Session, name: str, request_id: int) -> bool:
+        """Whether the name is inside the grammar; refuses BAD_NAME if not."""
+        if is_name(name):
+            return True
+        text = f"not a name: {name[:40]!a}, {len(name)} long"
+        self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
+        return False
+
+    def answerable(self, number: int) -> Session | None:
+        """The session whose pending request is about to be answered, if it is still there."""
+        session = self.sessions.get(number)
+        if session is not None:
+            session.pending -= 1
+            if session.leaving:
+                self.settled.append(session)
+        return session
+
+    def forget_idle(self) -> None:
+        """Keep memory bounded: directories that nobody uses go, oldest first, beyond the limits."""
+        directories = self.directories
+        total = sum(len(one.objects) for one in directories.values())
+        for directory in list(directories.values()):
+            if len(directories) <= directories_loaded_max and total <= objects_loaded_max:
+                return
+            if directory.idle:
+                total -= len(directory.objects)
+                self.forget(directory)
+
+    def forget(self, directory: DirectoryState) -> None:
+        """Drop a directory from memory; the next CWD loads it again."""
+        for state in directory.objects.values():
+            self.untold.pop(state, None)
+            self.waiting.pop(state, None)
+        del self.directories[directory.name]
+        self.effects.append(v.ForgetDirectory(directory.name))

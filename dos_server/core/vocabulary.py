@@ -1,0 +1,234 @@
+"""What the core hears and what it asks for. Events come in one at a time, effects go out in order.
+
+Rules of this file: values only. The shell performs effects in the order given, and reports each that has an
+answer with exactly one event. `session` is a number that the shell gives to a connection and never uses
+again.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from dos_protocol.digests import Buffer
+from dos_protocol.frames import Frame
+from dos_protocol.messages import Message
+from dos_server.core.index import Place
+from dos_server.core.records import Claim
+from dos_server.core.recovery_scan import Found
+
+
+class Trouble(Enum):
+    """How a disk operation ended."""
+
+    NONE = "done"
+    NO_SPACE = "no space left; nothing of it is in the file"
+    FAILED = "failed, its effect is not known"
+
+
+# Events
+
+
+class Connected(NamedTuple):
+    session: int
+
+
+class Received(NamedTuple):
+    """A whole frame. Its payload may be a view that is good only until `BatchEnded` has been handled."""
+
+    session: int
+    frame: Frame
+
+
+class BatchEnded(NamedTuple):
+    """No more frames at hand: what was accepted may be written now."""
+
+
+class HalfClosed(NamedTuple):
+    """The peer sends no more, and may still read: it gets its answers, then the session ends."""
+
+    session: int
+
+
+class Ended(NamedTuple):
+    """The connection is gone. What it had accepted is still carried out."""
+
+    session: int
+
+
+class DirectoryLoaded(NamedTuple):
+    """`objects` by name; `problem` non-empty: it cannot be used, and why."""
+
+    directory: str
+    exists: bool
+    claim: Claim
+    objects: dict[str, Found]
+    problem: str = ""
+
+
+class ClaimStored(NamedTuple):
+    directory: str
+    claim: Claim
+    trouble: Trouble
+
+
+class Written(NamedTuple):
+    directory: str
+    name: str
+    trouble: Trouble
+
+
+class Synced(NamedTuple):
+    directory: str
+    name: str
+    trouble: Trouble
+
+
+class GotData(NamedTuple):
+    """The answer to ReadData. `damaged_at`: the logical offset where stored bytes are not good, else None."""
+
+    read: "ReadData"
+    data: bytes
+    damaged_at: int | None = None
+
+
+class GotDigest(NamedTuple):
+    read: "ReadDigest"
+    digest: int
+    damaged_at: int | None = None
+
+
+class RecordStored(NamedTuple):
+    session: int
+    request_id: int
+    record: bytes
+    trouble: Trouble
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+Event = (
+    Connected
+    | Received
+    | BatchEnded
+    | HalfClosed
+    | Ended
+    | DirectoryLoaded
+    | ClaimStored
+    | Written
+    | Synced
+    | GotData
+    | GotDigest
+    | RecordStored
+    | Tick
+)
+
+# Effects
+
+
+class Send(NamedTuple):
+    session: int
+    message: Message
+    request_id: int = 0
+
+
+class CloseSession(NamedTuple):
+    """Close the connection once everything before this has been sent."""
+
+    session: int
+
+
+class LoadDirectory(NamedTuple):
+    directory: str
+
+
+class ForgetDirectory(NamedTuple):
+    """Nothing of it is in use: close its files."""
+
+    directory: str
+
+
+class StoreClaim(NamedTuple):
+    """Put the claim on stable storage, the folder and its ancestors too, then report."""
+
+    directory: str
+    claim: Claim
+
+
+class Write(NamedTuple):
+    """Write the buffers at a position of the object's file, whole or not at all; `create` makes the file."""
+
+    directory: str
+    name: str
+    position: int
+    buffers: list[Buffer]
+    create: bool
+
+
+class Sync(NamedTuple):
+    """Put everything written so far on stable storage.
+
+    With `entry` the directory entry and its ancestors too.
+    """
+
+    directory: str
+    name: str
+    entry: bool
+
+
+class SetMark(NamedTuple):
+    """Note what is synced at least, before it is told to anyone.
+
+    Need not be synced itself, unless poisoned.
+    """
+
+    directory: str
+    name: str
+    synced: int
+    poisoned: bool
+
+
+class ReadData(NamedTuple):
+    """Verified content [start, end) of an object, found by walking from `place`."""
+
+    session: int
+    request_id: int
+    directory: str
+    name: str
+    place: Place
+    start: int
+    end: int
+
+
+class ReadDigest(NamedTuple):
+    """The prefix digest at a size, found by walking from `place`."""
+
+    session: int
+    request_id: int
+    directory: str
+    name: str
+    place: Place
+    size: int
+
+
+class StoreRecord(NamedTuple):
+    """Put the store record on stable storage, then report."""
+
+    session: int
+    request_id: int
+    record: bytes
+
+
+Effect = (
+    Send
+    | CloseSession
+    | LoadDirectory
+    | ForgetDirectory
+    | StoreClaim
+    | Write
+    | Sync
+    | SetMark
+    | ReadData
+    | ReadDigest
+    | StoreRecord
+)

@@ -1,0 +1,195 @@
+"""The disk as a port, and the real one. The only module of the server that touches the file system.
+
+A path is relative to the data directory, slashes between components that follow the grammar of names (or
+begin with a dot: the server's own). No component is ever followed through a symbolic link, and only regular
+files with one name are opened.
+
+Every method may raise OSError; what an error means is decided in `storage`. Nothing here retries, and a
+failed `sync` is never tried again. The same tests run on this and on the fake that injects faults.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from dos_protocol.digests import Buffer
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_IOV_MAX: Final = 512
+
+
+class Disk(Protocol):
+    """Files and folders below one data directory. A handle is a number from `open`, until `close`."""
+
+    def names(self, folder: str) -> list[str] | None:
+        """What a folder holds, in no order; None when there is no such folder."""
+
+    def make_folder(self, folder: str) -> bool:
+        """Make a folder whose parent is there. False: it was there already. Its entry is not durable yet."""
+
+    def open(self, path: str, *, create: bool) -> int:
+        """A handle on a regular file. With `create` it is made when missing. Else FileNotFoundError."""
+
+    def close(self, handle: int) -> None:
+        """Give the handle back."""
+
+    def size(self, handle: int) -> int:
+        """Bytes in the file."""
+
+    def read(self, handle: int, position: int, count: int) -> bytes:
+        """`count` bytes from a position, fewer only at the end of the file."""
+
+    def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+        """All bytes of the buffers at a position. After an error any part of them may be there."""
+
+    def cut(self, handle: int, size: int) -> None:
+        """Make the file that long."""
+
+    def sync(self, handle: int) -> None:
+        """Put data and size on stable storage. After an error the file is not to be trusted."""
+
+    def sync_folder(self, folder: str) -> None:
+        """Put a folder's entries on stable storage."""
+
+    def rename(self, folder: str, old: str, new: str) -> None:
+        """Give a file in a folder another name there, at once replacing what had it."""
+
+    def remove(self, path: str) -> None:
+        """Take a file's name away."""
+
+
+class RealDisk:
+    """A data directory on a POSIX file system. Linux: elsewhere fsync may mean less (macOS)."""
+
+    def __init__(self, root: Path) -> None:
+        """Open the data directory, making it and what is missing above it, each durable in its parent."""
+        make_durable_folders(root)
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def shut(self) -> None:
+        """Let the data directory go. Handles still open stay open."""
+        os.close(self._root)
+
+    def lock(self, name: str) -> int:
+        """Take the lock of the data directory, or raise BlockingIOError: another process holds it."""
+        handle = os.open(name, _FILE_FLAGS | os.O_CREAT, 0o600, dir_fd=self._root)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    @contextlib.contextmanager
+    def _folder(self, folder: str) -> Iterator[int]:
+        """A descriptor of a folder, each component opened without following links."""
+        current = os.dup(self._root)
+        try:
+            for part in folder.split("/") if folder else ():
+                inner = os.open(part, _FOLDER_FLAGS, dir_fd=current)
+                os.close(current)
+                current = inner
+            yield current
+        finally:
+            os.close(current)
+
+    def names(self, folder: str) -> list[str] | None:
+        try:
+            with self._folder(folder) as descriptor:
+                return os.listdir(descriptor)  # noqa: PTH208 - by descriptor, so that no link is followed
+        except FileNotFoundError:
+            return None
+
+    def make_folder(self, folder: str) -> bool:
+        parent, _, name = folder.rpartition("/")
+        with self._folder(parent) as descriptor:
+            try:
+                os.mkdir(name, 0o700, dir_fd=descriptor)
+            except FileExistsError:
+                return False
+        return True
+
+    def open(self, path: str, *, create: bool) -> int:
+        folder, _, name = path.rpartition("/")
+        flags = _FILE_FLAGS | (os.O_CREAT if create else 0)
+        with self._folder(folder) as descriptor:
+            handle = os.open(name, flags, 0o600, dir_fd=descriptor)
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+            os.close(handle)
+            raise OSError(errno.EINVAL, "not a regular file with one name", path)
+        return handle
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def size(self, handle: int) -> int:
+        return os.fstat(handle).st_size
+
+    def read(self, handle: int, position: int, count: int) -> bytes:
+        data = os.pread(handle, count, position)
+        if len(data) in (0, count):
+            return data
+        parts = [data]
+        while data and (left := count - sum(map(len, parts))):
+            data = os.pread(handle, left, position + count - left)
+            parts.append(data)
+        return b"".join(parts)
+
+    def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+        for start in range(0, len(buffers), _IOV_MAX):
+            group = buffers[start : start + _IOV_MAX]
+            total = sum(map(len, group))
+            written = os.pwritev(handle, group, position)
+            if written < total:  # a full disk, a signal or a limit: go on, or get the error that says which
+                self._write_rest(handle, position, b"".join(group), written)
+            position += total
+
+    def _write_rest(self, handle: int, position: int, data: bytes, written: int) -> None:
+        view = memoryview(data)
+        while written < len(data):
+            count = os.pwrite(handle, view[written:], position + written)
+            if count == 0:
+                raise OSError(errno.ENOSPC, "the disk took no more bytes")
+            written += count
+
+    def cut(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def sync_folder(self, folder: str) -> None:
+        with self._folder(folder) as descriptor:
+            os.fsync(descriptor)
+
+    def rename(self, folder: str, old: str, new: str) -> None:
+        with self._folder(folder) as descriptor:
+            os.rename(old, new, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+
+    def remove(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        with self._folder(folder) as descriptor:
+            os.unlink(name, dir_fd=descriptor)
+
+
+def make_durable_folders(folder: Path) -> None:
+    """Make a folder and everything missing above it, and put each new entry on stable storage."""
+    folder = folder.absolute()
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(one.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,130 @@
+"""A server inside this process, on a thread of its own: for the embedded default of a local Spark session,
+and for tests.
+
+It is the server of `dos serve`, on the same files; only who starts and stops it differs. It listens on
+loopback.
+"""
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import trio
+
+from dos_protocol.names import id_text
+from dos_server.disk import RealDisk
+from dos_server.server import ObjectServer
+from dos_server.storage import Storage
+
+
+class DataDirectoryInUseError(Exception):
+    """Another server has the data directory."""
+
+
+class OpenServer:
+    """A server with its data directory locked and its listener bound, not serving yet.
+
+    What both `dos serve` and the embedded server begin with. Raises DataDirectoryInUseError,
+    CorruptDataError, OSError; then nothing stays open.
+    """
+
+    def __init__(self, data: Path, host: str, port: int, *, token: bytes = b"") -> None:
+        self._disk = RealDisk(data)
+        try:
+            self._lock = self._disk.lock("lock")
+        except BlockingIOError as error:
+            self._disk.shut()
+            raise DataDirectoryInUseError(f"another server has {data}") from error
+        try:
+            self.listener = _listen(host, port)
+            self.server = ObjectServer(Storage(self._disk), token=token)
+        except BaseException:
+            self.shut()
+            raise
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port, *_ = self.listener.getsockname()
+        return host, port
+
+    def shut(self) -> None:
+        """Let the data directory go."""
+        listener = getattr(self, "listener", None)
+        if listener is not None:
+            listener.close()
+        self._disk.close(self._lock)
+        self._disk.shut()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class EmbeddedServer:
+    """A running server. A context manager; `stop` may be called from any thread, any number of times."""
+
+    def __init__(self, opened: OpenServer) -> None:
+        self._opened = opened
+        self.address = opened.address
+        self.server_id = id_text(opened.server.server_id)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dos-server", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    @property
+    def url(self) -> str:
+        """The URL of this one server."""
+        host, port = self.address
+        return f"dos://[{host}]:{port}" if ":" in host else f"dos://{host}:{port}"
+
+    def stop(self) -> None:
+        """Stop serving and close the files. What was acknowledged stays; connections are cut."""
+        if self._token is not None and self._thread.is_alive():
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._scope.cancel)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._serve)
+        finally:
+            self._started.set()
+            self._opened.shut()
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._started.set()
+        with self._scope:
+            await self._opened.server.serve(self._opened.listener)
+
+    def __enter__(self) -> "EmbeddedServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start(data_dir: Path, host: str = "127.0.0.1", port: int = 0, *, token: bytes = b"") -> EmbeddedServer:
+    """Serve the data directory from a thread of this process; it accepts connections when this returns.
+
+    port 0: any free one. Raises DataDirectoryInUseError, CorruptDataError (not one whole server's data),
+    OSError.
+    """
+    return EmbeddedServer(OpenServer(data_dir, host, port, token=token))

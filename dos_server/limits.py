@@ -1,0 +1,66 @@
+"""Every bound of the server, unit last, relations checked at import. What both ends know is in
+`dos_protocol.limits`.
+
+Together they keep the process under 150 MB whatever the object sizes (P-9): what grows with objects is the
+sparse index (8 KiB an object at most), what grows with peers is bounded per connection and over all
+connections."""
+
+from typing import Final
+
+from dos_protocol import limits as wire
+from dos_protocol.limits import KIB, MIB
+
+extent_header_bytes: Final = 64
+extent_payload_bytes_max: Final = 256 * KIB
+index_entries_max: Final = 512
+
+connections_max: Final = 512
+connection_buffer_bytes: Final = 512 * KIB
+"""What a busy connection reads into; an idle one holds 16 KiB."""
+large_buffers_max: Final = 48
+"""Connections that may hold a large buffer at once; more of them go at 16 KiB a read."""
+
+requests_in_flight_max: Final = 1_024
+"""Unanswered requests of one connection; beyond it the server stops reading from it."""
+outgoing_bytes_max: Final = 2 * MIB
+"""Bytes queued for one slow reader before the server stops answering it."""
+outgoing_total_bytes_max: Final = 32 * MIB
+read_pressed_bytes: Final = 64 * KIB
+"""Beyond that total, a GET is answered with this much, and only to a peer that took everything before."""
+reads_in_flight_max: Final = 16
+"""GETs at the disk at once, over all connections: at most 16 MiB of payload."""
+in_flight_bytes_max: Final = 64 * MIB
+"""Told to clients.
+
+Received and not yet synced, per connection. Beyond it the server stops reading from it.
+"""
+
+sync_threads_max: Final = 16
+claim_threads_max: Final = 8
+load_threads_max: Final = 4
+
+hello_seconds_max: Final = 5.0
+frame_seconds_max: Final = 30.0
+"""From a frame's first byte to its last. An idle session may stay for ever."""
+send_seconds_max: Final = 60.0
+"""A peer that takes nothing for this long is cut off (NATS: 10 s)."""
+stop_seconds_max: Final = 10.0
+watermark_seconds_max: Final = 0.1
+"""How late a `received` may be told when no sync finishes in the meantime; the promise is a second."""
+shrink_seconds: Final = 5.0
+"""An idle connection gives its large buffer back after this long."""
+
+directories_loaded_max: Final = 256
+objects_loaded_max: Final = 20_000
+"""Beyond either, directories that no session uses are forgotten, oldest first."""
+open_files_max: Final = 256
+
+mark_bytes: Final = 256
+"""One mark never crosses a sector: 256 divides 512."""
+
+if extent_payload_bytes_max % wire.digest_block_bytes:
+    raise ValueError("an extent holds whole digest blocks")
+if outgoing_bytes_max < wire.payload_bytes_max:
+    raise ValueError("one answer must fit the queue of a connection")
+if 512 % mark_bytes:
+    raise ValueError("a mark must not cross a sector")

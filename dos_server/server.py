@@ -1,0 +1,295 @@
+"""The shell: performs what the core asks for, with trio. Listener, connections, disk threads, clock.
+
+Writes go to the page cache from the event loop itself: a memory copy, with the payload still in the buffer it
+was received into (docs/decisions/0001). Syncs, claims, loads and reads run in threads, each kind with its own
+limit, and never hold up the loop. The core decides every order; here effects are performed in the order
+given, and reported.
+"""
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from dos_protocol import messages as m
+from dos_protocol.errors import VERDICTS, ErrorCode, RemoteProtocolError
+from dos_protocol.frames import Frame, encode_frame
+from dos_server.connection import Connection
+from dos_server.core import vocabulary as v
+from dos_server.core.server import ServerCore
+from dos_server.limits import (
+    claim_threads_max,
+    connections_max,
+    large_buffers_max,
+    load_threads_max,
+    outgoing_bytes_max,
+    outgoing_total_bytes_max,
+    read_pressed_bytes,
+    reads_in_flight_max,
+    sync_threads_max,
+)
+from dos_server.storage import Storage
+
+log = logging.getLogger("dos.server")
+
+_TICK_SECONDS: Final = 0.05
+_HOUSEKEEPING_SECONDS: Final = 2.0
+_EVENT_BATCH: Final = v.BatchEnded()
+
+
+class ObjectServer:
+    """One server on one data directory. Made in `start`, then `serve` until cancelled."""
+
+    def __init__(self, storage: Storage, *, token: bytes = b"") -> None:
+        """Read identity and store record, make an identity where there is none. Raises CorruptDataError."""
+        self._storage = storage
+        server_id, record, names = storage.start(os.urandom(16))
+        self.server_id = server_id
+        self._core = ServerCore(server_id=server_id, record=record, token=token, directory_names=names)
+        self._connections: dict[int, Connection] = {}
+        self._last_session = 0
+        self._nursery: trio.Nursery | None = None
+        self._tick_wanted = trio.Event()
+        self._stalled: set[Connection] = set()
+        self._to_flush: dict[int, Connection] = {}
+        self._sync_limiter = trio.CapacityLimiter(sync_threads_max)
+        self._claim_limiter = trio.CapacityLimiter(claim_threads_max)
+        self._load_limiter = trio.CapacityLimiter(load_threads_max)
+        self._read_limiter = trio.CapacityLimiter(reads_in_flight_max)
+        self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
+            v.Send: self._send,
+            v.CloseSession: self._close_session,
+            v.LoadDirectory: self._load,
+            v.ForgetDirectory: self._forget,
+            v.StoreClaim: self._store_claim,
+            v.Write: self._write,
+            v.Sync: self._sync,
+            v.SetMark: self._set_mark,
+            v.ReadData: self._read_data,
+            v.ReadDigest: self._read_digest,
+            v.StoreRecord: self._store_record,
+        }
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept and serve until cancelled; then let the disk finish what it is at, sync and close the files.
+
+        The listener is closed on the way out. Raises nothing for what peers or the disk do.
+        """
+        listener.setblocking(False)  # noqa: FBT003
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._ticker)
+                nursery.start_soon(self._housekeeper)
+                await self._accept(listener, nursery)
+        finally:
+            listener.close()
+            self._storage.stop()
+
+    # Connections
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:  # out of descriptors, or the peer is gone already: others go on
+                log.warning("accept: %s", error)
+                await trio.sleep(0.1)
+                continue
+            sock.setblocking(False)  # noqa: FBT003
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if len(self._connections) >= connections_max:
+                self._turn_away(sock)
+                continue
+            self._last_session += 1
+            connection = Connection(self._last_session, sock, self)
+            self._connections[connection.session] = connection
+            nursery.start_soon(self._run_connection, connection)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        text = f"{connections_max} connections are open"
+        busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
+        try:
+            sock.send(encode_frame(m.encode(busy)))
+        except OSError:
+            log.debug("a peer turned away was gone already")
+        sock.close()
+
+    async def _run_connection(self, connection: Connection) -> None:
+        self._feed(v.Connected(connection.session))
+        try:
+            await connection.run()
+        finally:
+            del self._connections[connection.session]
+            self._feed(v.Ended(connection.session))
+
+    def received(self, session: int, frame: Frame) -> None:
+        self._feed_one(v.Received(session, frame))
+
+    def batch_ended(self) -> None:
+        self._feed(_EVENT_BATCH)
+
+    def half_closed(self, session: int) -> None:
+        self._feed(v.HalfClosed(session))
+
+    def stalled(self, connection: Connection) -> None:
+        self._stalled.add(connection)
+
+    def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
+        """Say what is wrong, then end the connection: nothing after it can be framed."""
+        connection = self._connections[session]
+        verdict = VERDICTS[error.code]
+        message = m.Error(int(error.code), str(error.args[0]), verdict.remedy)
+        connection.send(m.encode(message, error.request_id))
+        connection.flush()
+        connection.close()
+
+    def may_read(self, session: int) -> bool:
+        return self._core.may_read(session)
+
+    def is_welcome(self, session: int) -> bool:
+        return self._core.is_welcome(session)
+
+    def may_hold_large_buffer(self) -> bool:
+        return sum(one.large for one in self._connections.values()) < large_buffers_max
+
+    # The loop of events and effects
+
+    def _feed(self, event: v.Event) -> None:
+        """Give an event to the core, perform what it asks for, and send what is to be sent."""
+        self._feed_one(event)
+        if self._to_flush:
+            flush, self._to_flush = self._to_flush, {}
+            for connection in flush.values():
+                connection.flush()
+        if self._core.wants_tick():
+            self._tick_wanted.set()
+        if self._stalled:
+            stalled, self._stalled = self._stalled, set()
+            for connection in stalled:
+                connection.look_again()
+
+    def _feed_one(self, event: v.Event) -> None:
+        events: deque[v.Event] = deque((event,))
+        now = trio.current_time()
+        while events:
+            for effect in self._core.handle(events.popleft(), now):
+                answer = self._perform[type(effect)](effect)
+                if answer is not None:
+                    events.append(answer)
+
+    async def _ticker(self) -> None:
+        while True:
+            await self._tick_wanted.wait()
+            self._tick_wanted = trio.Event()
+            await trio.sleep(_TICK_SECONDS)
+            self._feed(v.Tick())
+
+    async def _housekeeper(self) -> None:
+        while True:
+            await trio.sleep(_HOUSEKEEPING_SECONDS)
+            now = trio.current_time()
+            for connection in self._connections.values():
+                connection.shrink_if_idle(now)
+
+    # Effects that need no disk
+
+    def _send(self, effect: v.Send) -> None:
+        connection = self._connections.get(effect.session)
+        if connection is not None:
+            connection.send(m.encode(effect.message, effect.request_id))
+            self._to_flush[effect.session] = connection
+
+    def _close_session(self, effect: v.CloseSession) -> None:
+        connection = self._connections.get(effect.session)
+        if connection is not None:
+            connection.flush()
+            connection.close()
+
+    # Effects of the disk
+
+    def _write(self, effect: v.Write) -> v.Event:
+        return v.Written(effect.directory, effect.name, self._storage.write(effect))
+
+    def _set_mark(self, effect: v.SetMark) -> None:
+        self._storage.set_mark(effect.directory, effect.name, effect.synced, poisoned=effect.poisoned)
+
+    def _forget(self, effect: v.ForgetDirectory) -> None:
+        self._storage.forget(effect.directory)
+
+    def _sync(self, effect: v.Sync) -> None:
+        def work() -> v.Event:
+            return v.Synced(effect.directory, effect.name, self._storage.sync(effect))
+
+        self._start(work, self._sync_limiter)
+
+    def _load(self, effect: v.LoadDirectory) -> None:
+        self._start(lambda: self._storage.load(effect.directory), self._load_limiter)
+
+    def _store_claim(self, effect: v.StoreClaim) -> None:
+        def work() -> v.Event:
+            trouble = self._storage.store_claim(effect.directory, effect.claim)
+            return v.ClaimStored(effect.directory, effect.claim, trouble)
+
+        self._start(work, self._claim_limiter)
+
+    def _store_record(self, effect: v.StoreRecord) -> None:
+        def work() -> v.Event:
+            trouble = self._storage.store_record(effect.record)
+            return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
+
+        self._start(work, self._claim_limiter)
+
+    def _read_digest(self, effect: v.ReadDigest) -> None:
+        self._start(lambda: self._storage.digest(effect), self._read_limiter)
+
+    def _start(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._in_thread, work, limiter)
+
+    async def _in_thread(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
+        self._feed(await trio.to_thread.run_sync(work, limiter=limiter))
+
+    # Reading, with answers kept from piling up
+
+    def _read_data(self, effect: v.ReadData) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._read_when_room, effect)
+
+    async def _read_when_room(self, effect: v.ReadData) -> None:
+        """Read once the peer has taken enough of its earlier answers.
+
+        Under pressure of many slow peers, read less.
+        """
+        wanted = effect.end - effect.start
+        while (connection := self._connections.get(effect.session)) is not None:
+            held = connection.outgoing_bytes + connection.reserved_bytes
+            if held + wanted <= outgoing_bytes_max:
+                if self._held_bytes() <= outgoing_total_bytes_max:
+                    break
+                if held == 0:
+                    effect = effect._replace(end=min(effect.end, effect.start + read_pressed_bytes))
+                    break
+            await connection.wait_for_room()
+        else:
+            self._feed(v.GotData(effect, b""))
+            return
+        wanted = effect.end - effect.start
+        connection.reserved_bytes += wanted
+        try:
+            event = await trio.to_thread.run_sync(self._storage.read, effect, limiter=self._read_limiter)
+        finally:
+            connection.reserved_bytes -= wanted
+        self._feed(event)
+
+    def _held_bytes(self) -> int:
+        return sum(one.outgoing_bytes + one.reserved_bytes for one in self._connections.values())

@@ -1,0 +1,402 @@
+"""Objects, claims, marks and records on a disk: what the effects of the core mean in files.
+
+    identity         the server's id
+    store            the store record, when it is in one
+    lock             flock: one server a data directory
+    d/DIR/.claim     who may write DIR
+    d/DIR/.marks     what is synced at least, by object
+    d/DIR/OBJECT     extents
+    d/DIR/.torn.*    torn tails, copied aside before they are cut
+
+Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow;
+the same descriptor serves from the first write to the last sync, because the kernel tells a failed write-back
+to the descriptors that were open and to nobody later. Errors are translated here, and only here: no space, or
+failed.
+
+Rules of this file: it does what it is told, in the order it is told, and may be called from several threads,
+for one object by one write and one sync at a time.
+"""
+
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.names import is_name
+from dos_server.core import records
+from dos_server.core import vocabulary as v
+from dos_server.core.extent import object_seed
+from dos_server.core.records import NO_CLAIM, Claim, Mark
+from dos_server.core.recovery import Decision
+from dos_server.core.recovery_scan import Found, lost, recover
+from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
+from dos_server.disk import Disk
+from dos_server.limits import mark_bytes, open_files_max
+
+log = logging.getLogger("dos.server")
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_COPY_BYTES: Final = 1 << 20
+OBJECTS: Final = "d"
+
+
+def trouble_of(error: OSError) -> v.Trouble:
+    """What an error of the disk means to the core."""
+    return v.Trouble.NO_SPACE if error.errno in _NO_SPACE else v.Trouble.FAILED
+
+
+@dataclass
+class _File:
+    """An open object. It may be closed only when nobody uses it and every write of it was synced."""
+
+    handle: int
+    users: int = 0
+    writes: int = 0
+    synced: int = 0
+    forgotten: bool = False
+
+
+@dataclass
+class _Folder:
+    """What is known of a loaded directory: the slots of its marks, and whether its own entry is durable."""
+
+    slots: dict[str, int] = field(default_factory=dict)
+    slot_count: int = 0
+    marks: int | None = None
+    durable: bool = False
+
+
+class Storage:
+    """See the module."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files: dict[tuple[str, str], _File] = {}
+        self._folders: dict[str, _Folder] = {}
+        self._guard = threading.Lock()
+
+    # Start and stop
+
+    def start(self, fresh_id: bytes) -> tuple[bytes, bytes, set[str]]:
+        """Server id, store record (or nothing), names of directories. A fresh data directory gets the given
+        id.
+
+        Raises CorruptDataError when the data directory is not one whole server's: it must not answer for it.
+        """
+        if self._disk.make_folder(OBJECTS):
+            self._disk.sync_folder("")
+        found = self._disk.names(OBJECTS) or []
+        names = {name for name in found if is_name(name)}
+        identity = self._read_small("identity")
+        if identity is None:
+            if names:
+                raise CorruptDataError(
+                    "data directory", 0, "an identity beside objects", "none", "restore it, or start empty"
+                )
+            self._replace("", "identity", records.encode_identity(fresh_id))
+            identity = records.encode_identity(fresh_id)
+        return records.decode_identity(identity, "identity"), self._read_small("store") or b"", names
+
+    def stop(self) -> None:
+        """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
+        for (directory, name), file in self._files.items():
+            if file.writes != file.synced:
+                with _noted(f"last sync of {directory}/{name}"):
+                    self._disk.sync(file.handle)
+        for directory in list(self._folders):
+            marks = self._folders[directory].marks
+            if marks is not None:
+                with _noted(f"marks of {directory}"):
+                    self._disk.sync(marks)
+            self.forget(directory)
+
+    def forget(self, directory: str) -> None:
+        """Close the files of a directory that is not in use."""
+        with self._guard:
+            folder = self._folders.pop(directory, None)
+            gone = [key for key in self._files if key[0] == directory]
+            handles = []
+            for file in [self._files.pop(key) for key in gone]:
+                file.forgotten = True
+                if not file.users:
+                    handles.append(file.handle)
+            if folder is not None and folder.marks is not None:
+                handles.append(folder.marks)
+        for handle in handles:
+            self._disk.close(handle)
+
+    # Directories
+
+    def load(self, directory: str) -> v.DirectoryLoaded:
+        """Read a directory and bring each object to a state that is on stable storage.
+
+        Changes nothing twice.
+        """
+        path = f"{OBJECTS}/{directory}"
+        try:
+            names = self._disk.names(path)
+            folder = self._folders[directory] = _Folder(durable=names is not None)
+            if names is None:
+                return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
+            self._disk.sync_folder(OBJECTS)
+            data = self._read_small(f"{path}/.claim")
+            claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
+            marks = self._load_marks(path, folder)
+            objects = {
+                name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
+            }
+            for name in marks.keys() - objects.keys():
+                log.error(
+                    "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
+                )
+                objects[name] = lost()
+            self._disk.sync_folder(path)
+        except (OSError, CorruptDataError) as error:
+            log.exception("directory %s cannot be used", directory)
+            self.forget(directory)
+            return v.DirectoryLoaded(
+                directory, exists=True, claim=NO_CLAIM, objects={}, problem=f"{directory}: {error}"
+            )
+        return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
+
+    def _load_marks(self, path: str, folder: _Folder) -> dict[str, Mark]:
+        data = self._read_small(f"{path}/.marks") or b""
+        slots = records.decode_marks(data)
+        folder.slot_count = -(-len(data) // mark_bytes)
+        folder.slots = {mark.name: slot for slot, mark in enumerate(slots) if mark is not None}
+        return {mark.name: mark for mark in slots if mark is not None}
+
+    def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
+        try:
+            with self._use(directory, name) as file:
+                found = self._recover(directory, name, file.handle, mark)
+        except OSError as error:
+            log.error("object %s/%s cannot be read: %s", directory, name, error)
+            return lost()
+        current = mark is not None and mark.synced == found.size and not mark.poisoned
+        if not found.corrupt and not current:
+            self.set_mark(directory, name, found.size, poisoned=False)
+        return found
+
+    def _recover(self, directory: str, name: str, handle: int, mark: Mark | None) -> Found:
+        disk = self._disk
+        seed = object_seed(directory, name)
+        size = disk.size(handle)
+        found = recover(lambda position, count: disk.read(handle, position, count), size, seed, mark)
+        if found.decision is not Decision.KEEP:
+            log.warning(
+                "object %s/%s: case %s, %s; good to %d, file %d of %d bytes",
+                directory, name, found.letter, found.decision.value, found.size, found.file_bytes, size,
+            )  # fmt: skip
+        if found.corrupt:
+            return found
+        if found.decision is Decision.COPY_CUT:
+            self._copy_aside(directory, name, handle, found.file_bytes, size)
+        if found.file_bytes < size:
+            disk.cut(handle, found.file_bytes)
+        if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
+            disk.sync(handle)
+        return found
+
+    def _copy_aside(self, directory: str, name: str, handle: int, start: int, end: int) -> None:
+        path = f"{OBJECTS}/{directory}/.torn.{name}.{start}"
+        aside = self._disk.open(path, create=True)
+        try:
+            for position in range(start, end, _COPY_BYTES):
+                chunk = self._disk.read(handle, position, min(_COPY_BYTES, end - position))
+                self._disk.write(aside, position - start, [chunk])
+            self._disk.sync(aside)
+        finally:
+            self._disk.close(aside)
+        self._disk.sync_folder(f"{OBJECTS}/{directory}")
+
+    def store_claim(self, directory: str, claim: Claim) -> v.Trouble:
+        """Put a claim on stable storage, with the folder and its entry."""
+        try:
+            self._make_folder(directory)
+            self._replace(f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
+            self._folder_durable(directory)
+        except OSError as error:
+            log.error("claim of %s: %s", directory, error)
+            return trouble_of(error)
+        return v.Trouble.NONE
+
+    def store_record(self, record: bytes) -> v.Trouble:
+        """Put the store record on stable storage."""
+        try:
+            self._replace("", "store", record)
+        except OSError as error:
+            log.error("store record: %s", error)
+            return trouble_of(error)
+        return v.Trouble.NONE
+
+    # Objects
+
+    def write(self, effect: v.Write) -> v.Trouble:
+        """Write extents, whole or not at all: on a full disk the file is cut back."""
+        directory, name, position, buffers, create = effect
+        try:
+            if create:
+                self._make_folder(directory)
+            with self._use(directory, name, create=create) as file:
+                file.writes += 1
+                try:
+                    self._disk.write(file.handle, position, buffers)
+                except OSError as error:
+                    if trouble_of(error) is v.Trouble.NO_SPACE:
+                        self._disk.cut(file.handle, position)
+                        if create:
+                            self._disk.remove(f"{OBJECTS}/{directory}/{name}")
+                    raise
+        except OSError as error:
+            log.error("write of %s/%s: %s", directory, name, error)
+            if create and trouble_of(error) is v.Trouble.NO_SPACE:
+                self._drop(directory, name)
+            return trouble_of(error)
+        return v.Trouble.NONE
+
+    def sync(self, effect: v.Sync) -> v.Trouble:
+        """Put an object on stable storage.
+
+        With `entry` its directory entry and each ancestor not yet durable.
+        """
+        try:
+            with self._use(effect.directory, effect.name) as file:
+                writes = file.writes
+                self._disk.sync(file.handle)
+                if effect.entry:
+                    self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
+                    self._folder_durable(effect.directory)
+                file.synced = writes
+        except OSError as error:
+            log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
+            return v.Trouble.FAILED
+        return v.Trouble.NONE
+
+    def set_mark(self, directory: str, name: str, synced: int, *, poisoned: bool) -> None:
+        """Note a lower bound of what is synced.
+
+        A failure is only noted: a missing mark is a lower bound too.
+        """
+        folder = self._folders[directory]
+        with _noted(f"mark of {directory}/{name}"):
+            if folder.marks is None:
+                folder.marks = self._disk.open(f"{OBJECTS}/{directory}/.marks", create=True)
+            slot = folder.slots.setdefault(name, folder.slot_count)
+            folder.slot_count = max(folder.slot_count, slot + 1)
+            data = records.encode_mark(Mark(name, synced, poisoned))
+            self._disk.write(folder.marks, slot * mark_bytes, [data])
+            if poisoned:
+                self._disk.sync(folder.marks)
+
+    def read(self, effect: v.ReadData) -> v.GotData:
+        """Verified content, or where it is damaged."""
+        with self._reading(effect.directory, effect.name) as (read, seed):
+            try:
+                return v.GotData(effect, read_content(read, seed, effect.place, effect.start, effect.end))
+            except DamagedExtentError as damage:
+                log.error("%s/%s: %s", effect.directory, effect.name, damage)
+                return v.GotData(effect, b"", damage.offset)
+            except OSError as error:
+                log.error("read of %s/%s: %s", effect.directory, effect.name, error)
+                return v.GotData(effect, b"", effect.start)
+
+    def digest(self, effect: v.ReadDigest) -> v.GotDigest:
+        """The prefix digest at a size, or where what it needs is damaged."""
+        with self._reading(effect.directory, effect.name) as (read, seed):
+            try:
+                return v.GotDigest(effect, prefix_fold(read, seed, effect.place, effect.size).value)
+            except DamagedExtentError as damage:
+                log.error("%s/%s: %s", effect.directory, effect.name, damage)
+                return v.GotDigest(effect, 0, damage.offset)
+            except OSError as error:
+                log.error("read of %s/%s: %s", effect.directory, effect.name, error)
+                return v.GotDigest(effect, 0, effect.place.offset)
+
+    # What they share
+
+    @contextlib.contextmanager
+    def _reading(self, directory: str, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+        with self._use(directory, name) as file:
+            disk, handle = self._disk, file.handle
+            yield (lambda position, count: disk.read(handle, position, count)), object_seed(directory, name)
+
+    @contextlib.contextmanager
+    def _use(self, directory: str, name: str, *, create: bool = False) -> Iterator[_File]:
+        """The open file of an object; it stays open while in use and while a write of it is not synced."""
+        key = (directory, name)
+        with self._guard:
+            file = self._files.pop(key, None)
+            if file is None:
+                file = _File(self._disk.open(f"{OBJECTS}/{directory}/{name}", create=create))
+            self._files[key] = file
+            file.users += 1
+        try:
+            yield file
+        finally:
+            with self._guard:
+                file.users -= 1
+                if file.forgotten and not file.users:
+                    self._disk.close(file.handle)
+                self._close_surplus()
+
+    def _close_surplus(self) -> None:
+        """Close the files unused for longest, never one with writes not synced. The guard is held."""
+        surplus = len(self._files) - open_files_max
+        if surplus > 0:
+            idle = [key for key, file in self._files.items() if not file.users and file.writes == file.synced]
+            for key in idle[:surplus]:
+                self._disk.close(self._files.pop(key).handle)
+
+    def _drop(self, directory: str, name: str) -> None:
+        with self._guard:
+            file = self._files.pop((directory, name), None)
+        if file is not None:
+            self._disk.close(file.handle)
+
+    def _make_folder(self, directory: str) -> None:
+        folder = self._folders[directory]
+        if not folder.durable:
+            self._disk.make_folder(f"{OBJECTS}/{directory}")
+
+    def _folder_durable(self, directory: str) -> None:
+        """The directory's own entry is on stable storage after this."""
+        folder = self._folders[directory]
+        if not folder.durable:
+            self._disk.sync_folder(OBJECTS)
+            folder.durable = True
+
+    def _read_small(self, path: str) -> bytes | None:
+        try:
+            handle = self._disk.open(path, create=False)
+        except FileNotFoundError:
+            return None
+        try:
+            return self._disk.read(handle, 0, self._disk.size(handle))
+        finally:
+            self._disk.close(handle)
+
+    def _replace(self, folder: str, name: str, data: bytes) -> None:
+        """Old or new, whole, whatever happens."""
+        temporary = f".{name}.new" if not name.startswith(".") else f"{name}.new"
+        handle = self._disk.open(f"{folder}/{temporary}" if folder else temporary, create=True)
+        try:
+            self._disk.cut(handle, 0)
+            self._disk.write(handle, 0, [data])
+            self._disk.sync(handle)
+        finally:
+            self._disk.close(handle)
+        self._disk.rename(folder, temporary, name)
+        self._disk.sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _noted(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s: %s", what, error)

@@ -1,0 +1,131 @@
+"""Real servers as processes: started with `dos serve` on a free port of loopback, ended by their own process
+id.
+
+Import the fixture where you need it:  `from tests.support.servers import three_servers  # noqa: F401`, or use
+`ServerProcess` as a context manager. A server that a test kills and starts again keeps its port and its data directory.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+START_SECONDS_MAX = 30.0
+
+
+class ServerProcess:
+    """One `dos serve`. Listens when the constructor returns. Attributes: data, address, server_id."""
+
+    def __init__(self, data: Path, *, port: int = 0, options: tuple[str, ...] = ()) -> None:
+        self.data = data
+        self.options = options
+        self.log_path = data.with_name(data.name + ".log")
+        self.address = ("127.0.0.1", port)
+        self.server_id = ""
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
+        command += ["--listen", f"127.0.0.1:{self.address[1]}", "--verbose", *self.options]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        watchdog = threading.Timer(START_SECONDS_MAX, self.process.kill)
+        watchdog.start()
+        try:
+            line = self.process.stdout.readline() if self.process.stdout else ""
+        finally:
+            watchdog.cancel()
+        match = re.search(r"at 127\.0\.0\.1:(\d+), server id ([0-9a-f]{32})", line)
+        if match is None:
+            self.kill()
+            raise RuntimeError(f"server did not start: {line!r}\n{self.log_path.read_text()}")
+        self.address = ("127.0.0.1", int(match[1]))
+        self.server_id = match[2]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"dos://{self.address[0]}:{self.address[1]}"
+
+    @property
+    def location(self) -> str:
+        """host:port, as a URL of several servers wants it."""
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait: the clean end. Returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.running:
+            self.process.send_signal(number)
+        try:
+            code = self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def restart(self) -> None:
+        """Start again on the same port and data, after `kill` or `stop`; kills it first if it still runs."""
+        self.kill()
+        self._start()
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+@pytest.fixture
+def one_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of its own for the test."""
+    with ServerProcess(tmp_path / "server") as server:
+        yield server
+
+
+@pytest.fixture
+def three_servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """Three servers, not yet a store. Killed by id at the end, whatever the test did to them."""
+    servers: list[ServerProcess] = []
+    try:
+        for index in range(3):
+            servers.append(ServerProcess(tmp_path / f"server-{index}"))
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def url_of(servers: list[ServerProcess], path: str = "") -> str:
+    """One URL for several servers: dos://h1:p1,h2:p2/path."""
+    return "dos://" + ",".join(server.location for server in servers) + (f"/{path}" if path else "")
