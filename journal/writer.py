@@ -153,6 +153,8 @@ class ChainWriter:
         if self._state is not WriterState.OPEN:
             self._refuse()
         if not self._pipelined and self._current.synced < self._current.size:
+            if self._claim.lost is not None:
+                raise self._claim.lost
             raise LocalProtocolError(
                 f"chain {self._chain} is not pipelined: byte {self.synced} of {self.end.size} is synced",
                 remedy="wait_synced before each append",

@@ -1,0 +1,642 @@
+"""Take-over, told as stories on an in-memory store where the test carries every message (R = members, 3; Qa
+= 2).
+
+The numbers V1..V13 and R1..R18 are those of the checked protocol model; each story here is what is lost
+when the rule is left out, and says which rule keeps it. A, B, C, D are writers in epoch order; members are
+numbered 1 to 3.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import FencedError, LocalProtocolError, StaleGenerationError
+from journal import (
+    ORIGIN,
+    ChainError,
+    ChainState,
+    ChainWriter,
+    CorruptRecordError,
+    LostBytesError,
+    NotEnoughAnswersError,
+    Op,
+    Position,
+    Record,
+    StopNotFoundError,
+    look_chain,
+    read_records,
+    take_over,
+)
+from journal.core.record import encode_v1
+from journal.core.segment import Predecessor, SegmentStart, segment_name, start_record
+from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore, PartialStore
+
+pytestmark = pytest.mark.trio
+
+
+def note(text: str) -> Record:
+    return Record(Op.OUTPUT, strings=(text.encode(),))
+
+
+def notes(records: Iterable[tuple[Position, Record]]) -> list[str]:
+    return [record.strings[0].decode() for _, record in records if record.op is Op.OUTPUT]
+
+
+async def taken(claim: MemoryClaim, at: Position | None = None) -> ChainState:
+    return await take_over(claim, "J", at=at, generation=1, wait_s=0)
+
+
+async def told(claim: MemoryClaim, state: ChainState) -> list[str]:
+    return notes([step async for step in read_records(claim, state)])
+
+
+async def looked(store: MemoryStore | PartialStore) -> list[str]:
+    state = await look_chain(store, DIRECTORY, "J")
+    return notes([step async for step in read_records(store, state, directory=DIRECTORY)])
+
+
+@asynccontextmanager
+async def opening(
+    claim: MemoryClaim, state: ChainState | None, **options: object
+) -> AsyncIterator[list[ChainWriter]]:
+    """`ChainWriter.open` under way in the background; the list gets the writer if it ever returns."""
+    done: list[ChainWriter] = []
+
+    async def run() -> None:
+        done.append(await ChainWriter.open(claim, "J", state, 1, **options))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield done
+        nursery.cancel_scope.cancel()
+
+
+async def first_writer(store: MemoryStore, *texts: str) -> tuple[MemoryClaim, ChainWriter]:
+    """A: epoch 1 on all members, with these notes synced everywhere."""
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1, pipelined=False)
+    for text in texts:
+        writer.append(note(text))
+        await writer.wait_synced()
+    return claim, writer
+
+
+async def test_a_writer_goes_on_where_the_last_one_ended() -> None:
+    # EVIDENCE-OF: P-1
+    store = MemoryStore()
+    _, writer = await first_writer(store, "a", "b")
+    end = writer.end
+    claim = store.claim(2)
+    state = await taken(claim)
+    assert state.end == end
+    assert await told(claim, state) == ["a", "b"]
+    second = await ChainWriter.open(claim, "J", state, 1)
+    assert second.segment == segment_name("J", 2, end.size)
+    second.append(note("c"))
+    third = store.claim(3)
+    state = await taken(third)
+    assert await told(third, state) == ["a", "b", "c"]
+    assert [span.base for span in state.segments] == [0, end.size]
+    assert state.bytes == state.end.size
+
+
+async def test_the_first_writer_is_fenced_by_the_second() -> None:
+    # EVIDENCE-OF: P-4
+    store = MemoryStore()
+    _, old = await first_writer(store, "a")
+    claim = store.claim(2, [2, 3])
+    state = await taken(claim)
+    await ChainWriter.open(claim, "J", state, 1)
+    old.append(note("too late"))
+    with pytest.raises(FencedError):
+        await old.wait_synced()
+    with pytest.raises(FencedError):
+        old.append(note("later still"))
+    assert await told(claim, state) == ["a"]
+    late = store.claim(3)
+    assert await told(late, await taken(late)) == ["a"], "what reached one member alone is not on the chain"
+
+
+async def test_v1_a_dead_writers_start_does_not_hide_the_record_that_a_later_writer_built_on() -> None:
+    """R5, R6: offsets decide nothing; the chain is what the back pointers reach."""
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("r"))
+    a.deliver(1)
+    b = store.claim(2, [2, 3])
+    b.held = True
+    state_b = await taken(b)
+    assert await told(b, state_b) == ["base"]
+    async with opening(b, state_b) as opened:
+        assert not opened
+    c = store.claim(3, [1, 2])
+    state_c = await taken(c)
+    assert await told(c, state_c) == ["base", "r"]
+    writer_c = await ChainWriter.open(c, "J", state_c, 1)
+    b_start = next(iter(b.objects.values()))
+    store.servers[2].objects[DIRECTORY][b_start.name] = bytearray(b_start._data)  # it had been under way
+    writer_c.append(note("s"))
+    assert await looked(PartialStore(store, [1, 3])) == ["base", "r"]
+    d = store.claim(4, [1, 3])
+    assert await told(d, await taken(d)) == ["base", "r", "s"]
+
+
+async def test_v2_the_longest_copy_of_an_older_epoch_is_not_the_head() -> None:
+    """R5: the epoch first, then the length."""
+    store = MemoryStore()
+    a, old = await first_writer(store)
+    a.held = True
+    old._pipelined = True  # a writer of many small records, none of them acknowledged
+    for text in ("x" * 500, "y" * 500):
+        old.append(note(text))
+    a.deliver(1)
+    b = store.claim(2, [2, 3])
+    writer_b = await ChainWriter.open(b, "J", await taken(b), 1)
+    await writer_b.wait_synced(writer_b.append(note("acknowledged")))
+    c = store.claim(3, [1, 2])
+    assert await told(c, await taken(c)) == ["acknowledged"]
+
+
+async def test_v3_a_taker_over_may_not_act_before_its_own_start_is_acknowledged() -> None:
+    """R8 (Raft's figure 8): cut n is on member 1 only; a newer start that nobody acknowledged beats it."""
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("cut n"))
+    a.deliver(1)
+    b = store.claim(2, [2, 3])
+    b.held = True
+    async with opening(b, await taken(b)) as opened:
+        b.deliver(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not opened, "one member is no quorum"
+    c = store.claim(3, [1, 3])
+    c.held = True
+    state_c = await taken(c)
+    assert await told(c, state_c) == ["base", "cut n"], "C sees n and has repaired it to member 3"
+    async with opening(c, state_c) as opened:
+        assert not opened, "so C may not tell anyone: its start is nowhere"
+    d = store.claim(4, [2, 3])
+    state_d = await taken(d)
+    assert await told(d, state_d) == ["base"], "n is gone, and nobody had been told of it"
+    assert await looked(PartialStore(store, [1, 2])) == ["base"], "nor had a reader"
+
+
+async def test_a_start_that_is_acknowledged_makes_what_was_read_final() -> None:
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("cut n"))
+    a.deliver(1)
+    c = store.claim(3, [1, 3])
+    c.held = True
+    async with opening(c, await taken(c)) as opened:
+        c.deliver(1)
+        c.deliver(3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert opened
+    for epoch, members in ((4, [2, 3]), (5, [1, 2])):
+        claim = store.claim(epoch, members)
+        assert await told(claim, await taken(claim)) == ["base", "cut n"]
+
+
+async def test_v6_a_reader_is_not_shown_a_cut_that_may_still_vanish() -> None:
+    """R10: on one member is not committed, though GET would serve it."""
+    # EVIDENCE-OF: P-2
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("cut n"))
+    a.deliver(1)
+    assert await looked(store) == ["base"]
+    a.deliver(2)
+    assert await looked(store) == ["base", "cut n"], "the quorum holds it, under this epoch"
+    assert await looked(PartialStore(store, [1, 3])) == ["base"], "seen on one only: it cannot be proved"
+    store.claim(2, [2, 3])
+    assert await looked(store) == ["base"], "the epoch moved on: their copies prove nothing any more"
+
+
+async def test_r9_a_record_of_an_unpipelined_chain_proves_the_one_before_it() -> None:
+    store = MemoryStore()
+    a, old = await first_writer(store, "cut 1")
+    a.held = True
+    old.append(note("cut 2"))
+    with pytest.raises(LocalProtocolError, match="wait_synced before each append"):
+        old.append(note("cut 3"))
+    a.deliver(1)
+    a.deliver(3)
+    await old.wait_synced()
+    old.append(note("cut 3"))
+    a.deliver(1)
+    store.claim(2, [2, 3])
+    assert await looked(PartialStore(store, [1, 3])) == ["cut 1", "cut 2"]
+
+
+async def test_readers_of_a_pipelined_chain_see_what_a_quorum_holds_and_no_more() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1)
+    claim.held = True
+    for text in "abcd":
+        writer.append(note(text))
+    claim.deliver(1)
+    size = len(encode_v1(note("a")))
+    claim.deliver(2, size=next(iter(claim.objects.values())).size - 2 * size - 1)
+    assert await looked(store) == ["a"], "member 2 has b but for one byte: whole records only"
+    store.claim(2, [2, 3])
+    assert await looked(store) == [], "under another epoch they prove nothing"
+    state = await look_chain(store, DIRECTORY, "J")
+    assert state.end is not None, "but the start was waited for: what stands below it is committed"
+
+
+async def test_v7_a_member_with_a_damaged_copy_is_not_a_member_with_a_short_one() -> None:
+    """R4: r is on 1 and 2; 2 is damaged, 1 is away. 3 knows nothing of r, and 2 does not count."""
+    # EVIDENCE-OF: P-5
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    position = old.append(note("r"))
+    a.deliver(1)
+    a.deliver(2)
+    await old.wait_synced(position)
+    store.servers[1].damaged[old.segment] = 40
+    claim = store.claim(2, [2, 3])
+    with pytest.raises(NotEnoughAnswersError) as caught:
+        await taken(claim)
+    assert caught.value.answered == 1
+    assert caught.value.needed == 2
+    assert "m2:1" in str(caught.value)
+    assert "damaged" in str(caught.value)
+    assert "m1:1" in str(caught.value)
+    assert "did not answer" in str(caught.value)
+    claim.join(store.servers[0])
+    assert await told(claim, await taken(claim)) == ["base", "r"]
+
+
+async def test_a_wiped_member_costs_nothing_while_a_quorum_of_the_others_is_there() -> None:
+    # EVIDENCE-OF: P-5
+    store = MemoryStore()
+    await first_writer(store, "a", "b")
+    store.wipe(1)
+    claim = store.claim(2)
+    assert await told(claim, await taken(claim)) == ["a", "b"]
+
+
+async def test_a_damaged_copy_of_an_old_segment_does_not_matter_if_another_is_good() -> None:
+    store = MemoryStore()
+    _, first = await first_writer(store, "a", "b")
+    claim = store.claim(2)
+    second = await ChainWriter.open(claim, "J", await taken(claim), 1)
+    second.append(note("c"))
+    store.servers[0].damaged[first.segment] = 10
+    claim = store.claim(3)
+    assert await told(claim, await taken(claim)) == ["a", "b", "c"]
+
+
+async def test_r7_the_whole_chain_is_on_the_quorum_before_a_segment_is_opened() -> None:
+    """V8 otherwise: the next quorum holds the new segment and not the bytes that it names."""
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("r"))
+    a.deliver(1)
+    c = store.claim(2, [1, 3])
+    state = await taken(c)
+    assert c.settled == [(old.segment, state.end.size)]
+    held = [bytes(server.objects[DIRECTORY][old.segment]) for server in store.servers]
+    assert len(held[0]) == len(held[2]) == state.end.size
+
+
+async def test_r7_a_roll_waits_until_all_that_was_appended_is_on_the_quorum() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1)
+    claim.held = True
+    writer.append(note("r"))
+    rolled = False
+
+    async def roll() -> None:
+        nonlocal rolled
+        await writer.roll([note("r")])
+        rolled = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(roll)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(claim.objects) == 1, "nothing is opened yet"
+        with pytest.raises(LocalProtocolError, match="is opening a segment"):
+            writer.append(note("s"))
+        claim.deliver(1)
+        claim.deliver(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(claim.objects) == 2
+        assert not rolled, "the new start is on no quorum (R8)"
+        claim.deliver(2)
+        claim.deliver(3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rolled
+
+
+async def test_r13_the_position_ordered_is_the_base_and_never_the_longest() -> None:
+    """V11 otherwise: the next cut would not continue the one that was committed."""
+    # EVIDENCE-OF: P-6
+    store = MemoryStore()
+    _, writer = await first_writer(store, "a")
+    cut = writer.end
+    writer.append(note("after the cut"))
+    newer = store.claim(2)
+    other = await ChainWriter.open(newer, "J", await taken(newer), 1)
+    other.append(note("on the other line"))
+    other_end = other.end
+    claim = store.claim(3)
+    state = await taken(claim, at=cut)
+    assert state.end == cut
+    assert await told(claim, state) == ["a"]
+    third = await ChainWriter.open(claim, "J", state, 1)
+    third.append(note("b"))
+    claim = store.claim(4)
+    assert await told(claim, await taken(claim)) == ["a", "b"]
+    assert await told(claim, await taken(claim, at=other_end)) == ["a", "after the cut", "on the other line"]
+
+
+async def test_after_a_rollback_one_size_lies_on_two_lines_and_the_position_tells_them_apart() -> None:
+    """R12. V1's m_off_rb: cut at 1 committed, rollback to 0, epoch 2 grows; the retained cut still reads
+    its bytes.
+    """
+    # EVIDENCE-OF: P-6
+    store = MemoryStore()
+    _, writer = await first_writer(store, "x")
+    cut = writer.end
+    claim = store.claim(2)
+    second = await ChainWriter.open(claim, "J", await taken(claim, at=ORIGIN), 1, pipelined=False)
+    other = second.append(note("y"))
+    assert other.size == cut.size
+    assert other != cut
+    claim = store.claim(3)
+    assert await told(claim, await taken(claim, at=cut)) == ["x"]
+    assert await told(claim, await taken(claim, at=other)) == ["y"]
+    assert await told(claim, await taken(claim)) == ["y"]
+
+
+async def test_a_rollback_to_nothing_begins_the_chain_anew() -> None:
+    store = MemoryStore()
+    await first_writer(store, "never committed")
+    claim = store.claim(2)
+    state = await taken(claim, at=ORIGIN)
+    assert (state.segments, state.end, state.bytes) == ((), ORIGIN, 0)
+    writer = await ChainWriter.open(claim, "J", state, 1)
+    writer.append(note("a"))
+    claim = store.claim(3)
+    assert await told(claim, await taken(claim)) == ["a"]
+
+
+async def test_r16_a_journal_is_created_only_when_every_member_says_that_it_is_not_there(
+    autojump_clock: object,
+) -> None:
+    store = MemoryStore()
+    claim = store.claim(1, [1, 2])
+    with pytest.raises(NotEnoughAnswersError, match=r"creating it needs 3.*m3:1 .* did not answer"):
+        await taken(claim)
+    with pytest.raises(NotEnoughAnswersError):
+        await ChainWriter.open(claim, "J", None, 1)
+    claim = store.claim(2)
+    state = await taken(claim)
+    assert (state.end, state.segments, state.seen) == (None, (), 0)
+    await ChainWriter.open(claim, "J", state, 1)
+
+
+async def test_a_take_over_waits_a_while_for_a_member_whose_answer_it_needs(autojump_clock: object) -> None:
+    store = MemoryStore()
+    claim = store.claim(1, [1, 2])
+
+    async def third_member_answers() -> None:
+        await trio.sleep(3)
+        claim.join(store.servers[2])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(third_member_answers)
+        state = await take_over(claim, "J", generation=1)
+    assert state.end is None
+    assert trio.current_time() >= 3
+
+
+async def test_a_journal_that_exists_is_not_created_a_second_time() -> None:
+    store = MemoryStore()
+    await first_writer(store, "a")
+    claim = store.claim(2)
+    with pytest.raises(LocalProtocolError, match="exists"):
+        await ChainWriter.open(claim, "J", None, 1)
+
+
+async def test_a_start_that_was_cut_off_everywhere_never_existed() -> None:
+    """Its writer died while creating the journal; nobody was told anything."""
+    store = MemoryStore()
+    a = store.claim(1)
+    a.held = True
+    async with opening(a, None):
+        a.deliver(2, size=20)
+    claim = store.claim(2)
+    state = await taken(claim)
+    assert state.end is None
+    assert state.seen == 1
+    await ChainWriter.open(claim, "J", state, 1)
+
+
+async def test_a_torn_record_at_the_end_is_left_behind_and_never_read() -> None:
+    store = MemoryStore()
+    a, old = await first_writer(store, "a")
+    a.held = True
+    end = old.end
+    old.append(note("torn"))
+    a.deliver(1, size=end.size + 30)
+    claim = store.claim(2)
+    state = await taken(claim)
+    assert state.end == end
+    second = await ChainWriter.open(claim, "J", state, 1)
+    second.append(note("b"))
+    claim = store.claim(3)
+    assert await told(claim, await taken(claim)) == ["a", "b"]
+
+
+async def test_bytes_that_are_no_record_are_an_error_and_never_a_shorter_journal() -> None:
+    # EVIDENCE-OF: P-2
+    store = MemoryStore()
+    _, writer = await first_writer(store, "a", "b")
+    for server in store.servers:
+        server.objects[DIRECTORY][writer.segment][-3] ^= 4
+    claim = store.claim(2)
+    with pytest.raises(CorruptRecordError) as caught:
+        await taken(claim)
+    assert caught.value.where == writer.segment
+    with pytest.raises(CorruptRecordError):
+        await look_chain(store, DIRECTORY, "J")
+
+
+async def test_r14_a_segment_that_nobody_has_is_superseded_or_lost_and_never_empty() -> None:
+    store = MemoryStore()
+    _, first = await first_writer(store, "a")
+    cut = first.end
+    claim = store.claim(2)
+    second = await ChainWriter.open(claim, "J", await taken(claim), 1)
+    second.append(note("b"))
+    for server in store.servers:
+        del server.objects[DIRECTORY][first.segment]
+    claim = store.claim(3)
+    with pytest.raises(LostBytesError, match=first.segment):
+        await taken(claim)
+    with pytest.raises(LostBytesError):
+        await taken(claim, at=cut)
+    with pytest.raises(LostBytesError):
+        await look_chain(store, DIRECTORY, "J")
+
+
+async def test_a_position_beyond_what_anyone_has_is_lost_bytes() -> None:
+    store = MemoryStore()
+    _, first = await first_writer(store, "a")
+    claim = store.claim(2)
+    with pytest.raises(LostBytesError, match="the members asked have"):
+        await taken(claim, at=Position(1, first.end.size + 1, 0))
+    with pytest.raises(LostBytesError, match="segment of position"):
+        await taken(claim, at=Position(7, 10, 0))
+
+
+async def test_a_segment_opened_under_a_newer_store_record_is_refused() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    await ChainWriter.open(claim, "J", None, 5)
+    claim = store.claim(2)
+    with pytest.raises(StaleGenerationError, match="generation 5"):
+        await taken(claim)
+    assert (await take_over(claim, "J", generation=5)).end is not None
+
+
+def plant(store: MemoryStore, start: SegmentStart, *records: Record) -> None:
+    """Put a segment on every member as if a writer had."""
+    data = b"".join(encode_v1(record) for record in (start_record(start), *records))
+    for server in store.servers:
+        server.objects.setdefault(DIRECTORY, {})[start.name] = bytearray(data)
+
+
+async def test_a_segment_whose_start_belongs_to_another_is_refused() -> None:
+    store = MemoryStore()
+    start = SegmentStart("J", 4, 0, None, 1, "00" * 16)
+    plant(store, start)
+    wrong = segment_name("J", 5, 0)
+    for server in store.servers:
+        server.objects[DIRECTORY][wrong] = server.objects[DIRECTORY][start.name]
+    claim = store.claim(6)
+    with pytest.raises(ChainError, match="the start record of this segment"):
+        await taken(claim)
+
+
+async def test_another_jobs_chain_in_the_same_directory_is_not_looked_at() -> None:
+    store = MemoryStore()
+    plant(store, SegmentStart("Jx", 9, 0, None, 1, "00" * 16))
+    plant(store, SegmentStart("J.J", 9, 0, None, 1, "00" * 16))
+    claim = store.claim(10)
+    state = await taken(claim)
+    assert state.end is None
+    assert state.seen == 0
+
+
+async def test_a_segment_start_in_the_middle_of_a_segment_is_refused() -> None:
+    store = MemoryStore()
+    start = SegmentStart("J", 1, 0, None, 1, "00" * 16)
+    plant(store, start, note("a"), start_record(start))
+    with pytest.raises(ChainError, match="another segment's start"):
+        await taken(store.claim(2))
+
+
+async def test_a_predecessor_with_other_bytes_than_named_is_refused_when_it_is_read() -> None:
+    store = MemoryStore()
+    first = SegmentStart("J", 1, 0, None, 1, "00" * 16)
+    plant(store, first, note("a"))
+    length = len(store.servers[0].objects[DIRECTORY][first.name])
+    below = Predecessor(first.name, length, 12345)
+    plant(store, SegmentStart("J", 2, length, below, 1, "00" * 16), note("b"))
+    state = await look_chain(store, DIRECTORY, "J")
+    with pytest.raises(ChainError, match="prefix digest 0000000000003039"):
+        await looked(store)
+    assert state.end is not None
+
+
+async def test_an_epoch_is_one_line_of_history() -> None:
+    store = MemoryStore()
+    await first_writer(store, "a")
+    claim = store.claim(2)
+    state = await taken(claim)
+    await ChainWriter.open(claim, "J", state, 1)
+    with pytest.raises(LocalProtocolError, match="already: an epoch is one line"):
+        await ChainWriter.open(claim, "J", state, 1)
+
+
+async def test_a_claim_below_the_epochs_of_the_chain_opens_nothing() -> None:
+    store = MemoryStore()
+    plant(store, SegmentStart("J", 5, 0, None, 1, "00" * 16))
+    claim = store.claim(5)
+    with pytest.raises(LocalProtocolError, match="an epoch above all seen"):
+        await ChainWriter.open(claim, "J", await taken(claim), 1)
+    with pytest.raises(LocalProtocolError, match="an epoch above all seen"):
+        await ChainWriter.open(claim, "J", await taken(claim, at=ORIGIN), 1)
+
+
+async def test_two_chains_of_one_directory_do_not_mix() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    state = await ChainWriter.open(claim, "state", None, 1)
+    steps = await ChainWriter.open(claim, "steps", None, 1)
+    state.append(note("state 1"))
+    steps.append(note("step 1"))
+    claim = store.claim(2)
+    for chain, expected in (("state", ["state 1"]), ("steps", ["step 1"])):
+        found = await take_over(claim, chain, generation=1)
+        assert await told(claim, found) == expected
+
+
+async def test_reading_stops_exactly_at_a_position() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1)
+    ends = [writer.append(note(text)) for text in "abc"]
+    await writer.roll()
+    ends += [writer.append(note(text)) for text in "de"]
+    state = await look_chain(store, DIRECTORY, "J")
+    for count, end in enumerate(ends, 1):
+        read = [step async for step in read_records(store, state, directory=DIRECTORY, stop=end)]
+        assert notes(read) == list("abcde")[:count]
+        assert read[-1][0] == end
+    assert [s async for s in read_records(store, state, directory=DIRECTORY, stop=ORIGIN)] == []
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+async def test_a_stop_inside_a_record_is_refused_and_names_the_record(shift: int) -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1)
+    middle = writer.append(note("a"))
+    writer.append(note("b"))
+    state = await look_chain(store, DIRECTORY, "J")
+    segment = store.servers[0].objects[DIRECTORY][writer.segment]
+
+    size = middle.size + shift
+    stop = Position(1, size, prefix_digest(segment[:size]))
+    with pytest.raises(StopNotFoundError, match="lies inside the record"):
+        async for _ in read_records(store, state, directory=DIRECTORY, stop=stop):
+            pass
+
+
+async def test_a_stop_on_another_line_is_refused() -> None:
+    store = MemoryStore()
+    _, first = await first_writer(store, "a", "b")
+    state = await look_chain(store, DIRECTORY, "J")
+    for stop in (Position(2, 100, 0), Position(1, first.end.size + 1, 0), Position(1, first.end.size, 5)):
+        with pytest.raises(StopNotFoundError):
+            state.up_to(stop)
+    with pytest.raises(StopNotFoundError, match="is empty"):
+        ChainState("J").up_to(Position(1, 1, 0))
