@@ -1,0 +1,155 @@
+"""Cuts: asked for, voted, appended, committed; and the end of input. A part of the coordinator.
+
+Invariant kept here: AppendCut goes out only when every worker's vote of this incarnation is in, at most one
+is out, and Committed goes out only upon CutAppended.
+"""
+
+from checkpoint.core.coordinator_base import CoordinatorBase
+from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended
+from checkpoint.core.manifest import check_cut
+from checkpoint.core.messages import Committed, Finished, Prepared, Progress, Refusal, RequestCut
+from checkpoint.core.region import CutCommitted, RegionState
+from checkpoint.core.region_states import Phase, WorkerEvent, WorkerState
+from checkpoint.core.roster import Worker
+from checkpoint.core.voting import PendingCut
+from checkpoint.errors import ManifestError, RegionFailedError
+
+
+class Cutting(CoordinatorBase):
+    """See the top of this file."""
+
+    cut_overdue = False
+    """The periodic time came while a cut was under way: the next one follows at once."""
+
+    @property
+    def can_cut(self) -> bool:
+        return self.phase is Phase.RUNNING and self.pending is None and not self.final_committed
+
+    @property
+    def moved_on(self) -> bool:
+        """Whether any step was ended since the last cut: an idle region makes no cuts."""
+        at = self.last_cut.step if self.last_cut else 0
+        return any(worker.step > at for worker in self.roster)
+
+    def request_cut(self, now: float, *, final: bool = False) -> None:
+        """Ask all workers for the next cut. Numbers rise from the last committed one."""
+        if not self.can_cut:
+            return
+        number = (self.last_cut.cut if self.last_cut else 0) + 1
+        self.pending = PendingCut(number, self.incarnation, len(self.roster), final, now)
+        self.timers.set("drain", now + self.spec.drain_timeout_s)
+        self.timers.set("cut", now + self.spec.checkpoint_interval_s)
+        self.send_all(
+            RequestCut(
+                job=self.spec.name,
+                incarnation=self.incarnation,
+                epoch=self.incarnation,
+                cut=number,
+                final=final,
+            )
+        )
+
+    def cut_time_came(self, now: float) -> None:
+        """The periodic trigger."""
+        if self.pending is not None:
+            self.cut_overdue = True
+        elif self.moved_on:
+            self.request_cut(now)
+        else:
+            self.timers.set("cut", now + self.spec.checkpoint_interval_s)
+
+    def final_cut_if_exhausted(self, now: float) -> None:
+        """All sources of all workers are at their end: one last cut, and the region is finished."""
+        if self.can_cut and all(
+            worker.state is WorkerState.RUNNING and worker.exhausted for worker in self.roster
+        ):
+            self.request_cut(now, final=True)
+
+    def on_progress(self, worker: Worker, message: Progress, now: float) -> Refusal | None:
+        """A heartbeat with counters. One of an older incarnation still proves life, and nothing else."""
+        worker.counters = message.counters
+        if message.incarnation == self.incarnation and worker.state is WorkerState.RUNNING:
+            worker.step = max(worker.step, message.counters.step)
+            worker.exhausted = message.counters.exhausted
+            self.final_cut_if_exhausted(now)
+        return None
+
+    def on_prepared(self, worker: Worker, vote: Prepared, now: float) -> Refusal | None:
+        """A vote. With the last one the cut goes to the manifest."""
+        pending = self.pending
+        if pending is None or pending.appended or worker.state is not WorkerState.RUNNING:
+            return Refusal("STALE_CUT", f"a vote for cut {vote.cut} while none is asked for")
+        refusal = pending.vote(vote)
+        if refusal is not None or pending.missing():
+            return refusal
+        disagreement = pending.disagreement()
+        if disagreement:
+            self.cut_is_impossible(RegionFailedError(disagreement, remedy="please report this"), now)
+            return None
+        cut = pending.build(self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators)
+        try:
+            check_cut(cut, workers=len(self.roster), before=self.last_cut)
+        except ManifestError as error:
+            self.cut_is_impossible(error, now)
+            return None
+        pending.appended = True
+        self.emit(AppendCut(cut))
+        return None
+
+    def cut_is_impossible(self, error: RegionFailedError | ManifestError, now: float) -> None:
+        """Votes that make no cut are a bug of a worker: going on would repeat it."""
+        self.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
+
+    def on_cut_appended(self, event: CutAppended, now: float) -> None:
+        """The commit. An acknowledgement of another incarnation's append says nothing about this one's."""
+        pending = self.pending
+        if pending is None or not pending.appended or event.cut.incarnation != self.incarnation:
+            return
+        assert event.cut.cut == pending.number, "one append at a time"
+        self.timers.clear("drain")
+        self.pending, self.last_cut = None, event.cut
+        self.note_commit(pending, now)
+        self.send_all(
+            Committed(
+                job=self.spec.name,
+                incarnation=self.incarnation,
+                epoch=self.incarnation,
+                cut=event.cut.cut,
+                step=event.cut.step,
+                final=pending.final,
+            )
+        )
+        self.final_committed = pending.final
+        if self.phase is Phase.STOPPING:
+            self.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
+            return
+        self.final_cut_if_exhausted(now)
+        if self.cut_overdue and self.can_cut:
+            self.cut_overdue = False
+            self.cut_time_came(now)
+
+    def note_commit(self, pending: PendingCut, now: float) -> None:
+        """Count it, forgive what failed before it, tell observers."""
+        self.cuts_committed += 1
+        self.attempts = 0
+        self.roster.forgive()
+        cut = self.last_cut
+        assert cut is not None
+        seconds = now - pending.requested_at
+        prepared = max(pending.phases_s().values(), default=0.0)
+        phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
+        self.tell(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases))
+
+    def on_finished(self, worker: Worker, message: Finished, now: float) -> Refusal | None:
+        """A worker has published the final cut. When all have, the region is finished."""
+        if not self.final_committed or worker.state is not WorkerState.RUNNING:
+            return Refusal(
+                "UNEXPECTED", f"worker {message.worker} finished before its final cut was committed"
+            )
+        worker.move(WorkerEvent.FINISH)
+        self.finish_if_all_have(now)
+        return None
+
+    def finish_if_all_have(self, now: float) -> None:
+        if self.final_committed and self.roster.all_in(WorkerState.FINISHED, WorkerState.DONE):
+            self.decide(RegionState.FINISHED, "all input is processed", now, kind="finished")

@@ -1,0 +1,334 @@
+"""The worker's end of the control protocol: which orders are taken, which reports may go out. Pure.
+
+Rules of this file: `handle(event, now) -> effects`. It knows no sockets and no operators. What the worker
+does with an order is the runtime's; that it never votes or reports for a life that is over is decided here:
+
+1. An order counts only in the incarnation of the newest Restore; a Restore counts only above it.
+2. A vote needs RUNNING, the cut that was asked for or a later one, and positions of this incarnation (R12).
+3. A Restore makes every order not yet taken void.
+4. Nothing heard from the coordinator for `orphan_timeout`, less the time in which our own loop was late:
+this worker ends
+   itself. A link that is gone has no second try: the coordinator counts this attempt as lost.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from checkpoint import limits
+from checkpoint.core.messages import (
+    Committed,
+    Counters,
+    Failed,
+    Finished,
+    Heartbeat,
+    Join,
+    Prepared,
+    Progress,
+    Refusal,
+    RequestCut,
+    Restore,
+    Restored,
+    Start,
+    Stop,
+    ToCoordinator,
+    ToWorker,
+)
+from checkpoint.core.region_states import follow
+from checkpoint.core.timers import Timers
+from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
+from dos_protocol.errors import DosError, LocalProtocolError
+
+Order: TypeAlias = Restore | Start | RequestCut | Committed
+
+
+class ParticipantState(Enum):
+    """Where this worker stands."""
+
+    CONNECTED = auto()
+    JOINED = auto()
+    RESTORING = auto()
+    RESTORED = auto()
+    RUNNING = auto()
+    FAILED = auto()
+    """A failure of this incarnation was reported: the next Restore or Stop is awaited."""
+    FINISHED = auto()
+    ENDED = auto()
+
+
+class ParticipantEvent(Enum):
+    """What moves it."""
+
+    JOIN = auto()
+    RESTORE = auto()
+    RESTORED = auto()
+    START = auto()
+    FAIL = auto()
+    FINISH = auto()
+    END = auto()
+
+
+_ANY: Final = {
+    ParticipantEvent.RESTORE: ParticipantState.RESTORING,
+    ParticipantEvent.END: ParticipantState.ENDED,
+}
+_LIVE: Final = {ParticipantEvent.FAIL: ParticipantState.FAILED, **_ANY}
+PARTICIPANT: Final[dict[ParticipantState, dict[ParticipantEvent, ParticipantState]]] = {
+    ParticipantState.CONNECTED: {
+        ParticipantEvent.JOIN: ParticipantState.JOINED,
+        ParticipantEvent.END: ParticipantState.ENDED,
+    },
+    ParticipantState.JOINED: _LIVE,
+    ParticipantState.RESTORING: {ParticipantEvent.RESTORED: ParticipantState.RESTORED, **_LIVE},
+    ParticipantState.RESTORED: {ParticipantEvent.START: ParticipantState.RUNNING, **_LIVE},
+    ParticipantState.RUNNING: {ParticipantEvent.FINISH: ParticipantState.FINISHED, **_LIVE},
+    ParticipantState.FAILED: _ANY,
+    ParticipantState.FINISHED: _LIVE,
+    ParticipantState.ENDED: {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageIn:
+    """A message of the coordinator."""
+
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The runtime wants this sent; job, worker, incarnation and epoch are filled in here.
+
+    `of`: the incarnation that the report belongs to, as the runtime knows it; None: the present one.
+    """
+
+    message: ToCoordinator
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGone:
+    """The control link ended or broke."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The timer that was due at `due` fires now; `counters` are fresh."""
+
+    due: float
+    counters: Counters
+
+
+ParticipantInput: TypeAlias = MessageIn | Report | LinkGone | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the coordinator."""
+
+    message: ToCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An order was not taken. For the log."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This worker is to end; what `next_order` raises from now on."""
+
+    error: DosError
+
+
+ParticipantEffect: TypeAlias = Send | Refused | Ended
+
+
+class Participant:
+    """`handle` every input and perform the effects; take orders from `orders`; call again with Tick at
+    `deadline`.
+
+    Invariants: `incarnation` only rises; `orders` are of `incarnation`; after ENDED nothing is sent.
+    """
+
+    def __init__(
+        self, job: str, worker: int, *, now: float, orphan_timeout_s: float, heartbeat_s: float
+    ) -> None:
+        self.job = job
+        self.worker = worker
+        self.state = ParticipantState.CONNECTED
+        self.incarnation = 0
+        self.cut_seen = 0
+        """The highest cut asked for, restored or committed."""
+        self.voted = 0
+        """The last cut voted for in this incarnation, or restored."""
+        self.orders: deque[Order] = deque()
+        self._heard = now
+        self._orphan_timeout_s = orphan_timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._timers = Timers()
+        self._timers.set("beat", now + heartbeat_s)
+        self._out: list[ParticipantEffect] = []
+
+    def handle(self, event: ParticipantInput, now: float) -> list[ParticipantEffect]:
+        """What to do about this input. Raises LocalProtocolError or StaleIncarnationError for a Report that
+        may not go out; nothing was sent then.
+        """
+        if self.state is not ParticipantState.ENDED:
+            if isinstance(event, MessageIn):
+                self._message(event.message, now)
+            elif isinstance(event, Report):
+                self._report(event)
+            elif isinstance(event, LinkGone):
+                self._end(OrphanedError(f"the link to the coordinator is gone: {event.reason}"))
+            else:
+                self._tick(event, now)
+        elif isinstance(event, Report):
+            raise LocalProtocolError("this worker has ended: nothing can be reported any more")
+        effects, self._out = self._out, []
+        return effects
+
+    def deadline(self) -> float | None:
+        """When the next Tick is due."""
+        return self._timers.next()
+
+    def _move(self, event: ParticipantEvent) -> None:
+        self.state = follow(PARTICIPANT, self.state, event)
+
+    def _end(self, error: DosError) -> None:
+        self._move(ParticipantEvent.END)
+        self._timers.clear()
+        self.orders.clear()
+        self._out.append(Ended(error))
+
+    # --- orders ---------------------------------------------------------------------------------------
+
+    def _message(self, message: ToWorker, now: float) -> None:
+        if message.job != self.job:
+            self._refuse(
+                "WRONG_JOB", f"{type(message).__name__} of region {message.job!r} came to {self.job!r}"
+            )
+            return
+        self._heard = now
+        if isinstance(message, Stop):
+            self._end(StoppedError(f"{message.kind}: {message.reason}"))
+        elif isinstance(message, Restore):
+            self._restore(message)
+        elif not isinstance(message, Heartbeat):
+            self._order(message)
+
+    def _restore(self, order: Restore) -> None:
+        if order.incarnation <= self.incarnation or order.worker != self.worker:
+            self._refuse(
+                "STALE_INCARNATION",
+                f"Restore of worker {order.worker} in incarnation {order.incarnation}; "
+                f"this is worker {self.worker} in {self.incarnation}",
+            )
+            return
+        if ParticipantEvent.RESTORE not in PARTICIPANT[self.state]:
+            self._refuse("UNEXPECTED", "Restore came before this worker had joined")
+            return
+        self._move(ParticipantEvent.RESTORE)
+        self.incarnation, self.cut_seen, self.voted = order.incarnation, order.cut, order.cut
+        self.orders.clear()
+        self.orders.append(order)
+
+    def _order(self, order: Start | RequestCut | Committed) -> None:
+        kind = type(order).__name__
+        if order.incarnation != self.incarnation:
+            name = "STALE_INCARNATION" if order.incarnation < self.incarnation else "FUTURE_INCARNATION"
+            self._refuse(
+                name, f"{kind} of incarnation {order.incarnation}; this worker is in {self.incarnation}"
+            )
+        elif isinstance(order, Start):
+            if self.state is ParticipantState.RESTORED:
+                self._move(ParticipantEvent.START)
+                self.orders.append(order)
+            else:
+                self._refuse("UNEXPECTED", f"Start came while {self.state.name}")
+        elif self.state is not ParticipantState.RUNNING:
+            self._refuse("UNEXPECTED", f"{kind} of cut {order.cut} came while {self.state.name}")
+        elif order.cut < self.cut_seen or (isinstance(order, Committed) and order.cut != self.voted):
+            self._refuse(
+                "STALE_CUT", f"{kind} of cut {order.cut}; {self.cut_seen} is known, voted {self.voted}"
+            )
+        else:
+            self.cut_seen = order.cut
+            if isinstance(order, Committed) or order.cut > self.voted:  # else a peer told us of it earlier
+                self.orders.append(order)
+
+    def _refuse(self, name: Any, text: str) -> None:
+        self._out.append(Refused(Refusal(name, text)))
+
+    # --- reports --------------------------------------------------------------------------------------
+
+    def _report(self, report: Report) -> None:
+        message = report.message
+        if report.of is not None and report.of != self.incarnation:
+            raise StaleIncarnationError(
+                f"{type(message).__name__} of incarnation {report.of}; this worker is in {self.incarnation}"
+            )
+        if isinstance(message, Join):
+            self._may(ParticipantEvent.JOIN, message)
+        elif isinstance(message, Restored):
+            self._may(ParticipantEvent.RESTORED, message)
+        elif isinstance(message, Prepared):
+            self._check_vote(message)
+            self.voted = self.cut_seen = message.cut
+        elif isinstance(message, Failed):
+            if self.state is ParticipantState.FAILED:
+                return  # the first of an incarnation counts
+            self._may(ParticipantEvent.FAIL, message)
+        elif isinstance(message, Finished):
+            self._may(ParticipantEvent.FINISH, message)
+        self._out.append(Send(self._addressed(message)))
+
+    def _may(self, event: ParticipantEvent, message: ToCoordinator) -> None:
+        if event not in PARTICIPANT[self.state]:
+            raise LocalProtocolError(f"{type(message).__name__} cannot be reported while {self.state.name}")
+        self._move(event)
+
+    def _check_vote(self, vote: Prepared) -> None:
+        epochs = {vote.positions.state.epoch, vote.positions.steps.epoch}
+        if epochs != {self.incarnation}:
+            raise StaleIncarnationError(
+                f"a vote with positions of epochs {epochs} in incarnation {self.incarnation}"
+            )
+        if self.state is not ParticipantState.RUNNING:
+            raise LocalProtocolError(f"a vote for cut {vote.cut} while {self.state.name}")
+        if vote.cut <= self.voted or vote.cut < self.cut_seen:
+            raise LocalProtocolError(
+                f"a vote for cut {vote.cut}; {self.cut_seen} is known, voted {self.voted}"
+            )
+
+    def _addressed(self, message: ToCoordinator) -> ToCoordinator:
+        """Who speaks, in which life. The epoch is that of the claim, which is the incarnation."""
+        return msgspec.structs.replace(
+            message, job=self.job, worker=self.worker, incarnation=self.incarnation, epoch=self.incarnation
+        )
+
+    # --- time -----------------------------------------------------------------------------------------
+
+    def _tick(self, tick: Tick, now: float) -> None:
+        late = now - tick.due
+        if late > limits.tick_late_s:
+            self._heard += late
+        if now - self._heard > self._orphan_timeout_s:
+            self._end(OrphanedError(f"nothing was heard from the coordinator for {now - self._heard:.1f} s"))
+            return
+        if "beat" in self._timers.expired(now):
+            self._timers.set("beat", now + self._heartbeat_s)
+            if self.state is not ParticipantState.CONNECTED:
+                self._out.append(Send(self._addressed(self._progress(tick.counters))))
+
+    def _progress(self, counters: Counters) -> Progress:
+        if self.state is not ParticipantState.RUNNING:
+            counters = msgspec.structs.replace(counters, exhausted=False)
+        return Progress(job=self.job, worker=self.worker, counters=counters)
