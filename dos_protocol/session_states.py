@@ -53,7 +53,7 @@ SESSION_TABLE: Final[dict[SessionState, dict[SessionEvent, SessionState]]] = {
     SessionState.READY: _OPENING,
     SessionState.READING: _OPENING | {SessionEvent.SUPERSEDED: SessionState.SUPERSEDED},
     SessionState.CLAIMED: _OPENING | {SessionEvent.SUPERSEDED: SessionState.SUPERSEDED},
-    SessionState.SUPERSEDED: _OPENING | {SessionEvent.SUPERSEDED: SessionState.SUPERSEDED},
+    SessionState.SUPERSEDED: _OPENING,
     SessionState.CLOSED: {},
 }
 

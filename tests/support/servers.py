@@ -1,8 +1,9 @@
 """Real servers as processes: started with `dos serve` on a free port of loopback, ended by their own process
 id.
 
-Import the fixture where you need it:  `from tests.support.servers import three_servers  # noqa: F401`, or use
-`ServerProcess` as a context manager. A server that a test kills and starts again keeps its port and its data directory.
+Import the fixtures where you need them (`from tests.support.servers import three_servers`), or use
+`ServerProcess` as a context manager. A server that a test kills and starts again keeps its port and its data
+directory.
 """
 
 import re
@@ -118,8 +119,7 @@ def three_servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
     """Three servers, not yet a store. Killed by id at the end, whatever the test did to them."""
     servers: list[ServerProcess] = []
     try:
-        for index in range(3):
-            servers.append(ServerProcess(tmp_path / f"server-{index}"))
+        servers += [ServerProcess(tmp_path / f"server-{index}") for index in range(3)]
         yield servers
     finally:
         for server in servers:
