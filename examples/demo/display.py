@@ -85,8 +85,8 @@ class Display:
 
 def _line(picture: Picture) -> str:
     return (
-        f"{picture.state.lower()}: {picture.words_per_s / 1e6:.2f} M words/s, {picture.words / 1e6:.1f} M words,"
-        f" step {picture.step}, cut {picture.cuts}"
+        f"{picture.state.lower()}: {picture.words_per_s / 1e6:.2f} M words/s,"
+        f" {picture.words / 1e6:.1f} M words, step {picture.step}, cut {picture.cuts}"
     )
 
 

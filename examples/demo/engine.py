@@ -1,0 +1,81 @@
+"""Spark for the demo, the example's graph, and how fast a region goes."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from pyspark.sql import SparkSession
+
+from checkpoint.core.region import RegionStatus
+
+EXAMPLE = Path(__file__).parent.parent / "wordcount.py"
+
+LOG_SETTINGS = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %c: %m%n%ex
+"""
+
+
+def load_example() -> ModuleType:
+    """examples/wordcount.py, as a module that only this process knows: its functions travel by value."""
+    spec = importlib.util.spec_from_file_location("wordcount", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["wordcount"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def start_spark(directory: Path, workers: int) -> SparkSession:
+    """A session on this machine with two slots besides the workers'. Its log goes to a file in `directory`:
+    of a killed worker it holds the stack of a page.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = directory / "log4j2.properties"
+    settings.write_text(LOG_SETTINGS.format(file=directory / "spark.log"))
+    return (
+        SparkSession.builder.master(f"local[{workers + 2}]")
+        .appName("dos demo")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={settings.as_uri()}")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "600m")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.local.dir", str(directory / "local"))
+        .getOrCreate()
+    )
+
+
+class Speedometer:
+    """Bytes read by all workers, from counters that begin again at 0 when a worker is started again."""
+
+    def __init__(self) -> None:
+        self.bytes_read = 0
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._samples: list[tuple[float, int]] = []
+
+    def sample(self, status: RegionStatus, now: float) -> None:
+        for worker in status.workers:
+            pid, before = self._seen.get(worker.index, (0, 0))
+            size = worker.counters.bytes_in
+            self.bytes_read += size - before if worker.pid == pid and size >= before else size
+            self._seen[worker.index] = (worker.pid, size)
+        self._samples = [s for s in self._samples if now - s[0] < WINDOW_S] + [(now, self.bytes_read)]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Over the last seconds."""
+        (begin, first), (end, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+
+WINDOW_S = 3.0
