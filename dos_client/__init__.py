@@ -1,0 +1,48 @@
+"""The client of DOS: one server or a store of several, from trio or from plain threads. Objects only;
+journals are above.
+
+    async with open_store("dos://h1,h2,h3") as store:
+        async with await store.claim("app.w0000", epoch, writer_id) as claim:
+            writer = claim.open_object("greetings")
+            await writer.wait_synced(writer.append(b"hello"))
+
+Pipeline order: `urls` -> `dialling`, `connection` (one session) -> `link`, `catch_up` (one member of a
+claim) -> `claim`, `object_writer` -> `live_store` -> `store`; `founding` and `replacing` make and change
+stores; `blocking` is the same from threads. What is decided is decided in `core`.
+"""
+
+from dos_client.claim import Claim
+from dos_client.connection import Connection, open_connection
+from dos_client.errors import (
+    BadUrlError,
+    MissingDataError,
+    QuorumUnavailableError,
+    ReplacementError,
+    StoreNotReadyError,
+)
+from dos_client.founding import init_store
+from dos_client.live_store import DirectoryView, Store
+from dos_client.members import MemberStatus
+from dos_client.object_writer import ObjectWriter
+from dos_client.store import connect, open_store
+from dos_client.urls import DosUrl, parse_url
+
+__all__ = [
+    "BadUrlError",
+    "Claim",
+    "Connection",
+    "DirectoryView",
+    "DosUrl",
+    "MemberStatus",
+    "MissingDataError",
+    "ObjectWriter",
+    "QuorumUnavailableError",
+    "ReplacementError",
+    "Store",
+    "StoreNotReadyError",
+    "connect",
+    "init_store",
+    "open_connection",
+    "open_store",
+    "parse_url",
+]

@@ -1,0 +1,149 @@
+"""Which store record counts. Pure: what servers answered in, one decision out.
+
+**Rule.** Of the records that servers showed, the one with the highest generation that is *confirmed*
+counts: shown by `max(majority, N - Qa + 1)` of its own members that are "in". A server is known by its
+identity alone: one server under two addresses is one, a wiped one has a new identity and is in no record, a
+joining one does not confirm.
+
+**Helping.** A record is only ever written to a server after it was decided (docs/decisions/0002), so
+whoever meets one may hand it on to the members it names that hold an older one of the same store, or none.
+That is how a store whose `dos store replace` died half-way goes on by itself (P-10).
+
+**Not here**: who asks the servers, and when.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dos_client.core.quorum import Quorums
+from dos_protocol.store_record import StoreRecord, confirmations_needed
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswer:
+    """What one server said of itself: its identity, and its store record (None: it is in no store)."""
+
+    address: str
+    server_id: bytes
+    record: StoreRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The decision.
+
+    `record`: the one that counts, or None. `newest`: the highest generation seen, confirmed or not, None if
+    two different ones claim it. `help`: the servers that `newest` should be handed to. `problems`: one line
+    each, for people.
+    """
+
+    record: StoreRecord | None
+    newest: StoreRecord | None
+    help: tuple[ServerAnswer, ...]
+    problems: tuple[str, ...]
+
+
+def decide(answers: Iterable[ServerAnswer], store_id: bytes | None = None) -> Membership:
+    """What these answers say. With `store_id`, records of other stores are foreign; without, the URL must
+    show one."""
+    by_identity = _once_per_identity(answers)
+    problems: list[str] = []
+    stores = {answer.record.store_id for answer in by_identity if answer.record is not None}
+    if store_id is None and len(stores) > 1:
+        confirmed = [r for r in _records(by_identity) if is_confirmed(r, by_identity)]
+        held = {r.store_id for r in confirmed}
+        if len(held) != 1:
+            return Membership(None, None, (), (f"the servers belong to {len(stores)} different stores",))
+        store_id = held.pop()
+    if store_id is None:
+        store_id = next(iter(stores), None)
+    records = [record for record in _records(by_identity) if record.store_id == store_id]
+    confirmed = [record for record in records if is_confirmed(record, by_identity)]
+    record = max(confirmed, key=lambda one: one.generation, default=None)
+    newest = _newest(records, problems)
+    problems += _problems(by_identity, newest or record, store_id)
+    return Membership(record, newest, _to_help(newest, by_identity), tuple(problems))
+
+
+def is_confirmed(record: StoreRecord, answers: Iterable[ServerAnswer]) -> bool:
+    """Whether enough of the record's own members show exactly this record."""
+    confirming = {
+        answer.server_id for answer in answers if answer.record == record and _is_in(record, answer.server_id)
+    }
+    return len(confirming) >= confirmations_needed(len(record.voters), record.ack_quorum)
+
+
+def _is_in(record: StoreRecord, server_id: bytes) -> bool:
+    member = record.member(server_id)
+    return member is not None and member.state == "in"
+
+
+def _once_per_identity(answers: Iterable[ServerAnswer]) -> list[ServerAnswer]:
+    kept: dict[bytes, ServerAnswer] = {}
+    for answer in answers:
+        before = kept.get(answer.server_id)
+        if before is None or _generation(answer) > _generation(before):
+            kept[answer.server_id] = answer
+    return list(kept.values())
+
+
+def _generation(answer: ServerAnswer) -> int:
+    return answer.record.generation if answer.record is not None else 0
+
+
+def _records(answers: Iterable[ServerAnswer]) -> list[StoreRecord]:
+    """Each different record once, leaving out those this release does not understand."""
+    found: list[StoreRecord] = []
+    for answer in answers:
+        if answer.record is not None and answer.record not in found and _understood(answer.record):
+            found.append(answer.record)
+    return found
+
+
+def _understood(record: StoreRecord) -> bool:
+    try:
+        Quorums(record)
+    except ValueError:
+        return False
+    return True
+
+
+def _newest(records: list[StoreRecord], problems: list[str]) -> StoreRecord | None:
+    if not records:
+        return None
+    highest = max(record.generation for record in records)
+    newest = [record for record in records if record.generation == highest]
+    if len(newest) > 1:
+        problems.append(f"{len(newest)} different records claim generation {highest}")
+        return None
+    return newest[0]
+
+
+def _to_help(newest: StoreRecord | None, answers: Iterable[ServerAnswer]) -> tuple[ServerAnswer, ...]:
+    if newest is None:
+        return ()
+    return tuple(
+        answer
+        for answer in answers
+        if newest.member(answer.server_id) is not None
+        and _generation(answer) < newest.generation
+        and (answer.record is None or answer.record.store_id == newest.store_id)
+    )
+
+
+def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id: bytes | None) -> list[str]:
+    found = []
+    for answer in answers:
+        if answer.record is None:
+            if record is None or record.member(answer.server_id) is None:
+                found.append(f"{answer.address} is in no store (server id {answer.server_id.hex()})")
+        elif answer.record.store_id != store_id:
+            found.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
+    if record is not None:
+        present = {answer.server_id for answer in answers}
+        found += [
+            f"{member.address} (server id {member.server_id.hex()}) does not answer as itself"
+            for member in record.members
+            if member.server_id not in present
+        ]
+    return found

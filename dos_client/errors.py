@@ -1,0 +1,39 @@
+"""The errors that only the client raises. Those of the wire are in `dos_protocol.errors`, re-exported by
+the package."""
+
+from collections.abc import Sequence
+
+from dos_protocol.errors import DosError
+
+
+class BadUrlError(DosError):
+    """The URL is not `dos://host[:port][,host[:port]...][/directory[/object]]`."""
+
+
+class StoreNotReadyError(DosError):
+    """The servers of the URL are no store that can be used now. `missing` says what of each server."""
+
+    def __init__(self, message: str, missing: Sequence[str] = (), *, remedy: str = "") -> None:
+        super().__init__("; ".join([message, *missing]), remedy=remedy)
+        self.missing = tuple(missing)
+
+
+class QuorumUnavailableError(DosError):
+    """Too few members answered in time. Nothing was changed. `missing` says what of each member."""
+
+    remedy = "start the missing members, or replace one with `dos store replace`"
+
+    def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
+        super().__init__("; ".join([message, *missing]))
+        self.missing = tuple(missing)
+
+
+class MissingDataError(DosError):
+    """No claimed member holds the bytes asked for, with the digest asked for.
+
+    Raised when as many members as a take-over needs have answered, so waiting would not help: more disks
+    were lost or damaged than the store is made for, or the digest asked for is wrong."""
+
+
+class ReplacementError(DosError):
+    """A replacement cannot be begun or go on. The store is as it was, or in the generation the text names."""

@@ -1,0 +1,74 @@
+"""The limits of the client. Rules of this file: numbers only, unit last in the name, relations checked at
+import.
+
+What both ends know (frame sizes, blocks, names) is in `dos_protocol.limits`; what a server allows is in its
+WELCOME.
+"""
+
+from typing import Final
+
+from dos_protocol.limits import KIB, MIB, digest_block_bytes, payload_bytes_max
+
+default_port: Final = 9999
+
+chunk_bytes_max: Final = 256 * KIB
+"""The most one APPEND of ours carries: one extent of the server. A multiple of the digest's block."""
+
+window_bytes_max: Final = 8 * MIB
+"""Acknowledged bytes of one object kept for members that are a little behind; further behind, they read
+another member."""
+
+window_chunks_max: Final = 8_192
+"""The same bound for many small appends, whose bookkeeping weighs more than their bytes."""
+
+journal_lag_bytes_max: Final = 64 * MIB
+"""Bytes of one object appended and not yet synced on a quorum: `wait_room` waits above this."""
+
+in_flight_bytes_max: Final = 8 * MIB
+"""Bytes sent to one member and not yet `received` there. The server's own limit counts too, when lower."""
+
+send_batch_bytes: Final = 1 * MIB
+send_batch_buffers: Final = 256
+"""One gathered write takes about this much: far below the kernel's 1024 buffers."""
+
+socket_buffer_bytes: Final = 4 * MIB
+"""Asked of the kernel for sending; the kernel may give less."""
+
+catch_up_chunk_bytes: Final = 256 * KIB
+catch_up_in_flight_bytes_max: Final = 512 * KIB
+"""A member that is filled from another costs at most one chunk read and these sent: under 1 MiB of memory."""
+
+read_bytes_max: Final = 16 * MIB
+"""The most one `read` returns; longer ones are asked for in parts."""
+
+connect_timeout_s: Final = 5.0
+answer_timeout_s: Final = 10.0
+"""A request that a server has not answered by then is tried elsewhere, or the session made anew."""
+
+probe_timeout_s: Final = 3.0
+read_timeout_s: Final = 5.0
+
+silence_ping_s: Final = 5.0
+silence_broken_s: Final = 15.0
+"""A session that heard nothing for the first asks PING, for the second is taken to be broken."""
+
+backoff_first_s: Final = 0.05
+backoff_max_s: Final = 2.0
+
+answers_grace_s: Final = 0.25
+"""When enough members have answered a claim or a look, the others get this much longer to be heard too."""
+
+open_timeout_s: Final = 10.0
+"""How long `open_store` looks for enough members to know the record."""
+
+waiting_after_s: Final = 3.0
+"""Without progress for this long while bytes wait, a writer says that it is waiting for the store."""
+
+reader_sessions_max: Final = 32
+
+if chunk_bytes_max % digest_block_bytes or chunk_bytes_max > payload_bytes_max:
+    raise ValueError("a chunk is whole blocks of the digest, and fits one frame")
+if catch_up_chunk_bytes + catch_up_in_flight_bytes_max > MIB:
+    raise ValueError("catching up takes at most 1 MiB a member")
+if window_bytes_max < 2 * chunk_bytes_max or journal_lag_bytes_max < window_bytes_max:
+    raise ValueError("the window holds some chunks, and the lag allowed is at least the window")

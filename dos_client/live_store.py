@@ -1,0 +1,382 @@
+"""A store: the servers that replicate together, seen from one client.
+
+Rules of this file: the membership in use, and what can be asked of the store as a whole. Claims
+are in `claim`, reads in `reading`, the making and changing of stores in `founding` and `replacing`.
+"""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from dos_client.claim import Claim
+from dos_client.connection import Connection
+from dos_client.core.backoff import backoff_s
+from dos_client.core.membership import Membership
+from dos_client.core.quorum import Quorums
+from dos_client.core.replica import ReplicaState
+from dos_client.discovery import find_membership
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import answers_grace_s, read_timeout_s
+from dos_client.members import MemberStatus, Watch
+from dos_client.reading import Readers, read_all
+from dos_client.urls import DosUrl
+from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.limits import u64_max
+from dos_protocol.names import NO_ID, check_name, id_text
+from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, StatResult
+
+log: Final = logging.getLogger("dos.client")
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryView:
+    """A directory, looked at without claiming it.
+
+    `answers`: per trusted member, its objects. `epochs`: per member that answered, the claim it holds,
+    (epoch, writer id). `epoch_seen`: the highest of them, 0 when nobody ever claimed it. `reachable`: how
+    many members answered."""
+
+    answers: dict[bytes, dict[str, ObjectInfo]]
+    epochs: dict[bytes, tuple[int, bytes]]
+    epoch_seen: int
+    reachable: int
+
+
+class Store:
+    """See the module. Made by `open_store` and `connect`; all its methods belong to the trio thread that
+    made it.
+
+    `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
+    any."""
+
+    def __init__(
+        self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
+    ) -> None:
+        self.url = url
+        self.record = record
+        self.token = token
+        self.client = client
+        self.chance = random.Random()  # noqa: S311 - spreads load, no secret
+        self.server_record: StoreRecord | None = None
+        self._nursery = nursery
+        self._claims: set[Claim] = set()
+        self._watches: dict[bytes, Watch] = {}
+        self._readers = Readers(self)
+        self._reread = trio.Event()
+        self._change = trio.Event()
+        self._watch_members()
+
+    @property
+    def of_one_server(self) -> bool:
+        """Whether this speaks to one server and to no store (`connect`)."""
+        return self.record.store_id == NO_ID
+
+    def members(self) -> list[MemberStatus]:
+        """Every member of the record, as this client sees it now."""
+        return [self._status(member) for member in self.record.members]
+
+    async def claim(self, directory: str, epoch: int, writer_id: bytes) -> Claim:
+        """Become the directory's one writer, on F members at least (R1); the others are claimed as they come.
+
+        Waits as long as fewer than F are there. Raises FencedError when a member holds a higher epoch, or
+        this one for another writer. When cancelled, members may hold the claim: that fences older writers,
+        and nothing else."""
+        self._refuse_in_store()
+        if not 1 <= epoch <= u64_max or writer_id == NO_ID:
+            raise LocalProtocolError(f"a claim has an epoch from 1 and a writer id that is not zero: {epoch}")
+        claim = await self._begin(Claim(self, directory, epoch, writer_id))
+        try:
+            await claim.wait_granted()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await claim.aclose()
+            raise
+        return claim
+
+    async def unclaimed(self, directory: str) -> Claim:
+        """Write a directory of one server that nobody ever claimed: no fencing, a convenience (`connect`
+        only)."""
+        self._refuse_in_store()
+        if not self.of_one_server:
+            raise LocalProtocolError(
+                "a store's directories are claimed; only one server alone is written without"
+            )
+        claim = await self._begin(Claim(self, directory, 0, NO_ID, claiming=False))
+        await claim.wait_granted()
+        return claim
+
+    async def look(self, directory: str) -> DirectoryView:
+        """What F members, or more, hold of a directory. Claims nothing, and promises nothing about what
+        comes next.
+
+        Raises QuorumUnavailableError when fewer answer in time."""
+        check_name(directory)
+        quorums = Quorums(self.record)
+        opened: dict[bytes, DirectoryOpened] = {}
+        errors = await self._ask_members(
+            directory,
+            opened,
+            lambda: quorums.can_take_over([one for one in opened if _trusted(opened[one])]),
+        )
+        answers = {
+            server_id: {info.name: info for info in answer.entries}
+            for server_id, answer in opened.items()
+            if _trusted(answer)
+        }
+        if not quorums.can_take_over(answers):
+            damaged = [f"{id_text(one)} has damaged objects" for one in opened if one not in answers]
+            raise QuorumUnavailableError(
+                f"{quorums.claims_needed} sound members are needed to look at {directory},"
+                f" {len(answers)} answered",
+                [*errors, *damaged],
+            )
+        epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}
+        return DirectoryView(
+            {one: found for one, found in answers.items() if one in quorums.sets[0]},
+            epochs,
+            max((epoch for epoch, _ in epochs.values()), default=0),
+            len(opened),
+        )
+
+    async def list_directories(self, prefix: str = "") -> list[str]:
+        """Names of directories that any of F members has. Raises QuorumUnavailableError."""
+        quorums = Quorums(self.record)
+        names: set[str] = set()
+        asked: dict[bytes, bool] = {}
+        errors: dict[str, str] = {}
+
+        async def ask(member: Member) -> None:
+            try:
+                connection = await self._watched(member)
+                names.update(info.name for info in await connection.list_all(prefix))
+                asked[member.server_id] = True
+            except DosError as error:
+                errors[member.address] = str(error.args[0])
+
+        await self._all_members(ask, lambda: quorums.can_take_over(asked))
+        if not quorums.can_take_over(asked):
+            raise QuorumUnavailableError(
+                f"{quorums.claims_needed} members are needed to list directories, {len(asked)} answered",
+                [f"{address}: {error}" for address, error in errors.items()],
+            )
+        return sorted(names)
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        """Durable bytes from any good member, short only at that member's end.
+
+        Raises NotFoundError, PastEndError, CorruptError as the last member asked answered, or
+        QuorumUnavailableError."""
+        check_name(directory)
+        members = sorted(self.record.voters, key=lambda member: self._distance(member.server_id))
+        last: DosError | None = None
+        empty = False
+        for member in members:
+            try:
+                with trio.fail_after(read_timeout_s):
+                    connection = await self._readers.session(member, directory).connection()
+                data = await read_all([(member.address, connection)], name, offset, max_bytes)
+            except trio.TooSlowError:
+                last = last or QuorumUnavailableError(f"{member.address} did not answer in time")
+            except DosError as error:
+                last = error
+            else:
+                if data:
+                    return data
+                empty = True
+        if empty:
+            return b""
+        raise last or QuorumUnavailableError("the store has no members")
+
+    async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
+        """Sizes of an object, and the digest of a prefix, on every member that answers."""
+        found: dict[bytes, StatResult] = {}
+        last: list[DosError] = []
+
+        async def ask(member: Member) -> None:
+            try:
+                connection = await self._readers.session(member, directory).connection()
+                found[member.server_id] = (
+                    await connection.stat(name)
+                    if digest_at is None
+                    else await connection.stat(name, digest_at)
+                )
+            except DosError as error:
+                last.append(error)
+
+        await self._all_members(ask, lambda: False)
+        if not found and last:
+            raise last[-1]
+        return found
+
+    async def ping(self) -> dict[str, float | str]:
+        """Per member's address the seconds of one round trip, or the error."""
+        found: dict[str, float | str] = {}
+
+        async def ask(member: Member) -> None:
+            try:
+                found[member.address] = await (await self._watched(member)).ping()
+            except DosError as error:
+                found[member.address] = str(error.args[0])
+
+        await self._all_members(ask, lambda: False)
+        return found
+
+    # What claims, links and readers use
+
+    def start(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task that lives as long as the store."""
+        self._nursery.start_soon(task)
+
+    def forget(self, claim: Claim) -> None:
+        """The claim is over."""
+        self._claims.discard(claim)
+
+    def member_moved(self) -> None:
+        """A member came or went."""
+        self._change.set()
+        self._change = trio.Event()
+
+    def reread_membership(self) -> None:
+        """A server said that it has a newer record."""
+        self._reread.set()
+
+    async def keep_membership(self) -> None:
+        """The task that follows generations."""
+        while True:
+            await self._reread.wait()
+            self._reread = trio.Event()
+            attempt = 0
+            while True:
+                addresses = [*self.url.servers, *(member.address for member in self.record.members)]
+                membership, _ = await find_membership(
+                    addresses, token=self.token, client=self.client, store_id=self.record.store_id
+                )
+                self._take(membership)
+                newest = membership.newest
+                if newest is None or newest.generation <= self.record.generation:
+                    break
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, self.chance.random()))
+
+    def _take(self, membership: Membership) -> None:
+        record = membership.record
+        if record is None or record.generation <= self.record.generation:
+            return
+        log.info("store %s is at generation %d", id_text(record.store_id), record.generation)
+        self.record = record
+        self._readers.end_all()
+        self._watch_members()
+        for claim in list(self._claims):
+            claim.record_changed()
+        self.member_moved()
+
+    async def wait_generation(self, generation: int) -> None:
+        """Wait until a record of that generation, or a later one, is in use."""
+        while self.record.generation < generation:
+            self.reread_membership()
+            with trio.move_on_after(1.0):
+                await self._change.wait()
+
+    def _watch_members(self) -> None:
+        for watch in self._watches.values():
+            watch.scope.cancel()
+        self._watches = {member.server_id: Watch(self, member) for member in self.record.members}
+        for watch in self._watches.values():
+            self._nursery.start_soon(watch.run)
+
+    async def _begin(self, claim: Claim) -> Claim:
+        self._claims.add(claim)
+        await self._nursery.start(claim.run)
+        return claim
+
+    def _refuse_in_store(self) -> None:
+        if self.server_record is not None:
+            servers = ",".join(member.address for member in self.server_record.members)
+            raise LocalProtocolError(
+                f"{self.url.servers[0]} is in store {id_text(self.server_record.store_id)}: it is not alone",
+                remedy=f"use the store: dos://{servers}",
+            )
+
+    async def _watched(self, member: Member) -> Connection:
+        """The idle session with a member, waiting for it if it is just being made."""
+        while True:
+            watch = self._watches.get(member.server_id)
+            if watch is not None and watch.connection is not None:
+                return watch.connection
+            if watch is None or watch.tried:
+                raise QuorumUnavailableError(
+                    f"{member.address}: {watch.error if watch is not None else 'no member any more'}"
+                )
+            with trio.move_on_after(0.05):
+                await self._change.wait()
+
+    async def _ask_members(
+        self, directory: str, opened: dict[bytes, DirectoryOpened], enough: Callable[[], bool]
+    ) -> list[str]:
+        errors: dict[str, str] = {}
+
+        async def ask(member: Member) -> None:
+            try:
+                opened[member.server_id] = await self._readers.session(member, directory).opened()
+            except DosError as error:
+                errors[member.address] = str(error.args[0])
+
+        await self._all_members(ask, enough)
+        return [f"{address}: {error}" for address, error in errors.items()]
+
+    async def _all_members(
+        self, ask: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
+    ) -> None:
+        """Ask all members at once. When enough have answered, the others get a moment more."""
+        done = trio.Event()
+        remaining = len(self.record.members)
+
+        async def one(member: Member) -> None:
+            nonlocal remaining
+            await ask(member)
+            remaining -= 1
+            if enough() or not remaining:
+                done.set()
+
+        with trio.move_on_after(read_timeout_s):
+            async with trio.open_nursery() as nursery:
+                for member in self.record.members:
+                    nursery.start_soon(one, member)
+                await done.wait()
+                if remaining:
+                    nursery.cancel_scope.deadline = trio.current_time() + answers_grace_s
+
+    def _distance(self, server_id: bytes) -> float:
+        """Members that are connected come first, in random order."""
+        watch = self._watches.get(server_id)
+        return self.chance.random() + (0 if watch is not None and watch.connection is not None else 1)
+
+    def _status(self, member: Member) -> MemberStatus:
+        watch = self._watches[member.server_id]
+        links = [
+            link for claim in self._claims for link in claim.links() if link.server_id == member.server_id
+        ]
+        lag = sum(target.lag(member.server_id) for claim in self._claims for target in claim.targets.values())
+        broken = any(
+            replica.state is ReplicaState.BROKEN for link in links for replica in link.replicas.values()
+        )
+        connected = watch.connection is not None
+        error = next((link.error for link in links if link.error), "") or watch.error
+        if broken:
+            state = "broken"
+        elif not connected:
+            state = "away"
+        elif member.state == "joining":
+            state = "joining"
+        else:
+            state = "catching up" if lag else "in sync"
+        return MemberStatus(member.address, member.server_id, state, lag, connected, error)
+
+
+def _trusted(opened: DirectoryOpened) -> bool:
+    return not any(info.corrupt or info.poisoned for info in opened.entries)

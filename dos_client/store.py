@@ -1,0 +1,98 @@
+"""Opening a store, or one server alone.
+
+Rules of this file: from a URL to a live `Store`, and back. Which record counts is decided in
+`core.membership`.
+"""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from dos_client.core.backoff import backoff_s
+from dos_client.core.membership import Membership
+from dos_client.discovery import Survey, find_membership, probe
+from dos_client.errors import StoreNotReadyError
+from dos_client.founding import init_store
+from dos_client.limits import open_timeout_s
+from dos_client.live_store import Store
+from dos_client.urls import DosUrl, parse_url
+from dos_protocol.errors import LocalProtocolError
+from dos_protocol.names import NO_ID
+from dos_protocol.store_record import Member, StoreRecord
+
+__all__ = ["Store", "StoreNotReadyError", "connect", "init_store", "open_store"]
+
+
+@asynccontextmanager
+async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> AsyncIterator[Store]:
+    """The store that the servers of the URL belong to.
+
+    Raises StoreNotReadyError, naming what is missing, when no store record is confirmed within some
+    seconds. After that, members that are away are waited for in the background. On exit all claims and
+    sessions end."""
+    parsed = parse_url(url)
+    record = await _find_record(parsed, token, client)
+    async with _living(parsed, record, token, client) as store:
+        store.start(store.keep_membership)
+        yield store
+
+
+@asynccontextmanager
+async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> AsyncIterator[Store]:
+    """One server by itself, with the surface of a store of one. Raises BrokenConnectionError when it is not
+    there."""
+    parsed = parse_url(url)
+    if len(parsed.servers) != 1:
+        raise LocalProtocolError(
+            f"one server is connected to, {len(parsed.servers)} are named: open_store is for stores"
+        )
+    answer = await probe(parsed.servers[0], token=token, client=client)
+    alone = StoreRecord(NO_ID, 0, 1, (Member(answer.server_id, answer.address),))
+    async with _living(parsed, alone, token, client) as store:
+        store.server_record = answer.record
+        yield store
+
+
+@asynccontextmanager
+async def _living(url: DosUrl, record: StoreRecord, token: bytes, client: str) -> AsyncIterator[Store]:
+    """A store with its tasks. An exception of the body leaves as it is, not in a group."""
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        store = Store(url, record, nursery, token=token, client=client)
+        try:
+            yield store
+        except Exception as error:  # handed on below: a nursery would wrap it in a group
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
+    deadline = trio.current_time() + open_timeout_s
+    attempt = 0
+    while True:
+        membership, seen = await find_membership(url.servers, token=token, client=client)
+        if membership.record is not None:
+            return membership.record
+        attempt += 1
+        pause = backoff_s(attempt, random.random())  # noqa: S311 - jitter is no secret
+        if (membership.newest is None and not seen.errors) or trio.current_time() + pause > deadline:
+            raise _not_ready(url, membership, seen)
+        await trio.sleep(pause)
+
+
+def _not_ready(url: DosUrl, membership: Membership, seen: Survey) -> StoreNotReadyError:
+    if membership.newest is None and not seen.errors:
+        return StoreNotReadyError(
+            f"the servers of {url} are no store",
+            seen.problems(membership),
+            remedy=f"make one: dos store init {url}",
+        )
+    return StoreNotReadyError(
+        f"too few servers of {url} confirm a store record",
+        seen.problems(membership),
+        remedy="start the others",
+    )

@@ -1,0 +1,82 @@
+"""URLs: `dos://host[:port][,host2[:port]...][/directory[/object]]`.
+
+Rules of this file: text to `DosUrl` and back. No name is resolved here. An address is the text `host:port`,
+as it stands in a store record; IPv6 hosts are in brackets."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from dos_client.errors import BadUrlError
+from dos_client.limits import default_port
+from dos_protocol.limits import address_bytes_max, store_members_max
+from dos_protocol.names import check_name
+
+SCHEME: Final = "dos://"
+_HOST: Final = re.compile(
+    r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII
+)
+_PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+_REMEDY: Final = "write it as dos://host[:port][,host[:port]...][/directory[/object]]"
+
+
+@dataclass(frozen=True, slots=True)
+class DosUrl:
+    """A parsed URL. `servers` are addresses, at least one, each once; `object` is set only with a
+    `directory`."""
+
+    servers: tuple[str, ...]
+    directory: str | None = None
+    object: str | None = None
+
+    def __str__(self) -> str:
+        parts = [",".join(self.servers)]
+        parts += [part for part in (self.directory, self.object) if part is not None]
+        return SCHEME + "/".join(parts)
+
+
+def parse_url(url: "str | DosUrl") -> DosUrl:
+    """The parts of a URL. Raises BadUrlError, or BadNameError for a directory or object outside the
+    grammar."""
+    if isinstance(url, DosUrl):
+        return url
+    if not url.startswith(SCHEME):
+        raise BadUrlError(f"a URL begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
+    servers_text, *path = url[len(SCHEME) :].split("/")
+    servers = tuple(parse_address(text) for text in servers_text.split(","))
+    if len(set(servers)) != len(servers):
+        raise BadUrlError(f"a server is named twice: {servers_text}", remedy=_REMEDY)
+    if len(servers) > store_members_max:
+        raise BadUrlError(f"a URL names at most {store_members_max} servers: {len(servers)}", remedy=_REMEDY)
+    if path and path[-1] == "":
+        path.pop()
+    if len(path) > 2:
+        raise BadUrlError(
+            f"a path has a directory and an object, no more: {'/'.join(path)[:60]!a}", remedy=_REMEDY
+        )
+    names = [check_name(part) for part in path]
+    return DosUrl(servers, names[0] if names else None, names[1] if len(names) == 2 else None)
+
+
+def parse_address(text: str) -> str:
+    """The address `host:port` in the text, with the default port where it has none. Raises BadUrlError."""
+    host, port = _split(text)
+    if _HOST.fullmatch(host) is None or len(host) > address_bytes_max - 6:
+        raise BadUrlError(f"no host name or address: {text[:60]!a}", remedy=_REMEDY)
+    if _PORT.fullmatch(port) is None or not 1 <= int(port) <= 65535:
+        raise BadUrlError(f"a port is a number from 1 to 65535: {text[:60]!a}", remedy=_REMEDY)
+    return f"{host.lower()}:{int(port)}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of an address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _split(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, bracket, rest = text.partition("]")
+        return host + bracket, rest.removeprefix(":") if rest else str(default_port)
+    host, colon, port = text.partition(":")
+    return host, port if colon else str(default_port)
