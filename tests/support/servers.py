@@ -6,6 +6,7 @@ Import the fixtures where you need them (`from tests.support.servers import thre
 directory.
 """
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -117,13 +118,9 @@ def one_server(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def three_servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
     """Three servers, not yet a store. Killed by id at the end, whatever the test did to them."""
-    servers: list[ServerProcess] = []
-    try:
-        servers += [ServerProcess(tmp_path / f"server-{index}") for index in range(3)]
-        yield servers
-    finally:
-        for server in servers:
-            server.kill()
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path / f"server-{index}" for index in range(3)]
+        yield [stack.enter_context(ServerProcess(folder)) for folder in folders]
 
 
 def url_of(servers: list[ServerProcess], path: str = "") -> str:
