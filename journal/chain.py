@@ -5,10 +5,9 @@ Rules of this file: it performs what a walk asks for, in the order in which the 
 
 from collections import deque
 
-import trio
-
+from dos_client.errors import MissingDataError
 from journal.core.chain import ChainState
-from journal.core.errors import NotEnoughAnswersError
+from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import Position
 from journal.core.walk import Look, TakeOver
 from journal.core.walk_vocabulary import (
@@ -22,7 +21,7 @@ from journal.core.walk_vocabulary import (
     Surveyed,
     SurveySegment,
 )
-from journal.limits import answers_poll_s, answers_wait_s
+from journal.limits import answers_wait_s
 from journal.ports import ClaimPort, StorePort
 from journal.reading import Source, read_start, survey
 
@@ -47,16 +46,13 @@ async def take_over(
     member (R16). Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError,
     UnknownRecordError, StaleGenerationError, FencedError. Cancelled or failed, it can be called again.
     """
-    deadline = trio.current_time() + wait_s
-    while True:
-        answers = dict(claim.answers)
-        walk = TakeOver(chain, claim.record, answers, generation=generation, at=at)
-        try:
-            return await _take_over_once(claim, walk)
-        except NotEnoughAnswersError:
-            if trio.current_time() >= deadline:
-                raise
-            await trio.sleep(answers_poll_s)
+    try:
+        return await _take_over_once(claim, chain, at, generation)
+    except NotEnoughAnswersError:
+        if wait_s <= 0:
+            raise
+    await claim.wait_all(wait_s)
+    return await _take_over_once(claim, chain, at, generation)
 
 
 async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState:
@@ -67,7 +63,7 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
     what the store raises if too few members answer.
     """
     view = await store.look(directory)
-    claims = dict.fromkeys(view.answers, view.epoch_seen)
+    claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
     walk = Look(chain, store.record, view.answers, claims)
     source = Source(store, directory)
     waiting = deque(walk.begin())
@@ -79,7 +75,8 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
         waiting.extend(walk.handle(await _read(source, effect)))
 
 
-async def _take_over_once(claim: ClaimPort, walk: TakeOver) -> ChainState:
+async def _take_over_once(claim: ClaimPort, chain: str, at: Position | None, generation: int) -> ChainState:
+    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
     source = Source(claim)
     waiting: deque[Effect] = deque(walk.begin())
     while True:
@@ -88,11 +85,18 @@ async def _take_over_once(claim: ClaimPort, walk: TakeOver) -> ChainState:
         if isinstance(effect, Found):
             return effect.state
         if isinstance(effect, Settle):
-            await claim.settle(effect.segment, effect.length, effect.digest)
+            await _settle(claim, effect)
             event = Settled(effect.segment)
         else:
             event = await _read(source, effect)
         waiting.extend(walk.handle(event))
+
+
+async def _settle(claim: ClaimPort, effect: Settle) -> None:
+    try:
+        await claim.settle(effect.segment, effect.length, effect.digest)
+    except MissingDataError as error:
+        raise LostBytesError(f"the chain names bytes that are not there: {error}") from error
 
 
 async def _read(source: Source, effect: ReadStart | SurveySegment) -> StartRead | Surveyed:

@@ -40,5 +40,3 @@ if chain_name_bytes_max < 1:
 
 answers_wait_s: Final = 10.0
 """A take-over waits so long for members that its question needs and that have not answered the claim yet."""
-
-answers_poll_s: Final = 0.05

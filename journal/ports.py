@@ -44,6 +44,17 @@ class ObjectWriterPort(Protocol):
         """Until few enough bytes are unsynced. FencedError."""
         ...
 
+    def seal(self) -> None:
+        """Nothing more will be appended: the memory can go once a quorum has it all."""
+        ...
+
+
+class HasRecord(Protocol):
+    """Whatever knows the store's record."""
+
+    @property
+    def record(self) -> StoreRecord: ...
+
 
 class ClaimPort(Protocol):
     """A directory whose one writer we are, until `lost`."""
@@ -55,20 +66,26 @@ class ClaimPort(Protocol):
     def writer_id(self) -> bytes: ...
 
     @property
-    def record(self) -> StoreRecord: ...
+    def store(self) -> HasRecord: ...
 
     @property
     def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
-        """What each trusted member that answered the claim holds."""
+        """What each trusted member that answered the claim holds. Grows until the first settle or open."""
         ...
 
     @property
     def lost(self) -> FencedError | None: ...
 
+    async def wait_all(self, timeout_s: float) -> bool:
+        """Until every member has answered; False if that takes longer. FencedError."""
+        ...
+
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
 
     async def settle(self, name: str, size: int, digest: int) -> None:
-        """Until the first `size` bytes, with that digest, are synced on the quorum."""
+        """Until the first `size` bytes, with that digest, are synced on the quorum. MissingDataError,
+        FencedError.
+        """
         ...
 
     def open_object(self, name: str) -> ObjectWriterPort: ...
@@ -81,8 +98,8 @@ class DirectoryViewPort(Protocol):
     def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]: ...
 
     @property
-    def epoch_seen(self) -> int:
-        """The highest claim epoch among the members that answered."""
+    def epochs(self) -> Mapping[bytes, tuple[int, bytes]]:
+        """The claim, (epoch, writer id), that each member held when it answered."""
         ...
 
 

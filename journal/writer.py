@@ -195,6 +195,8 @@ class ChainWriter:
         it.
         """
         self._state = WriterState.CLOSED
+        if self._object is not None:
+            self._object.seal()
         if self._mirror is not None:
             self._mirror.close()
             self._mirror = None
@@ -248,6 +250,8 @@ class ChainWriter:
             writer=self._claim.writer_id.hex(),
             pipelined=self._pipelined,
         )
+        if self._object is not None:
+            self._object.seal()
         if self._mirror is not None:
             self._mirror.close()
         self._mirror = self._scratch.mirror(start.name) if self._scratch is not None else None

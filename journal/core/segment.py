@@ -130,15 +130,21 @@ def parse_start(record: Record, name: str) -> SegmentStart:
     """The start that the first record of object `name` holds. Raises ChainError, naming the rule that it
     breaks.
     """
-    if record.op is not Op.SEGMENT_START or record.ints or len(record.strings) != 1:
-        raise ChainError(name, 0, "a SEGMENT_START record with one string", f"{record.op.name}")
-    try:
-        start = _decoder.decode(record.strings[0])
-    except msgspec.MsgspecError as error:
-        raise ChainError(name, 0, "the JSON of a segment start", f"{error}") from error
+    start = start_of(record, name)
     if start.name != name:
         raise ChainError(name, 0, "the start record of this segment", f"that of {start.name}"[:200])
-    _check_predecessor(start, name)
+    return start
+
+
+def start_of(record: Record, where: str) -> SegmentStart:
+    """The start that a record holds, wherever it lies: all rules but the one about the object's name."""
+    if record.op is not Op.SEGMENT_START or record.ints or len(record.strings) != 1:
+        raise ChainError(where, 0, "a SEGMENT_START record with one string", f"{record.op.name}")
+    try:
+        start = _decoder.decode(record.strings[0])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ChainError(where, 0, "the JSON of a segment start", f"{error}") from error
+    _check_predecessor(start, where)
     return start
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from dos_client.errors import MissingDataError
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, FencedError, NotFoundError, PastEndError
 from dos_protocol.messages import ObjectInfo
@@ -121,8 +122,7 @@ class MemoryStore:
         chosen = [self.servers[m - 1] for m in numbers if self.servers[m - 1].up]
         return MemoryView(
             {s.server_id: s.entries(directory) for s in chosen},
-            max((s.held_epoch(directory) for s in chosen), default=0),
-            {s.server_id: s.held_epoch(directory) for s in chosen},
+            {s.server_id: s.claims.get(directory, (0, b"")) for s in chosen},
         )
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
@@ -133,8 +133,7 @@ class MemoryStore:
 @dataclass
 class MemoryView:
     answers: Mapping[bytes, Mapping[str, ObjectInfo]]
-    epoch_seen: int
-    epochs: Mapping[bytes, int]
+    epochs: Mapping[bytes, tuple[int, bytes]]
 
 
 class PartialStore:
@@ -169,7 +168,7 @@ class MemoryClaim:
     """
 
     def __init__(self, store: MemoryStore, directory: str, epoch: int, writer_id: bytes) -> None:
-        self._store = store
+        self.store = store
         self.directory = directory
         self.epoch = epoch
         self.writer_id = writer_id
@@ -180,10 +179,6 @@ class MemoryClaim:
         self.settled: list[tuple[str, int]] = []
         self.changed = trio.Event()
 
-    @property
-    def record(self) -> StoreRecord:
-        return self._store.record
-
     def join(self, server: MemoryServer) -> None:
         """One more member answers the claim."""
         if server.up:
@@ -192,25 +187,34 @@ class MemoryClaim:
 
     def members(self) -> list[MemoryServer]:
         """The members that answered and are up."""
-        return [server for server in self._store.servers if server.up and server.server_id in self.answers]
+        return [server for server in self.store.servers if server.up and server.server_id in self.answers]
+
+    async def wait_all(self, timeout_s: float) -> bool:
+        with trio.move_on_after(timeout_s):
+            while len(self.answers) < len(self.store.servers):  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        return len(self.answers) == len(self.store.servers)
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         await trio.lowlevel.checkpoint()
         if member is not None:
-            return self._store.server(member).read(self.directory, name, offset, max_bytes)
+            return self.store.server(member).read(self.directory, name, offset, max_bytes)
         return read_longest(self.members(), self.directory, name, offset, max_bytes)
 
     async def settle(self, name: str, size: int, digest: int) -> None:
         await trio.lowlevel.checkpoint()
         copies = [bytes(s.objects.get(self.directory, {}).get(name, b"")[:size]) for s in self.members()]
-        good = next(copy for copy in copies if len(copy) == size and prefix_digest(copy) == digest)
+        holders = [copy for copy in copies if len(copy) == size and prefix_digest(copy) == digest]
+        if not holders:
+            raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
+        good = holders[0]
         for server in self.members():
             server.claim(self.directory, self.epoch, self.writer_id)
             stored = server.objects.setdefault(self.directory, {}).setdefault(name, bytearray())
             if name not in server.damaged and good.startswith(stored):
                 stored += good[len(stored) :]
         held = sum(s.objects[self.directory][name][:size] == good for s in self.members())
-        assert held >= self._store.record.ack_quorum, "settle waits for a quorum; here that would be for ever"
+        assert held >= self.store.record.ack_quorum, "settle waits for a quorum; here that would be for ever"
         self.settled.append((name, size))
 
     def open_object(self, name: str) -> "MemoryObject":
@@ -224,7 +228,7 @@ class MemoryClaim:
         """
         for writer in list(self.objects.values()):
             if name is None or writer.name == name:
-                writer.deliver(self._store.servers[member - 1], size)
+                writer.deliver(self.store.servers[member - 1], size)
 
     def wake(self) -> None:
         self.changed.set()
@@ -232,7 +236,7 @@ class MemoryClaim:
 
     @property
     def quorum(self) -> int:
-        return self._store.record.ack_quorum
+        return self.store.record.ack_quorum
 
 
 class MemoryObject:
@@ -242,6 +246,7 @@ class MemoryObject:
         self._claim = claim
         self.name = name
         self._data = bytearray()
+        self.sealed = False
         self._digest = PrefixDigest()
         self._acknowledged: dict[bytes, int] = {}
 
@@ -296,3 +301,6 @@ class MemoryObject:
 
     async def wait_room(self) -> None:
         await trio.lowlevel.checkpoint()
+
+    def seal(self) -> None:
+        self.sealed = True

@@ -1,0 +1,141 @@
+"""Looking into one journal file or object: its records with their places, and the first thing wrong with it.
+
+Rules of this file: nothing here raises for bad data: a fault is kept, and everything before it has been
+handed out. It takes any journal: version 0 or 1, a plain file of records or a segment with its start.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dos_protocol.errors import CorruptDataError
+from journal.core.decoder import RecordDecoder
+from journal.core.errors import ChainError, CorruptRecordError, TornRecordError, UnknownRecordError
+from journal.core.record import MAGIC, Record
+from journal.core.scan import SnapshotTracker
+from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_of
+from journal.ops import Op
+
+EXTENT_MAGIC = b"\xd0\x58"
+"""How a file in a server's data directory begins: extents, not a journal. See protocol.md, "Extents"."""
+
+
+class Located(NamedTuple):
+    """A record and its place: logical offset of its first byte and just past its last."""
+
+    segment: str
+    offset: int
+    end: int
+    version: int
+    record: Record
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was seen until now."""
+
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+    version: int | None = None
+    first_offset: int | None = None
+    end_offset: int = 0
+
+
+class Inspector:
+    """Takes one file's bytes from the front. `fault` is the first thing wrong, once it is known.
+
+    where: its name; if that is a segment's, the start record must agree with it.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.fault: CorruptDataError | None = None
+        self.tally = Tally(segments=1)
+        self._decoder = RecordDecoder(None, where=where)
+        self._tracker: SnapshotTracker | None = None
+        self._base = 0
+        self._at = 0
+        self._head = b""
+
+    @property
+    def logical_base(self) -> int:
+        """The logical offset of the first byte: a segment's base, else 0."""
+        return self._base
+
+    def feed(self, data: bytes) -> list[Located]:
+        """The next bytes; the records that are whole by now and sound."""
+        if self.fault is not None:
+            return []
+        if len(self._head) < len(EXTENT_MAGIC):
+            self._head = (self._head + data)[: len(EXTENT_MAGIC)]
+            if self._head == EXTENT_MAGIC:
+                self._refuse_extents()
+                return []
+        out: list[Located] = []
+        try:
+            for end, record in self._decoder.feed(data):
+                out.append(self._locate(end, record))
+        except CorruptDataError as fault:
+            self.fault = fault
+        return out
+
+    def finish(self) -> CorruptDataError | None:
+        """The bytes end here; what is wrong, or None."""
+        if self.fault is None:
+            try:
+                self.fault = self._decoder.finish()
+            except CorruptDataError as fault:
+                self.fault = fault
+        return self.fault
+
+    def _locate(self, end: int, record: Record) -> Located:
+        version = self._decoder.version
+        assert version is not None, "a record was decoded"
+        if not self._at and record.op is Op.SEGMENT_START:
+            self._begin_segment(record)
+        elif record.op is Op.SEGMENT_START and self._tracker is None:
+            raise ChainError(self.where, self._at, "a segment start only as the first record", "one within")
+        if self._tracker is not None:
+            self._tracker.take(self._at, end, record)
+        located = Located(self.where, self._base + self._at, self._base + end, version, record)
+        self._at = end
+        self._count(located)
+        return located
+
+    def _begin_segment(self, record: Record) -> None:
+        """A segment: its start must be good, and must be that of its name if the name says what it is."""
+        start: SegmentStart
+        if parse_segment_name(self.where) is not None:
+            start = parse_start(record, self.where)
+        else:
+            start = start_of(record, self.where)
+        self._base = start.base
+        self._tracker = SnapshotTracker(self.where)
+
+    def _count(self, located: Located) -> None:
+        tally = self.tally
+        tally.version = located.version
+        tally.records += 1
+        tally.bytes = self._at
+        tally.end_offset = located.end
+        if tally.first_offset is None:
+            tally.first_offset = located.offset
+
+    def _refuse_extents(self) -> None:
+        hint = (
+            "a file of a server's data directory: read it through the server, as dos://HOST/DIRECTORY/OBJECT"
+        )
+        self.fault = CorruptRecordError(
+            self.where, 0, f"a journal, {MAGIC.hex()} or a length", "an extent", hint
+        )
+
+
+def kind_of(fault: Exception) -> str:
+    """One word for a fault, for people and programs."""
+    if isinstance(fault, TornRecordError):
+        return "torn"
+    if isinstance(fault, UnknownRecordError):
+        return "version"
+    if isinstance(fault, ChainError):
+        return "chain"
+    return "corrupt" if isinstance(fault, CorruptDataError) else "lost"
