@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import trio
-from dos_client.store import StoreNotReadyError, init_store, open_store
 
+from dos_client.discovery import hand_over, probe
+from dos_client.store import StoreNotReadyError, init_store, open_store
+from dos_client.urls import parse_url
+from dos_protocol.store_record import Member, StoreRecord
 from dos_server import embedded
 from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
 from spark_integration.limits import STORE_ANSWER_S
@@ -44,14 +47,35 @@ def choose_store(
     if not one_machine:
         raise StoreNotChosenError(f"no store was named, and {master} is not one machine. {HOW_TO_START_ONE}")
     directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
-    server = embedded.start(directory)
+    server = embedded.start(directory, token=token)
     log.warning("no store was named: one copy, kept in %s", directory)
     try:
+        trio.run(_say_where_it_is, server.url, token)
         make_ready(server.url, token)
     except BaseException:
         server.stop()
         raise
     return UsedStore(server.url, server.stop)
+
+
+async def _say_where_it_is(url: str, token: bytes) -> None:
+    """A server of ours listens on another port each time; a store of an earlier time names the old one.
+
+    It is a store of this one server, so the next generation of its record may say the new address.
+    """
+    address = parse_url(url).servers[0]
+    answer = await probe(address, token=token, client="driver")
+    if answer.record is None:
+        return
+    old = answer.record
+    if len(old.members) > 1:
+        raise StoreNotUsableError(
+            f"the data there belongs to a store of {len(old.members)} servers: start them, and name the store"
+        )
+    if old.members[0].address != address:
+        here = (Member(answer.server_id, address),)
+        record = StoreRecord(old.store_id, old.generation + 1, old.ack_quorum, here)
+        await hand_over(address, record, token=token, client="driver")
 
 
 def make_ready(url: str, token: bytes = b"") -> None:
@@ -71,7 +95,7 @@ async def _make_ready(url: str, token: bytes) -> None:
         except StoreNotReadyError as error:
             problem = error
         try:
-            record = await init_store(url)
+            record = await init_store(url, token=token)
         except Exception as error:
             raise StoreNotUsableError(f"{url} is no store and cannot be made one: {error}") from problem
         log.info("made a store of %s: %d members, quorum %d", url, len(record.members), record.ack_quorum)
