@@ -1,0 +1,85 @@
+"""A record as a line: in the original's style, or as JSON.
+
+Rules of this file: text only, one line a record, every byte shown so that it cannot steer a terminal.
+"""
+
+import msgspec
+
+from dos_protocol.errors import CorruptDataError, DosError
+from journal.core.inspection import Located, kind_of
+from journal.limits import dump_string_bytes_max
+
+
+def as_text(located: Located, *, full: bool = False) -> str:
+    """`OFFSET NAME version=1 op=5 tag=2 ints=[10] strings=['/w/a', '0\\n']`, as the original's dump tool
+    wrote it.
+    """
+    record = located.record
+    strings = ", ".join(_quoted(string, full) for string in record.strings)
+    flags = f" flags={record.flags:#06x}" if record.flags else ""
+    return (
+        f"{located.offset} {record.op.name} version={located.version} op={record.op.value} "
+        f"tag={record.tag}{flags} ints={list(record.ints)} strings=[{strings}]"
+    )
+
+
+def _quoted(string: bytes, full: bool) -> str:
+    if full or len(string) <= dump_string_bytes_max:
+        return repr(string)[1:]
+    return f"{repr(string[:dump_string_bytes_max])[1:]}...[{len(string)} bytes]"
+
+
+def as_json(located: Located, *, full: bool = False) -> str:
+    """One JSON object. A string is {"bytes": its length, "text": ...} if it is UTF-8, else with "hex";
+    "cut": true if only its beginning is shown.
+    """
+    record = located.record
+    line = {
+        "segment": located.segment,
+        "offset": located.offset,
+        "end": located.end,
+        "version": located.version,
+        "op": record.op.value,
+        "name": record.op.name,
+        "tag": record.tag,
+        "flags": record.flags,
+        "ints": record.ints,
+        "strings": [_described(string, full) for string in record.strings],
+    }
+    return msgspec.json.encode(line).decode()
+
+
+def _described(string: bytes, full: bool) -> dict[str, object]:
+    shown = string if full else string[:dump_string_bytes_max]
+    described: dict[str, object] = {"bytes": len(string)}
+    try:
+        string.decode()
+    except UnicodeDecodeError:
+        described["hex"] = shown.hex()
+    else:
+        described["text"] = shown.decode(errors="ignore")
+    if len(shown) < len(string):
+        described["cut"] = True
+    return described
+
+
+def fault_fields(fault: DosError, base: int = 0) -> dict[str, object]:
+    """What is wrong, field by field: kind, segment, offset in it, logical offset, expected, found, hint."""
+    fields: dict[str, object] = {"kind": kind_of(fault)}
+    if isinstance(fault, CorruptDataError):
+        fields["segment"] = fault.where
+        fields["offset"] = fault.offset
+        fields["logical_offset"] = base + fault.offset
+        fields["expected"] = fault.expected
+        fields["found"] = fault.found
+        fields["hint"] = fault.hint
+    else:
+        fields["problem"] = str(fault.args[0])
+        fields["hint"] = fault.remedy
+    return fields
+
+
+def fault_text(fault: DosError, base: int = 0) -> str:
+    """The same, for people: one field a line."""
+    fields = fault_fields(fault, base)
+    return "\n".join(f"{name.replace('_', ' '):<15} {value}" for name, value in fields.items() if value != "")

@@ -1,0 +1,199 @@
+"""Where the commands get their records from: a local file, one object of a store, or a whole chain.
+
+Rules of this file: it finds out what the target names, moves the bytes, and hands located records to a
+consumer. What is wrong ends up in the outcome and is never raised; what cannot be reached or does not exist
+is raised.
+
+    FILE                               a journal file, version 0 or 1
+    dos://h[,h2..]/directory/object    that object; a chain's segment, or any journal that was appended
+    dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
+"""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dos_client.store import Store, connect, open_store
+from dos_client.urls import SCHEME, DosUrl, parse_url
+from dos_protocol.errors import (
+    CorruptDataError,
+    CorruptError,
+    DosError,
+    LocalProtocolError,
+    NotFoundError,
+    PoisonedError,
+)
+from journal.chain import look_chain
+from journal.core.chain import ChainState, SegmentSpan
+from journal.core.errors import LostBytesError
+from journal.core.inspection import Inspector, Located, Tally
+from journal.core.record import VERSION_1
+from journal.core.replay import SpanReplay, Step
+from journal.limits import read_bytes_max, scratch_read_bytes_max
+from journal.reading import Source, span_chunks
+
+Consumer = Callable[[list[Located]], bool]
+"""Takes records in order; False when it has seen enough."""
+Progress = Callable[[int, int | None], None]
+"""(bytes done, bytes in all if known)"""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an inspection found: how much, and the first fault, whose segment begins at logical offset
+    `base`.
+    """
+
+    target: str
+    kind: str = "file"
+    tally: Tally = field(default_factory=Tally)
+    fault: DosError | None = None
+    base: int = 0
+    end: str = ""
+
+
+def is_url(target: str) -> bool:
+    return target.startswith(SCHEME)
+
+
+def inspect_file(path: Path, consume: Consumer, progress: Progress) -> Outcome:
+    """A local journal file. Raises OSError if it cannot be read."""
+    outcome = Outcome(str(path))
+    inspector = Inspector(path.name)
+    with path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        done = 0
+        while chunk := file.read(scratch_read_bytes_max):
+            done += len(chunk)
+            progress(done, size)
+            if not _pass_on(inspector, chunk, consume):
+                return _outcome(outcome, inspector, ended=False)
+    return _outcome(outcome, inspector, ended=True)
+
+
+async def inspect_url(url: str, token: bytes, consume: Consumer, progress: Progress) -> Outcome:
+    """An object or a chain of a store. Raises NotFoundError, LocalProtocolError, and what the client raises
+    if too few servers answer.
+    """
+    parsed = parse_url(url)
+    if parsed.directory is None or parsed.object is None:
+        raise LocalProtocolError(
+            f"{url} names no journal",
+            remedy="name one: dos://HOST/DIRECTORY/SEGMENT or dos://HOST/DIRECTORY/CHAIN",
+        )
+    async with AsyncExitStack() as stack:
+        store = await _open(stack, parsed, token)
+        view = await store.look(parsed.directory)
+        sizes = [found[parsed.object].synced for found in view.answers.values() if parsed.object in found]
+        if sizes:
+            return await _inspect_object(
+                store, parsed.directory, parsed.object, max(sizes), consume, progress
+            )
+        state = await _look(store, parsed.directory, parsed.object, outcome := Outcome(url, "chain"))
+        if state is not None:
+            await _inspect_chain(store, parsed.directory, state, outcome, consume, progress)
+        return outcome
+
+
+async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
+    """The store of the servers named; one server that is in no store is read alone."""
+    if len(url.servers) == 1:
+        alone = await stack.enter_async_context(connect(url, token=token, client="dos journal"))
+        if alone.server_record is None:
+            return alone
+    return await stack.enter_async_context(open_store(url, token=token, client="dos journal"))
+
+
+async def _inspect_object(
+    store: Store, directory: str, name: str, size: int, consume: Consumer, progress: Progress
+) -> Outcome:
+    outcome = Outcome(name, "object")
+    inspector = Inspector(name)
+    done = 0
+    async with aclosing(Source(store, directory).chunks(name, size, chunk_bytes=read_bytes_max)) as chunks:
+        async for chunk in chunks:
+            done += len(chunk)
+            progress(done, size)
+            if not _pass_on(inspector, chunk, consume):
+                return _outcome(outcome, inspector, ended=False)
+    return _outcome(outcome, inspector, ended=True)
+
+
+async def _look(store: Store, directory: str, chain: str, outcome: Outcome) -> ChainState | None:
+    try:
+        state = await look_chain(store, directory, chain)
+    except DosError as fault:
+        _keep(outcome, fault)
+        return None
+    if state.end is None and not state.seen:
+        raise NotFoundError(f"{directory} has no object and no chain {chain}")
+    return state
+
+
+async def _inspect_chain(
+    store: Store, directory: str, state: ChainState, outcome: Outcome, consume: Consumer, progress: Progress
+) -> None:
+    outcome.end = str(state.end) if state.end is not None else "nothing committed"
+    source, done = Source(store, directory), 0
+    for span in state.segments:
+        replay = SpanReplay(span)
+        outcome.base, offset = span.base, span.base
+        outcome.tally.segments += 1
+        try:
+            async with aclosing(span_chunks(source, span, None)) as chunks:
+                async for chunk in chunks:
+                    done += len(chunk)
+                    progress(done, state.bytes)
+                    located = _locate(span, offset, replay.feed(chunk))
+                    offset = located[-1].end if located else offset
+                    _count(outcome.tally, located)
+                    if not consume(located):
+                        return
+            replay.finish()
+        except DosError as fault:
+            _keep(outcome, fault)
+            return
+
+
+def _locate(span: SegmentSpan, offset: int, steps: list[Step]) -> list[Located]:
+    located = []
+    for position, record in steps:
+        located.append(Located(span.name, offset, position.size, VERSION_1, record))
+        offset = position.size
+    return located
+
+
+def _count(tally: Tally, located: list[Located]) -> None:
+    if not located:
+        return
+    tally.version = VERSION_1
+    tally.records += len(located)
+    tally.end_offset = located[-1].end
+    if tally.first_offset is None:
+        tally.first_offset = located[0].offset
+    tally.bytes = tally.end_offset - tally.first_offset
+
+
+def _pass_on(inspector: Inspector, chunk: bytes, consume: Consumer) -> bool:
+    """Feed a chunk and hand on its records; False when nothing more is wanted."""
+    located = inspector.feed(chunk)
+    return consume(located) and inspector.fault is None
+
+
+def _outcome(outcome: Outcome, inspector: Inspector, *, ended: bool) -> Outcome:
+    """ended: the bytes are at their end, so that a torn tail shows; else the consumer had enough, or a
+    fault came.
+    """
+    outcome.fault = inspector.finish() if ended else inspector.fault
+    outcome.tally = inspector.tally
+    outcome.base = inspector.logical_base
+    outcome.end = str(inspector.tally.end_offset)
+    return outcome
+
+
+def _keep(outcome: Outcome, fault: DosError) -> None:
+    """Keep what is wrong with the data; raise what only kept us from seeing it."""
+    if not isinstance(fault, (CorruptDataError, LostBytesError, CorruptError, PoisonedError)):
+        raise fault
+    outcome.fault = fault

@@ -1,0 +1,45 @@
+"""`dos journal verify`: reads everything, and says whether it is sound or what is the first thing wrong."""
+
+import msgspec
+
+from journal.core.rendering import fault_fields, fault_text
+from journal.inspecting import Outcome
+
+
+def accept(_: object) -> bool:
+    """The consumer of a verification: it only wants all of it to be read."""
+    return True
+
+
+def verdict_text(outcome: Outcome) -> str:
+    """For people: one line if it is sound, else the fault field by field."""
+    tally = outcome.tally
+    seen = f"{tally.records} records in {tally.segments} segment{'s' * (tally.segments != 1)}"
+    extent = f"offsets {tally.first_offset or 0} to {tally.end_offset}, {tally.bytes} bytes"
+    version = "" if tally.version is None else f", version {tally.version}"
+    if outcome.fault is None:
+        return f"sound: {outcome.target}: {seen}, {extent}{version}"
+    return (
+        f"fault in {outcome.target}, after {seen}, {extent}{version}\n"
+        f"{fault_text(outcome.fault, outcome.base)}"
+    )
+
+
+def verdict_json(outcome: Outcome) -> str:
+    """For programs: one JSON object."""
+    tally = outcome.tally
+    verdict: dict[str, object] = {
+        "target": outcome.target,
+        "what": outcome.kind,
+        "sound": outcome.fault is None,
+        "version": tally.version,
+        "segments": tally.segments,
+        "records": tally.records,
+        "bytes": tally.bytes,
+        "first_offset": tally.first_offset or 0,
+        "end_offset": tally.end_offset,
+        "end": outcome.end,
+    }
+    if outcome.fault is not None:
+        verdict["fault"] = fault_fields(outcome.fault, outcome.base)
+    return msgspec.json.encode(verdict).decode()
