@@ -94,6 +94,10 @@ def small_record_vectors() -> str:
     )
 
 
+def session_diagram() -> str:
+    return f"```mermaid\n{diagram()}\n```"
+
+
 TABLES = {
     "messages": messages_table,
     "errors": errors_table,
@@ -102,7 +106,7 @@ TABLES = {
     "store record vector": store_record_vector,
     "extent vector": extent_vector,
     "small record vectors": small_record_vectors,
-    "session diagram": lambda: f"```mermaid\n{diagram()}\n```",
+    "session diagram": session_diagram,
 }
 
 

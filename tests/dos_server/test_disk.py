@@ -1,0 +1,173 @@
+"""The contract of a disk, kept by the real one and by the fake that the other tests inject faults into."""
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dos_server.disk import Disk, RealDisk, make_durable_folders
+from tests.support.fake_disk import FakeDisk
+
+
+@pytest.fixture(params=["real", "fake"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    if request.param == "fake":
+        yield FakeDisk()
+        return
+    real = RealDisk(tmp_path / "data")
+    yield real
+    real.shut()
+
+
+def put(disk: Disk, path: str, data: bytes) -> None:
+    handle = disk.open(path, create=True)
+    disk.write(handle, 0, [data])
+    disk.close(handle)
+
+
+def test_a_folder_is_made_once_and_lists_what_it_holds(disk: Disk) -> None:
+    assert disk.names("d") is None
+    assert disk.make_folder("d")
+    assert not disk.make_folder("d")
+    put(disk, "d/a", b"1")
+    put(disk, "d/.b", b"2")
+    assert sorted(disk.names("d") or []) == [".b", "a"]
+    assert disk.names("") == ["d"]
+    disk.sync_folder("d")
+    disk.sync_folder("")
+
+
+def test_what_is_missing_is_a_file_not_found(disk: Disk) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk.open("a", create=False)
+    with pytest.raises(FileNotFoundError):
+        disk.open("d/a", create=True)
+    with pytest.raises(FileNotFoundError):
+        disk.remove("a")
+    with pytest.raises(FileNotFoundError):
+        disk.sync_folder("d")
+    with pytest.raises(FileNotFoundError):
+        disk.rename("", "a", "b")
+
+
+def test_writes_go_where_they_are_told_and_reads_are_short_only_at_the_end(disk: Disk) -> None:
+    handle = disk.open("a", create=True)
+    disk.write(handle, 0, [b"hello ", memoryview(b"world"), bytearray(b"!")])
+    disk.write(handle, 6, [b"WORLD"])
+    assert disk.size(handle) == 12
+    assert disk.read(handle, 0, 100) == b"hello WORLD!"
+    assert disk.read(handle, 6, 5) == b"WORLD"
+    assert disk.read(handle, 12, 5) == b""
+    disk.write(handle, 14, [b"x"])
+    assert disk.read(handle, 12, 9) == b"\0\0x"
+    disk.cut(handle, 5)
+    assert disk.read(handle, 0, 100) == b"hello"
+    disk.sync(handle)
+    disk.close(handle)
+
+
+def test_many_buffers_are_one_write(disk: Disk) -> None:
+    handle = disk.open("a", create=True)
+    parts = [bytes([i % 256]) * (i % 7) for i in range(3000)]
+    disk.write(handle, 3, parts)
+    assert disk.read(handle, 3, 100_000) == b"".join(parts)
+    disk.close(handle)
+
+
+def test_rename_replaces_and_remove_removes(disk: Disk) -> None:
+    put(disk, "a", b"old")
+    put(disk, "b", b"new")
+    disk.rename("", "b", "a")
+    assert disk.names("") == ["a"]
+    handle = disk.open("a", create=False)
+    assert disk.read(handle, 0, 9) == b"new"
+    disk.close(handle)
+    disk.remove("a")
+    assert disk.names("") == []
+
+
+def test_a_closed_handle_is_refused(disk: Disk) -> None:
+    handle = disk.open("a", create=True)
+    disk.close(handle)
+    with pytest.raises(OSError, match=r"[Bb]ad"):
+        disk.size(handle)
+
+
+def test_links_pipes_folders_and_second_names_are_never_opened(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("secret")
+    data = tmp_path / "data"
+    disk = RealDisk(data)
+    (data / "link").symlink_to(outside)
+    (data / "folder-link").symlink_to(tmp_path)
+    os.link(outside, data / "second-name")
+    os.mkfifo(data / "pipe")
+    (data / "folder").mkdir()
+    for path in ("link", "second-name", "pipe", "folder", "folder-link/outside"):
+        with pytest.raises(OSError, match=r"."):
+            disk.open(path, create=False)
+    assert outside.read_text() == "secret"
+    disk.shut()
+
+
+def test_only_one_has_the_lock(tmp_path: Path) -> None:
+    first, second = RealDisk(tmp_path), RealDisk(tmp_path)
+    held = first.lock("lock")
+    with pytest.raises(BlockingIOError):
+        second.lock("lock")
+    first.close(held)
+    second.close(second.lock("lock"))
+    first.shut()
+    second.shut()
+
+
+def test_missing_folders_above_the_data_are_made(tmp_path: Path) -> None:
+    make_durable_folders(tmp_path / "a" / "b" / "c")
+    make_durable_folders(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+
+
+def test_the_fake_loses_what_was_not_synced_and_nothing_else() -> None:
+    seen = set()
+    for seed in range(60):
+        disk = FakeDisk()
+        handle = disk.open("a", create=True)
+        disk.sync_folder("")
+        disk.write(handle, 0, [b"s" * 700])
+        disk.sync(handle)
+        disk.write(handle, 700, [b"u" * 1500])
+        disk.power_cut(random.Random(seed))
+        handle = disk.open("a", create=False)
+        data = disk.read(handle, 0, 9999)
+        assert data[:700] == b"s" * 700
+        assert set(data[700:]) <= {0, ord("u")}
+        seen.add(data[700:])
+    assert b"" in seen
+    assert b"u" * 1500 in seen
+    assert len(seen) > 10
+
+
+def test_the_fake_forgets_what_a_failed_sync_was_to_write() -> None:
+    disk = FakeDisk()
+    handle = disk.open("a", create=True)
+    disk.sync_folder("")
+    disk.write(handle, 0, [b"x"])
+    disk.fail("sync", errno.EIO)
+    with pytest.raises(OSError, match="injected"):
+        disk.sync(handle)
+    assert disk.read(handle, 0, 1) == b"x"
+    disk.power_cut(random.Random(0))
+    assert disk.size(disk.open("a", create=False)) == 0
+
+
+def test_the_fake_fills_up() -> None:
+    disk = FakeDisk(space=10)
+    handle = disk.open("a", create=True)
+    disk.write(handle, 0, [b"12345678"])
+    with pytest.raises(OSError, match="full") as caught:
+        disk.write(handle, 8, [b"90ab"])
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.size(handle) == 10

@@ -1,0 +1,184 @@
+"""Extents, the index, and the small records.
+
+Bytes and back, against the specification, every damage named.
+"""
+
+import pytest
+from construct import ConstructError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_protocol.digests import PrefixDigest, digest64, prefix_digest
+from dos_protocol.errors import CorruptDataError
+from dos_server.core import records
+from dos_server.core.extent import (
+    ExtentHeader,
+    HeaderFault,
+    Piece,
+    build_extents,
+    decode_header,
+    encode_header,
+    object_seed,
+)
+from dos_server.core.index import Place, SparseIndex
+from dos_server.limits import extent_payload_bytes_max, index_entries_max
+from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
+from tests.dos_protocol.strategies import good_names, ids, u64
+
+SEED = object_seed("dir", "obj")
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> ExtentHeader:
+    offset = draw(u64)
+    return ExtentHeader(
+        draw(st.integers(1, extent_payload_bytes_max)),
+        offset,
+        draw(u64),
+        draw(st.integers(0, offset)),
+        draw(u64),
+        draw(u64),
+    )
+
+
+@given(header=headers(), directory=good_names, name=good_names)
+def test_a_header_survives_its_bytes_under_its_own_name_only(
+    header: ExtentHeader, directory: str, name: str
+) -> None:
+    data = encode_header(header, object_seed(directory, name))
+    assert decode_header(data, object_seed(directory, name)) == header
+    assert decode_header(data, object_seed(directory, name + "x")) is HeaderFault.DIGEST
+
+
+@given(header=headers(), bit=st.integers(0, 511))
+def test_a_flipped_bit_in_a_header_is_seen(header: ExtentHeader, bit: int) -> None:
+    data = bytearray(encode_header(header, SEED))
+    data[bit // 8] ^= 1 << bit % 8
+    assert decode_header(data, SEED) is HeaderFault.DIGEST
+
+
+def test_a_newer_version_and_impossible_fields_are_told_from_damage() -> None:
+    good = bytearray(encode_header(ExtentHeader(5, 10, 3, 7, 1, 2), SEED))
+    for place, value in ((2, 2), (3, 1), (5, 1), (7, 1), (15, 1)):
+        data = bytearray(good)
+        data[place] = value
+        data[56:] = digest64(bytes(data[:56]), SEED).to_bytes(8, "big")
+        assert decode_header(data, SEED) is HeaderFault.FORMAT
+    for header in (ExtentHeader(0, 10, 3, 7, 1, 2), ExtentHeader(5, 10, 3, 11, 1, 2)):
+        assert decode_header(encode_header(header, SEED), SEED) is HeaderFault.FORMAT
+
+
+def test_zeros_are_never_a_header() -> None:
+    assert decode_header(bytes(64), SEED) is HeaderFault.DIGEST
+    assert decode_header(bytes(64), 0) is HeaderFault.DIGEST
+
+
+@given(sizes=st.lists(st.integers(1, 90_000), min_size=1, max_size=8), epoch=u64, start=st.integers(0, 2**40))
+def test_adjacent_appends_share_extents_and_the_specification_reads_them(
+    sizes: list[int], epoch: int, start: int
+) -> None:
+    fold = PrefixDigest(start - start % 65_536, 7)
+    fold.update(bytes(start % 65_536))
+    begin = fold.size
+    pieces = []
+    for number, size in enumerate(sizes):
+        data = bytes([number + 1]) * size
+        pieces.append(Piece(fold.size, fold.blocks_digest, data))
+        fold.update(data)
+    extents = list(build_extents(pieces, seed=SEED, epoch=epoch, durable=begin))
+    offset, content = begin, b""
+    for header, buffers in extents:
+        data = b"".join(buffers)
+        parsed = extent_spec("dir", "obj").parse(data)
+        value = parsed.head.value
+        assert (value.offset, value.epoch, value.durable) == (offset, epoch, begin)
+        assert value.prefix_digest == header.prefix_digest
+        assert len(data) == 64 + header.payload_bytes
+        offset = header.end
+        content += parsed.payload
+    assert content == b"".join(piece.data for piece in pieces)
+    joined = sum(sizes) // extent_payload_bytes_max
+    assert len(extents) <= 2 * joined + 1
+
+
+def test_an_extent_holds_at_most_256_kib() -> None:
+    pieces = [Piece(i * 65_536, 0, bytes(65_536)) for i in range(9)]
+    counts = [header.payload_bytes for header, _ in build_extents(pieces, seed=1, epoch=0, durable=0)]
+    assert counts == [262_144, 262_144, 65_536]
+
+
+@given(epoch=u64, writer_id=ids, bit=st.integers(0, 36 * 8 - 1), cut=st.integers(0, 35))
+def test_a_claim_survives_its_bytes_and_damage_is_named(
+    epoch: int, writer_id: bytes, bit: int, cut: int
+) -> None:
+    data = records.encode_claim(records.Claim(epoch, writer_id))
+    assert records.decode_claim(data, "x") == records.Claim(epoch, writer_id)
+    parsed = ClaimSpec.parse(data).body.value
+    assert (parsed.epoch, parsed.writer_id) == (epoch, writer_id)
+    bad = bytearray(data)
+    bad[bit // 8] ^= 1 << bit % 8
+    for damaged in (bytes(bad), data[:cut], data + b"\0"):
+        with pytest.raises(CorruptDataError):
+            records.decode_claim(damaged, "x")
+
+
+@given(name=good_names, synced=u64, poisoned=st.booleans(), bit=st.integers(0, 256 * 8 - 1))
+def test_a_mark_survives_its_bytes_and_a_damaged_one_says_nothing(
+    name: str, synced: int, poisoned: bool, bit: int
+) -> None:
+    mark = records.Mark(name, synced, poisoned)
+    data = records.encode_mark(mark)
+    assert records.decode_marks(data + data[:100]) == [mark]
+    parsed = MarkSpec.parse(data).body.value
+    assert (parsed.name.rstrip(b"\0").decode(), parsed.synced, parsed.flags) == (name, synced, poisoned)
+    bad = bytearray(data)
+    bad[bit // 8] ^= 1 << bit % 8
+    assert records.decode_marks(bytes(bad) + data) == [None, mark]
+    with pytest.raises(ConstructError):
+        MarkSpec.parse(bytes(bad))
+
+
+def test_an_identity_is_hex_and_nothing_else() -> None:
+    server_id = bytes(range(16))
+    assert records.decode_identity(records.encode_identity(server_id), "x") == server_id
+    for damaged in (b"", b"zz", bytes(32), b"0" * 32 + b"\n", b"\xff" * 33):
+        with pytest.raises(CorruptDataError):
+            records.decode_identity(damaged, "x")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 400_000), max_size=40),
+    ask=st.integers(0, 16_000_000),
+    cut=st.integers(0, 16_000_000),
+)
+def test_the_index_finds_an_extent_at_or_before(sizes: list[int], ask: int, cut: int) -> None:
+    index, offset, position, starts = SparseIndex(), 0, 0, [Place(0, 0)]
+    for size in sizes:
+        starts.append(Place(offset, position))
+        index.add(offset, position)
+        offset, position = offset + size, position + size + 64
+    found = index.find(ask)
+    assert found in starts
+    assert found.offset <= ask or found == (0, 0)
+    index.cut(cut)
+    kept = index.find(2**63)
+    assert kept in starts
+    assert kept.offset < max(cut, 1)
+
+
+def test_the_index_stays_bounded_however_large_the_object() -> None:
+    # EVIDENCE-OF: P-9
+    index = SparseIndex()
+    for number in range(100_000):
+        index.add(number * 262_144, number * 262_208)
+    assert len(index) <= index_entries_max
+    for ask in (0, 5_000_000, 13_000_000_000, 26_000_000_000):
+        place = index.find(ask)
+        assert place.offset <= ask
+        assert place.position == place.offset // 262_144 * 262_208
+        assert ask - place.offset <= 100_000 * 262_144 // (index_entries_max // 4)
+
+
+def test_the_digest_of_the_example_in_protocol_md() -> None:
+    assert prefix_digest(b"") == 0
+    assert object_seed("dir", "obj") == digest64(b"dir/obj")
