@@ -29,6 +29,8 @@ class RegionEvents:
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[RegionEvent] = queue.SimpleQueue()
+        self.failure: Exception | None = None
+        """Why this driver gave the region up, where the region itself does not know."""
 
     def __call__(self, event: RegionEvent) -> None:
         self.queue.put(event)
@@ -95,7 +97,7 @@ class RegionHandle:
 
     def exception(self) -> Exception | None:
         """Why the region FAILED or is FENCED; None while it runs and after a good end."""
-        return self._control.exception()
+        return self._events.failure or self._control.exception()
 
     def stop(self) -> None:
         """Take a last cut, end the workers, wait until they have ended. A later `run` goes on from there.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from checkpoint.coordinator import RegionControl
@@ -16,7 +17,7 @@ from checkpoint.core.region import RegionEvent, RegionSpec
 from dataflow.graph import Graph
 from spark_integration import on_executor
 from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
-from spark_integration.errors import InsecureNetworkError, NotEnoughSlotsError
+from spark_integration.errors import ExecutorMismatchError, InsecureNetworkError, NotEnoughSlotsError
 from spark_integration.handle import RegionEvents, RegionHandle
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
@@ -24,6 +25,8 @@ from spark_integration.shipping import ship
 from spark_integration.stores import choose_store
 
 log = logging.getLogger("dos.spark_integration")
+
+cloudpickle.register_pickle_by_value(on_executor)  # it must run where our packages are missing or wrong
 
 
 def run(
@@ -55,9 +58,10 @@ def run(
     - `store`: `dos://host[:port][,host2...]`. When not given, on a local master: one server in this
       process, which keeps its data in `data_dir`, or in a temporary directory.
     - `checkpoint_interval`: seconds between cuts.
-    - `scratch`: where workers may cache, on the executors' machines. Never needed for recovery.
-    - `coordinator_address`, `port_range`: how workers reach this driver: the host (when not given,
-      `spark.driver.host`), and the first and last port to listen on.
+    - `scratch`: a directory on the executors' machines where workers cache; none when not given. Recovery
+      never needs it, it makes it faster.
+    - `coordinator_address`: the host at which workers dial this driver; `spark.driver.host` when not given.
+    - `port_range`: the first and last port that this driver, and each worker, may listen on.
     - `insecure`: the links of workers are not encrypted; between machines that must be said to be meant.
     - `start_timeout`: seconds to wait for executors, and for all workers to have joined.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
@@ -95,7 +99,7 @@ def run(
         port = control.listen()[1]
         undo.callback(control.stop)
         make_task = _task_maker(spec, (host, port), shipped, scratch)
-        launcher = SparkLauncher(spark, region, make_task, control.worker_ended)
+        launcher = SparkLauncher(spark, region, make_task, _end_reporter(control, events))
         undo.callback(launcher.close, 0.0)
         control.start(launcher)
         undo.pop_all()
@@ -117,11 +121,25 @@ def _task_maker(
             "job_key": spec.job_key,
             "store_url": spec.store_url,
             "token": spec.token,
+            "listen_host": spec.listen_host,
+            "port_range": spec.port_range,
             "scratch": None if scratch is None else str(scratch),
         }
         return on_executor.make_task(expected, graph, fields)
 
     return make
+
+
+def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int, int, str | None], None]:
+    """Hands ends of workers to the coordinator, which tries again; where that cannot help, it stops it."""
+
+    def report(worker: int, attempt: int, error: str | None) -> None:
+        if error is not None and on_executor.MISMATCH in error:
+            events.failure = ExecutorMismatchError(f"worker {worker} cannot run: {error.splitlines()[-1]}")
+            control.stop()
+        control.worker_ended(worker, attempt, error)
+
+    return report
 
 
 def _addresses(

@@ -1,0 +1,110 @@
+"""The user's functions reach executors that cannot import them, and what cannot travel is named at once."""
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from spark_integration.errors import CannotShipError
+from spark_integration.shipping import executors_have, ship
+
+HELPER = """
+FACTOR = 3
+
+class Scale:
+    def __init__(self, by):
+        self.by = by
+
+def times(x):
+    return FACTOR * x
+"""
+USER = """
+import math
+
+import dos_test_helper
+from dos_test_helper import Scale
+
+def work(x):
+    return dos_test_helper.times(x) + Scale(1).by + math.floor(0.5)
+"""
+
+
+def module(directory: Path, name: str, text: str) -> ModuleType:
+    path = directory / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[ModuleType]:
+    module(tmp_path, "dos_test_helper", HELPER)
+    yield module(tmp_path, "dos_test_user", USER)
+    for name in ("dos_test_helper", "dos_test_user"):
+        del sys.modules[name]
+
+
+def load_elsewhere(data: bytes, expression: str) -> str:
+    """Unpickle in a process that knows none of the modules, and say what the expression gives."""
+    program = f"import pickle, sys\nvalue = pickle.load(sys.stdin.buffer)\nprint({expression})"
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def test_a_function_of_a_file_that_executors_do_not_have_travels_with_all_that_it_uses(
+    user: ModuleType,
+) -> None:
+    assert load_elsewhere(ship(user.work, "work"), "value(5)") == "16"
+
+
+def test_a_plain_pickle_would_not_have_done(user: ModuleType) -> None:
+    with pytest.raises(AssertionError, match="No module named 'dos_test_user'"):
+        load_elsewhere(pickle.dumps(user.work), "value(5)")
+
+
+def test_modules_are_sent_by_name_again_afterwards(user: ModuleType) -> None:
+    before = len(ship(user.work, "work"))
+    assert len(pickle.dumps(user.work)) < before / 4
+
+
+def test_classes_and_their_objects_travel_too(user: ModuleType) -> None:
+    scale: Any = sys.modules["dos_test_helper"].Scale(7)
+    assert load_elsewhere(ship(scale, "scale"), "value.by") == "7"
+
+
+def test_functions_of_installed_packages_go_by_name() -> None:
+    assert b"prefix_digest" in ship(sys.modules["dos_protocol.digests"].prefix_digest, "it")
+    assert len(ship(subprocess.run, "it")) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("json", True), ("pyspark", True), ("dos_protocol", True), ("dos_test_user", False)]
+)
+def test_executors_have_python_and_what_is_installed_and_nothing_else(
+    user: ModuleType, name: str, known: bool
+) -> None:
+    assert executors_have(sys.modules.get(name) or importlib.import_module(name)) is known
+
+
+def test_what_cannot_be_sent_is_refused_with_a_remedy() -> None:
+    lock = threading.Lock()
+
+    def holds_a_lock(x: int) -> int:
+        with lock:
+            return x
+
+    with pytest.raises(CannotShipError, match=r"the graph 'g' cannot be sent .* inside the function"):
+        ship(holds_a_lock, "the graph 'g'")
