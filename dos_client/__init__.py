@@ -20,10 +20,12 @@ from dos_client.errors import (
     ReplacementError,
     StoreNotReadyError,
 )
+from dos_client.filling import ReplaceProgress
 from dos_client.founding import init_store
 from dos_client.live_store import DirectoryView, Store
 from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
+from dos_client.replacing import replace_member
 from dos_client.store import connect, open_store
 from dos_client.urls import DosUrl, parse_url
 
@@ -37,6 +39,7 @@ __all__ = [
     "MissingDataError",
     "ObjectWriter",
     "QuorumUnavailableError",
+    "ReplaceProgress",
     "ReplacementError",
     "Store",
     "StoreNotReadyError",
@@ -45,4 +48,5 @@ __all__ = [
     "open_connection",
     "open_store",
     "parse_url",
+    "replace_member",
 ]

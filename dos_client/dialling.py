@@ -3,6 +3,7 @@ OSError."""
 
 import trio
 
+from dos_client.core.replacement import GONE_SUFFIX
 from dos_client.limits import connect_timeout_s
 from dos_client.urls import split_address
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, ErrorCode, RefusedError
@@ -10,6 +11,8 @@ from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, Er
 
 async def dial(address: str) -> trio.socket.SocketType:
     """A connected socket. Raises BrokenConnectionError."""
+    if address.endswith(GONE_SUFFIX):
+        raise BrokenConnectionError("its address belongs to the server that replaces it")
     host, port = split_address(address)
     try:
         with trio.fail_after(connect_timeout_s):

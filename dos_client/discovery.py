@@ -19,10 +19,6 @@ from dos_protocol.store_record import StoreRecord
 
 log: Final = logging.getLogger("dos.client")
 
-GONE_SUFFIX: Final = ".gone.invalid:1"
-"""The address of a member whose place at its address was taken by the server that replaces it: nobody is
-dialled there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -39,8 +35,6 @@ class Survey:
 async def probe(address: str, *, token: bytes = b"", client: str = "") -> ServerAnswer:
     """Ask one server for its identity and record. Raises BrokenConnectionError, or RefusedError for a wrong
     token."""
-    if address.endswith(GONE_SUFFIX):
-        raise BrokenConnectionError("its address belongs to the server that replaces it")
     with trio.move_on_after(probe_timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
             return ServerAnswer(address, connection.server_id, connection.record)

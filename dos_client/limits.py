@@ -38,6 +38,17 @@ catch_up_chunk_bytes: Final = 256 * KIB
 catch_up_in_flight_bytes_max: Final = 512 * KIB
 """A member that is filled from another costs at most one chunk read and these sent: under 1 MiB of memory."""
 
+fill_directories_max: Final = 8
+fill_in_flight_bytes_max: Final = 4 * MIB
+fill_stall_s: Final = 1.0
+"""`dos store replace` fills this many directories at once, each with so much under way, and takes a
+directory in hand whose writer has brought nothing to the new member for so long."""
+
+superseded_joining_s: Final = 2.0
+"""How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
+
+install_timeout_s: Final = 30.0
+
 read_bytes_max: Final = 16 * MIB
 """The most one `read` returns; longer ones are asked for in parts."""
 

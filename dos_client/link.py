@@ -23,7 +23,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import Refusal, climb, judge_fenced
 from dos_client.core.replica import Comparison, ReplicaEvent, ReplicaState, compare, step
 from dos_client.core.window import append_head
-from dos_client.limits import in_flight_bytes_max, send_batch_bytes
+from dos_client.limits import in_flight_bytes_max, send_batch_bytes, superseded_joining_s
 from dos_client.members import admit_or_act
 from dos_client.target import Target
 from dos_protocol.digests import Buffer
@@ -101,6 +101,8 @@ class Link:
                         self.claim.member_fenced(self.server_id, error)
                         return
                     self._note_error(error)
+                    if self.member.state == "joining":
+                        await trio.sleep(superseded_joining_s)
                 except DosError as error:
                     self._note_error(error)
                 attempt = 1 if self._worked else attempt + 1

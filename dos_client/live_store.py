@@ -232,6 +232,14 @@ class Store:
         """Run a task that lives as long as the store."""
         self._nursery.start_soon(task)
 
+    async def reader(self, member: Member, directory: str) -> Connection:
+        """A session without a claim in a directory of one member. Raises BrokenConnectionError."""
+        return await self._readers.session(member, directory).connection()
+
+    async def reopened(self, member: Member, directory: str) -> DirectoryOpened:
+        """A directory of one member as it is now. Raises BrokenConnectionError."""
+        return await self._readers.session(member, directory).opened()
+
     def forget(self, claim: Claim) -> None:
         """The claim is over."""
         self._claims.discard(claim)

@@ -13,7 +13,7 @@ import trio
 from dos_client.connection import Connection, open_connection
 from dos_client.core.admission import Admission, admit
 from dos_client.core.backoff import backoff_s
-from dos_client.discovery import GONE_SUFFIX, hand_over, probe
+from dos_client.discovery import hand_over, probe
 from dos_protocol.errors import (
     DosError,
     NotAMemberError,
@@ -51,6 +51,7 @@ class Watch:
         self.connection: Connection | None = None
         self.error = "not connected yet"
         self.tried = False
+        self._was_connected = False
         self.scope = trio.CancelScope()
         self._store = store
 
@@ -58,45 +59,48 @@ class Watch:
         """Sessions, one after the other."""
         attempt = 0
         with self.scope:
-            if self.member.address.endswith(GONE_SUFFIX):
-                self.error = "replaced at its own address"
-                await trio.sleep_forever()
             while True:
-                try:
-                    attempt = await self._session(attempt)
-                except DosError as error:
-                    self.error = str(error.args[0])
                 attempt += 1
-                self.tried = True
+                try:
+                    await self._session()
+                    attempt = 1
+                except (StaleGenerationError, WrongStoreError, NotAMemberError) as refusal:
+                    await self._refused(refusal)
+                except DosError as error:
+                    attempt = 1 if self._was_connected else attempt
+                    self._give_up(error)
                 await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
 
-    async def _session(self, attempt: int) -> int:
-        store = self._store
+    def _give_up(self, error: DosError) -> None:
+        self.error, self.tried = str(error.args[0]), True
+        self._store.member_moved()
+
+    async def _refused(self, refusal: RefusedError) -> None:
         try:
-            async with open_connection(
-                self.member.address,
-                token=store.token,
-                store_id=store.record.store_id,
-                generation=store.record.generation,
-                client=store.client,
-            ) as connection:
-                if connection.server_id != self.member.server_id:
-                    raise RemoteProtocolError(
-                        "another server stands at this address, or the member was wiped"
-                    )
-                self.connection, self.error = connection, ""
-                store.member_moved()
-                attempt = 0
-                try:
-                    raise await connection.wait_broken()
-                finally:
-                    self.connection = None
-                    store.member_moved()
-        except (StaleGenerationError, WrongStoreError, NotAMemberError) as error:
-            await admit_or_act(store, self.member, error)
+            await admit_or_act(self._store, self.member, refusal)
         except DosError as error:
-            self.error = str(error.args[0])
-        return attempt
+            self._give_up(error)
+
+    async def _session(self) -> None:
+        """One session, until it breaks. Raises why."""
+        store = self._store
+        self._was_connected = False
+        async with open_connection(
+            self.member.address,
+            token=store.token,
+            store_id=store.record.store_id,
+            generation=store.record.generation,
+            client=store.client,
+        ) as connection:
+            if connection.server_id != self.member.server_id:
+                raise RemoteProtocolError("another server stands at this address, or the member was wiped")
+            self.connection, self.error, self._was_connected = connection, "", True
+            store.member_moved()
+            try:
+                raise await connection.wait_broken()
+            finally:
+                self.connection = None
+                store.member_moved()
 
 
 async def admit_or_act(store: "Store", member: Member, error: RefusedError) -> None:

@@ -1,0 +1,89 @@
+"""The records of a replacement: from generation g to g+1 (joining) to g+2 (in). Pure.
+
+Rules of this file: which record comes next, or why none does. Why this order is safe: docs/decisions/0002.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from dos_client.core.quorum import joining_member, replaced_member
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord
+
+GONE_SUFFIX = ".gone.invalid:1"
+"""Ends the address of a member whose successor stands at its very address. Nobody is dialled there (RFC
+6761: no name under .invalid ever resolves); the identity before it says who it was."""
+
+
+class Step(Enum):
+    """What a replacement has to do next."""
+
+    BEGIN = "decide the record in which the new member joins"
+    FILL = "copy to the member that joins, then decide the record in which it is in"
+    DONE = "nothing: the new member is in"
+
+
+class Plan(NamedTuple):
+    """`record`: the record to decide now, for BEGIN; else the one in use."""
+
+    step: Step
+    record: StoreRecord
+
+
+def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Plan:
+    """What replacing `old` (an address, or an identity in hex) by the server `new_id` means now.
+
+    Raises ValueError with the reason when it cannot be done."""
+    known = record.member(new_id)
+    if known is not None and known.state == "in":
+        if _find(record, old) in (None, known):
+            return Plan(Step.DONE, record)
+        raise ValueError(f"the server at {new_address} is already a member")
+    leaving = _find(record, old)
+    if leaving is None:
+        raise ValueError(
+            f"{old} is no member; the members are {', '.join(one.address for one in record.members)}"
+        )
+    joining, replaced = joining_member(record), replaced_member(record)
+    if joining is not None and leaving not in (replaced, joining):
+        assert replaced is not None
+        raise ValueError(
+            f"{replaced.address} is being replaced by {joining.address}: one replacement at a time, finish that one"
+        )
+    if known is not None:
+        return Plan(Step.FILL, record)
+    target = replaced if replaced is not None else leaving
+    return Plan(Step.BEGIN, begin(record, target, new_id, new_address))
+
+
+def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:
+    """The record in which a new member joins in the place of `leaving`; another one that was joining is let
+    go."""
+    members: list[Member] = []
+    for member in record.members:
+        if member.state != "in":
+            continue
+        taken = member.address == new_address
+        if taken and member != leaving:
+            raise ValueError(f"{new_address} is the address of member {id_text(member.server_id)}")
+        address = id_text(member.server_id) + GONE_SUFFIX if taken else member.address
+        members.append(Member(member.server_id, address))
+        if member == leaving:
+            members.append(Member(new_id, new_address, "joining"))
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, tuple(members))
+
+
+def finish(record: StoreRecord) -> StoreRecord:
+    """The record in which the joining member is in, and the one it replaces is gone."""
+    joining, replaced = joining_member(record), replaced_member(record)
+    if joining is None:
+        raise ValueError(f"no member joins in generation {record.generation}")
+    members = tuple(Member(one.server_id, one.address) for one in record.members if one != replaced)
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, members)
+
+
+def _find(record: StoreRecord, old: str) -> Member | None:
+    for member in record.members:
+        if old in (member.address, id_text(member.server_id)):
+            return member
+    return None

@@ -1,0 +1,66 @@
+"""Deciding store records: the log of `core.record_log` on a claim of the store.
+
+Rules of this file: take the log over, append, wait for the quorum. What is decided, `core.replacement` says.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dos_client.claim import Claim
+from dos_client.core import record_log
+from dos_client.live_store import Store
+from dos_client.object_writer import ObjectWriter
+from dos_protocol.digests import prefix_digest
+from dos_protocol.limits import id_bytes
+from dos_protocol.store_record import StoreRecord
+
+
+class RecordLog:
+    """The log, taken over. `last`: the newest record decided or in use."""
+
+    def __init__(self, writer: ObjectWriter, last: StoreRecord) -> None:
+        self.last = last
+        self._writer = writer
+
+    async def decide(self, record: StoreRecord) -> None:
+        """Make the record the one of its generation. Raises FencedError when another run has taken the log
+        over."""
+        if record.generation != self.last.generation + 1:
+            raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
+        await self._writer.wait_synced(self._writer.append(record_log.encode_entry(record)))
+        self.last = record
+
+
+@asynccontextmanager
+async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
+    """Take the log over: from then on no other run decides anything.
+
+    Raises QuorumUnavailableError when too few members are there, FencedError when another run came in
+    between."""
+    view = await store.look(record_log.DIRECTORY)
+    writer_id = secrets.token_bytes(id_bytes)
+    async with await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, writer_id) as claim:
+        found = await _settle_all(claim)
+        last = record_log.last_of(found, store.record)
+        writer = claim.open_object(record_log.object_name(claim.epoch))
+        await writer.wait_synced(writer.append(record_log.encode_entry(last)))
+        yield RecordLog(writer, last)
+
+
+async def _settle_all(claim: Claim) -> list[StoreRecord]:
+    """Put every object of the log on a quorum (R7); returns the entries of the head (R5).
+
+    Objects below the head are settled too, so that a member that joins has them all: they are small, and
+    few."""
+    head: list[StoreRecord] = []
+    for name in record_log.names_newest_first(claim.answers):
+        copy = record_log.longest(claim.answers, name)
+        if copy is None or not copy[1].synced:
+            continue
+        member, info = copy
+        data = await claim.read(name, 0, info.synced, member)
+        entries, whole = record_log.decode_entries(data)
+        await claim.settle(name, whole, prefix_digest(data[:whole]))
+        head = head or entries
+    return head
