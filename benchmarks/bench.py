@@ -1,0 +1,286 @@
+"""`./run bench`: measures everything in one go and writes docs/benchmarks.md with the machine it came from.
+
+    bench.py [stream] [replay] [wordcount] [memory] [--pairs N] [--quick]
+
+Without names all four are measured and the file is written; with names the figures are only printed. What is
+compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
+a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from examples.demo.corpus import make_corpus  # noqa: E402
+from examples.demo.memory import peak_memory_mb  # noqa: E402
+
+BASELINE_FILES = 64
+"""Micro-batches of the baseline: half a megabyte each, so that several are through in a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured of each."""
+
+    pairs: int
+    stream_mb: int
+    passes: int
+    baseline_s: float
+    large_object_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    figure: str
+    beside: str
+    aim: str
+
+
+def run_json(*command: str | Path) -> dict[str, Any]:
+    """Run a benchmark of this directory and read the JSON of its last line. Its other words are passed on."""
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    lines = done.stdout.strip().splitlines()
+    if not lines or not lines[-1].startswith("{"):
+        raise RuntimeError(f"{command[0]} ended with {done.returncode} and no figures")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+def measure_stream(effort: Effort) -> list[Row]:
+    """64 KiB appends to one server, each acknowledged when durable, beside the bare copy."""
+    options = ["--json", "--pairs", str(effort.pairs), "--megabytes", str(effort.stream_mb)]
+    try:
+        median = run_json("benchmarks/durable_stream.py", *options)["median"]
+    except RuntimeError as error:
+        say(f"durable stream: not measured ({error}; is the yardstick bare_copy.py there?)")
+        return [
+            Row("durable stream of 64 KiB appends, one server", "not measured", "bare copy not found", "")
+        ]
+    return [
+        Row(
+            "durable stream of 64 KiB appends, one server",
+            f"{median['ours']:.0f} MB/s",
+            f"bare copy with a sync each 64 MB: {median['bare']:.0f} MB/s, ratio {median['ratio']:.2f}",
+            "ratio 0.7",
+        )
+    ]
+
+
+def measure_replay(effort: Effort) -> list[Row]:
+    """A journal of 4 KiB records, from disk to records in one process."""
+    median = run_json("benchmarks/replay.py", "--json", "--pairs", str(effort.pairs))["median"]
+    return [
+        Row(
+            "replay of a 200 MB journal of 4 KiB records, one process",
+            f"{median['mb_per_s']:.0f} MB/s",
+            "",
+            "100 MB/s",
+        )
+    ]
+
+
+def measure_wordcount(effort: Effort) -> list[Row]:
+    """The demo without faults, and Spark's own Python state on the same words."""
+    ours, theirs, reports = [], [], []
+    with tempfile.TemporaryDirectory(prefix="dos-bench-") as directory:
+        make_corpus(Path(directory, "corpus"), BASELINE_FILES)
+        for number in range(effort.pairs):
+            report = run_demo(Path(directory, f"report-{number}.json"), effort.passes)
+            reports.append(report)
+            ours.append(report["words_per_s"])
+            baseline = run_json(
+                "benchmarks/spark_baseline.py", Path(directory, "corpus"), str(effort.baseline_s)
+            )
+            theirs.append(baseline["words_per_s"])
+            say(f"word count: {ours[-1]:,} words/s, applyInPandasWithState {theirs[-1]:,} words/s")
+    rate, other = statistics.median(ours), statistics.median(theirs)
+    ratio = f", ratio {rate / other:,.0f}" if other else ""
+    cut_s = statistics.median(report["cut_s_median"] for report in reports)
+    return [
+        Row(
+            "word count on Spark, 2 workers, 3 servers, a cut each second",
+            f"{rate / 1e6:.2f} million words/s",
+            f"applyInPandasWithState, stopped at {effort.baseline_s:.0f} s: {other:,.0f} words/s{ratio}",
+            "2 million words/s",
+        ),
+        Row("a cut of that word count, from the request to the commit", f"{cut_s * 1000:.0f} ms", "", ""),
+        *peak_rows(reports),
+    ]
+
+
+def run_demo(report: Path, passes: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "examples.demo", "--no-faults", "--plain", "--report", str(report)]
+    done = subprocess.run(
+        [*command, "--passes", str(passes)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the demo ended with {done.returncode}:\n{done.stdout}")
+    result: dict[str, Any] = json.loads(report.read_text())
+    return result
+
+
+def peak_rows(reports: list[dict[str, Any]]) -> list[Row]:
+    """Peak resident memory in the word count, the largest of each kind of process."""
+    rows = []
+    for kind, aim in (("server", "under 150 MB"), ("worker", "")):
+        peaks = [
+            max(size for name, size in report["peak_memory_mb"].items() if name.startswith(kind))
+            for report in reports
+        ]
+        rows.append(
+            Row(f"peak memory of a {kind} in that word count", f"{statistics.median(peaks):.0f} MB", "", aim)
+        )
+    return rows
+
+
+def measure_memory(effort: Effort) -> list[Row]:
+    """A server's peak memory after taking in and giving back a small and a large object."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="dos-bench-") as directory:
+        for size_mb in (10, effort.large_object_mb):
+            peak = server_peak_mb(Path(directory, f"{size_mb}"), size_mb)
+            say(f"server memory with an object of {size_mb} MB: {peak:.0f} MB")
+            rows.append(
+                Row(
+                    f"peak memory of a server, one object of {size_mb} MB written and read",
+                    f"{peak:.0f} MB",
+                    "",
+                    "under 150 MB",
+                )
+            )
+    return rows
+
+
+def server_peak_mb(directory: Path, size_mb: int) -> float:
+    directory.mkdir()
+    content = directory / "content"
+    with content.open("wb") as file:
+        for _ in range(size_mb):
+            file.write(os.urandom(1_000_000))
+    dos = [sys.executable, "-m", "dos_cli"]
+    command = [*dos, "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            assert server.stdout is not None
+            serving = re.search(r" at (\S+),", server.stdout.readline())
+            assert serving is not None, "the server did not start"
+            url = f"dos://{serving[1]}/bench/object"
+            subprocess.run(
+                [*dos, "append", url, str(content)], check=True, stdout=subprocess.DEVNULL, cwd=ROOT
+            )
+            subprocess.run([*dos, "get", url], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+            return peak_memory_mb(server.pid)
+        finally:
+            server.terminate()
+
+
+MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
+    "stream": measure_stream,
+    "replay": measure_replay,
+    "wordcount": measure_wordcount,
+    "memory": measure_memory,
+}
+
+
+def machine() -> str:
+    """The machine in words that name no host."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return (
+        f"{len(os.sched_getaffinity(0))} cores ({model[1] if model else platform.machine()}), {memory:.0f} GB of"
+        f" memory, Linux {platform.release()}, Python {platform.python_version()}"
+    )
+
+
+PAGE = """\
+# Benchmarks
+
+Written by `./run bench` on {date}, not by hand. Medians of {pairs} runs; what is compared ran in turn
+(A B A B). Such figures drift by tens of per cent on a shared machine: read the ratios.
+
+Machine: {machine}. Everything ran on it: clients, servers and Spark.
+
+| what | measured | beside it | aim |
+|---|---|---|---|
+{rows}
+
+## What is measured
+
+- **Durable stream**: one client appends 64 KiB at a time to one object on one server, over loopback, in a
+  window; the clock stops when the last append is acknowledged as synced. Beside it a bare copy of as many
+  bytes from a socket to a file, with `fdatasync` each 64 MB and at the end.
+- **Replay**: a journal on disk, every record's checksum verified and its fields read, in one process.
+- **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
+  {passes} times, from the first byte read to the region's end; then the output is verified. Beside it the
+  same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots, one file a
+  micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches committed by then, over the time
+  to the last commit.
+- **Memory**: the high-water mark of resident memory.
+"""
+
+
+def write_page(rows: list[Row], effort: Effort) -> None:
+    lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+    page = PAGE.format(
+        date=time.strftime("%Y-%m-%d"),
+        pairs=effort.pairs,
+        machine=machine(),
+        rows=lines,
+        passes=effort.passes,
+        baseline_s=effort.baseline_s,
+    )
+    (ROOT / "docs" / "benchmarks.md").write_text(page)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASURES))
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="measure less; nothing is written")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(MEASURES):
+        parser.error(f"no measure named {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+    effort = Effort(options.pairs, stream_mb=512, passes=12, baseline_s=60.0, large_object_mb=1000)
+    if options.quick:
+        effort = Effort(1, stream_mb=128, passes=4, baseline_s=20.0, large_object_mb=100)
+    rows = []
+    for name in options.names or MEASURES:
+        say(f"measuring {name}")
+        rows += MEASURES[name](effort)
+    for row in rows:
+        print(f"{row.what}: {row.figure}" + (f" ({row.beside})" if row.beside else ""), flush=True)
+    if not options.names and not options.quick:
+        write_page(rows, effort)
+        say("wrote docs/benchmarks.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
