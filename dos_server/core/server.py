@@ -46,6 +46,7 @@ class ServerCore:
         directory_names: set[str] | None = None,
     ) -> None:
         self._tables = tables = Tables(server_id, record, token, directory_names or set())
+        self._storing_record = False
         claims = Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
@@ -233,12 +234,16 @@ class ServerCore:
         elif held is not None and held.generation >= record.generation:
             text = f"generation {record.generation} offered, this server has {held.generation}"
             tables.refuse(session, ErrorCode.STALE_GENERATION, text, request_id)
+        elif self._storing_record:  # two at once could reach the disk in the wrong order
+            tables.refuse(session, ErrorCode.BUSY, "another store record is being stored", request_id)
         else:
+            self._storing_record = True
             session.pending += 1
             tables.effects.append(v.StoreRecord(session.number, request_id, request.store_record))
 
     def _record_stored(self, event: v.RecordStored) -> None:
         tables = self._tables
+        self._storing_record = False
         session = tables.sessions.get(event.session)
         if session is not None:
             session.pending -= 1
