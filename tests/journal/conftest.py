@@ -1,0 +1,29 @@
+"""Three real servers for a module of tests, made a store once; each test uses directories of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client.store import init_store
+from tests.support.servers import ServerProcess, url_of
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+    """Three servers, a store of N=3, Qa=2. Tests of one module share them: leave all of them running."""
+    root: Path = tmp_path_factory.mktemp("store")
+    started: list[ServerProcess] = []
+    try:
+        started.extend(ServerProcess(root / f"server-{n}") for n in (1, 2, 3))
+        trio.run(init_store, url_of(started))
+        yield started
+    finally:
+        for server in started:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def store_url(servers: list[ServerProcess]) -> str:
+    return url_of(servers)

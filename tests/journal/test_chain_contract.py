@@ -1,0 +1,308 @@
+"""What a chain does on any store that fits `journal.ports`: run on the in-memory store and on three real
+servers.
+
+The stories in `test_takeover_stories.py` trust the in-memory store; these tests are why they may.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dos_client.store import open_store
+from dos_protocol.errors import ClosedError, FencedError, LocalProtocolError
+from journal import (
+    ORIGIN,
+    ChainState,
+    ChainWriter,
+    LostBytesError,
+    Op,
+    Position,
+    Record,
+    Scratch,
+    look_chain,
+    read_records,
+    take_over,
+)
+from journal.limits import record_body_bytes_max
+from tests.journal.memory_store import MemoryStore
+
+pytestmark = pytest.mark.trio
+
+
+@dataclass
+class Bench:
+    """One directory of one store, real or not."""
+
+    store: Any
+    directory: str
+
+    async def claim(self, epoch: int) -> Any:
+        if isinstance(self.store, MemoryStore):
+            return self.store.claim(epoch, directory=self.directory)
+        return await self.store.claim(self.directory, epoch, os.urandom(16))
+
+    async def take_over(self, epoch: int, at: Position | None = None) -> tuple[Any, ChainState]:
+        claim = await self.claim(epoch)
+        return claim, await take_over(claim, "J", at=at, generation=1)
+
+    async def write(self, epoch: int, texts: Iterable[str], at: Position | None = None) -> ChainWriter:
+        """Take over, append these, wait until they are synced."""
+        claim, state = await self.take_over(epoch, at)
+        writer = await ChainWriter.open(claim, "J", state, 1)
+        for text in texts:
+            writer.append(note(text))
+        await writer.wait_synced()
+        return writer
+
+    async def look(self, stop: Position | None = None) -> list[str]:
+        state = await look_chain(self.store, self.directory, "J")
+        return await self.read(state, stop=stop)
+
+    async def read(self, state: ChainState, **options: Any) -> list[str]:
+        steps = read_records(self.store, state, directory=self.directory, **options)
+        return [record.strings[0].decode() async for _, record in steps if record.op is Op.OUTPUT]
+
+
+@pytest.fixture(params=["memory", pytest.param("servers", marks=pytest.mark.process)])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """Of the store of real servers; None for the one in memory."""
+    return request.getfixturevalue("store_url") if request.param == "servers" else None
+
+
+@pytest.fixture
+async def bench(url: str | None) -> AsyncIterator[Bench]:
+    directory = "t" + os.urandom(6).hex()
+    if url is None:
+        yield Bench(MemoryStore(), directory)
+    else:
+        async with open_store(url) as store:
+            yield Bench(store, directory)
+
+
+def note(text: str) -> Record:
+    return Record(Op.OUTPUT, strings=(text.encode(),))
+
+
+async def test_a_journal_that_never_was_has_no_end(bench: Bench) -> None:
+    claim, state = await bench.take_over(1)
+    assert (state.end, state.segments, state.bytes, state.seen) == (None, (), 0, 0)
+    assert await bench.look() == []
+    assert claim.epoch == 1
+
+
+async def test_records_come_back_in_order_with_their_positions(bench: Bench) -> None:
+    # EVIDENCE-OF: P-1
+    claim, state = await bench.take_over(1)
+    writer = await ChainWriter.open(claim, "J", state, 1)
+    opened = writer.end
+    positions = [writer.append(note(f"{n}" * n)) for n in range(50)]
+    assert writer.synced <= writer.end.size
+    await writer.wait_synced(positions[-1])
+    assert writer.synced == writer.end.size == positions[-1].size
+    state = await look_chain(bench.store, bench.directory, "J")
+    steps = [step async for step in read_records(bench.store, state, directory=bench.directory)]
+    assert [position for position, _ in steps] == [opened, *positions]
+    assert [record for _, record in steps][1:] == [note(f"{n}" * n) for n in range(50)]
+    assert state.end == positions[-1]
+
+
+async def test_a_second_writer_takes_over_and_the_first_is_fenced_for_good(bench: Bench) -> None:
+    # EVIDENCE-OF: P-4
+    first = await bench.write(1, "ab")
+    second = await bench.write(2, "c")
+    first_end = first.end
+
+    async def go_on() -> None:
+        first.append(note("x"))
+        await first.wait_synced()
+
+    with pytest.raises(FencedError):
+        await go_on()
+    with pytest.raises(FencedError):
+        first.append(note("y"))
+    with pytest.raises(FencedError):
+        await first.roll()
+    assert second.segment.endswith(f"{2:016x}.{first_end.size:016x}")
+    assert await bench.look() == ["a", "b", "c"]
+    with pytest.raises(FencedError):
+        await bench.claim(1)
+
+
+async def test_a_record_of_many_mebibytes_goes_through_in_one_piece(bench: Bench) -> None:
+    big = Record(Op.STATE_BLOCK, ints=(1,), strings=(b"counts", os.urandom(9 << 20)))
+    claim, state = await bench.take_over(1)
+    writer = await ChainWriter.open(claim, "J", state, 1)
+    await writer.wait_synced(writer.append(big))
+    state = await look_chain(bench.store, bench.directory, "J")
+    steps = [step async for step in read_records(bench.store, state, directory=bench.directory)]
+    assert steps[-1] == (writer.end, big)
+    with pytest.raises(LocalProtocolError, match="split it"):
+        writer.append(Record(Op.STATE_BLOCK, strings=(bytes(record_body_bytes_max),)))
+    assert writer.append(note("still in order")).size == writer.end.size
+
+
+async def test_a_roll_goes_on_in_a_new_segment_of_the_same_epoch(bench: Bench) -> None:
+    writer = await bench.write(1, "ab")
+    before = writer.end
+    await writer.roll()
+    assert writer.segment.endswith(f"{1:016x}.{before.size:016x}")
+    await writer.wait_synced(writer.append(note("c")))
+    await writer.wait_synced(before)
+    assert await bench.look() == ["a", "b", "c"]
+    _, state = await bench.take_over(2)
+    assert [span.base for span in state.segments] == [0, before.size]
+    assert await bench.read(state) == ["a", "b", "c"]
+
+
+async def test_a_finished_snapshot_is_where_a_replay_begins(bench: Bench) -> None:
+    writer = await bench.write(1, "ab")
+    before = writer.end
+    assert writer.bytes_since_snapshot == before.size
+    await writer.roll([note("a and b")])
+    assert writer.bytes_since_snapshot == 0
+    await writer.wait_synced(writer.append(note("c")))
+    claim, state = await bench.take_over(2)
+    assert [span.base for span in state.segments] == [before.size]
+    assert state.bytes < writer.end.size
+    assert await bench.read(state) == ["a and b", "c"]
+    second = await ChainWriter.open(claim, "J", state, 1)
+    assert second.bytes_since_snapshot == second.end.size - state.snapshot_size
+    _, earlier = await bench.take_over(3, at=before)
+    assert await bench.read(earlier) == ["a", "b"], "what lies below is still there for an older cut"
+
+
+async def test_a_snapshot_may_begin_the_first_segment_of_a_writer(bench: Bench) -> None:
+    await bench.write(1, "ab")
+    claim, state = await bench.take_over(2)
+    writer = await ChainWriter.open(claim, "J", state, 1, snapshot=[note("a and b")])
+    await writer.wait_synced(writer.append(note("c")))
+    _, state = await bench.take_over(3)
+    assert await bench.read(state) == ["a and b", "c"]
+    assert len(state.segments) == 1
+
+
+class DiedError(Exception):
+    """The writer's end."""
+
+
+async def test_a_snapshot_that_its_writer_did_not_finish_is_as_if_it_had_never_begun(bench: Bench) -> None:
+    writer = await bench.write(1, "ab")
+
+    def records() -> Iterable[Record]:
+        yield note("half of")
+        raise DiedError
+
+    with pytest.raises(DiedError):
+        await writer.roll(records())
+    with pytest.raises(ClosedError):
+        writer.append(note("c"))
+    second = await bench.write(2, "c")
+    assert await bench.look() == ["a", "b", "c"]
+    _, state = await bench.take_over(3)
+    assert await bench.read(state) == ["a", "b", "c"]
+    assert second.bytes_since_snapshot > 0
+
+
+async def test_a_chain_is_rolled_back_to_the_position_ordered(bench: Bench) -> None:
+    # EVIDENCE-OF: P-6
+    first = await bench.write(1, "ab")
+    cut = first.end
+    first.append(note("lost"))
+    await first.wait_synced()
+    newer = await bench.write(2, "other")
+    third = await bench.write(3, "c", at=cut)
+    assert await bench.look() == ["a", "b", "c"]
+    for position, expected in ((cut, "ab"), (third.end, "abc")):
+        _, state = await bench.take_over(third.end.epoch + position.size, at=position)
+        assert await bench.read(state) == list(expected)
+    assert newer.end.epoch == 2
+
+
+async def test_a_chain_is_rolled_back_to_nothing(bench: Bench) -> None:
+    await bench.write(1, "ab")
+    await bench.write(2, "c", at=ORIGIN)
+    assert await bench.look() == ["c"]
+
+
+async def test_a_position_whose_digest_is_another_line_of_history_is_refused(bench: Bench) -> None:
+    first = await bench.write(1, "ab")
+    claim = await bench.claim(2)
+    with pytest.raises(LostBytesError):
+        await take_over(claim, "J", at=Position(1, first.end.size, first.end.digest ^ 1), generation=1)
+
+
+async def test_a_reader_of_an_older_moment_stops_there(bench: Bench) -> None:
+    claim, state = await bench.take_over(1)
+    writer = await ChainWriter.open(claim, "J", state, 1)
+    ends = [writer.append(note(text)) for text in "abc"]
+    await writer.wait_synced()
+    assert await bench.look(stop=ends[1]) == ["a", "b"]
+
+
+async def test_an_unpipelined_chain_waits_for_each_record(bench: Bench) -> None:
+    claim, state = await bench.take_over(1)
+    writer = await ChainWriter.open(claim, "J", state, 1, pipelined=False)
+    for text in "abc":
+        await writer.wait_synced(writer.append(note(text)))
+    assert await bench.look() == ["a", "b", "c"]
+    await writer.roll([note(text) for text in "xyz"])
+    assert await bench.look() == ["x", "y", "z"], "every record of this snapshot was waited for"
+
+
+async def test_a_closed_writer_appends_nothing(bench: Bench) -> None:
+    claim, state = await bench.take_over(1)
+    async with await ChainWriter.open(claim, "J", state, 1) as writer:
+        await writer.wait_synced(writer.append(note("a")))
+    with pytest.raises(ClosedError, match="take the chain over again"):
+        writer.append(note("b"))
+    with pytest.raises(ClosedError):
+        await writer.roll()
+    assert await bench.look() == ["a"]
+
+
+async def test_the_writers_own_records_are_not_the_callers_to_append(bench: Bench) -> None:
+    writer = await bench.write(1, "a")
+    for op in (Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
+        with pytest.raises(LocalProtocolError, match="the writer's own"):
+            writer.append(Record(op))
+    with pytest.raises(LocalProtocolError, match="not yet at"):
+        await writer.wait_synced(Position(1, writer.end.size + 1, 0))
+
+
+async def test_an_epoch_opens_a_chain_once(bench: Bench) -> None:
+    claim, state = await bench.take_over(1)
+    await ChainWriter.open(claim, "J", state, 1)
+    with pytest.raises(LocalProtocolError):
+        await ChainWriter.open(claim, "J", state, 1)
+
+
+async def test_two_chains_of_one_claim_do_not_mix(bench: Bench) -> None:
+    claim = await bench.claim(1)
+    writers = {chain: await ChainWriter.open(claim, chain, None, 1) for chain in ("state", "steps")}
+    for chain, writer in writers.items():
+        await writer.wait_synced(writer.append(note(chain)))
+    for chain in writers:
+        state = await look_chain(bench.store, bench.directory, chain)
+        assert await bench.read(state) == [chain]
+
+
+async def test_the_scratch_is_used_where_it_agrees_and_filled_where_it_does_not(
+    bench: Bench, tmp_path: Path
+) -> None:
+    scratch = Scratch(tmp_path / "scratch")
+    claim, state = await bench.take_over(1)
+    async with await ChainWriter.open(claim, "J", state, 1, scratch) as writer:
+        await writer.wait_synced(writer.append(note("a")))
+        cut = writer.end
+        await writer.wait_synced(writer.append(note("b")))
+    claim, state = await bench.take_over(2, at=cut)
+    assert scratch.covers(state.segments[0]), "what was appended is mirrored, and longer than the cut"
+    assert await bench.read(state, scratch=scratch) == ["a"]
+    (tmp_path / "scratch" / writer.segment).write_bytes(b"something else")
+    assert not scratch.covers(state.segments[0])
+    assert await bench.read(state, scratch=scratch) == ["a"]
+    assert scratch.covers(state.segments[0]), "read once from the store, and kept"
