@@ -11,13 +11,16 @@ to a journal or sent on our connections.
 """
 
 import io
+import json
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyspark import cloudpickle
 
@@ -78,12 +81,24 @@ def executors_have(module: ModuleType) -> bool:
     top = module.__name__.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
-    if top in metadata.packages_distributions():
-        return True
     file = getattr(module, "__file__", None)
-    return file is not None and any(Path(file).is_relative_to(place) for place in _installed_places())
+    if file is None:
+        return False
+    owners = metadata.packages_distributions().get(top, [])
+    places = [*_site_packages(), *(place for owner in owners for place in _places_of(owner))]
+    return any(Path(file).resolve().is_relative_to(place) for place in places)
 
 
-def _installed_places() -> list[str]:
+def _site_packages() -> Iterator[Path]:
     paths = sysconfig.get_paths()
-    return [*(paths[name] for name in ("purelib", "platlib")), *site.getsitepackages()]
+    for place in (paths["purelib"], paths["platlib"], *site.getsitepackages()):
+        yield Path(place).resolve()
+
+
+def _places_of(owner: str) -> Iterator[Path]:
+    """Where a distribution's packages lie; of one installed with `pip install --editable`, its source."""
+    distribution = metadata.distribution(owner)
+    yield Path(str(distribution.locate_file(""))).resolve()
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        yield Path(unquote(urlsplit(origin["url"]).path)).resolve()
