@@ -55,6 +55,15 @@ def test_every_kind_of_wrong_output_is_seen(
     assert bool(verdict.examples) == (not verdict.right)
 
 
+@pytest.mark.parametrize(
+    "broken", ["one\t2\nback\\\\slash\n", "one\t\n", "one\ttwo\n", "one\t2\t3\n", "\n\x00"]
+)
+def test_lines_of_another_form_are_wrong(tmp_path: Path, broken: str) -> None:
+    verdict = judge(written(tmp_path, RIGHT[0], broken), TRUTH, passes=2)
+    assert verdict.unreadable == 1
+    assert not verdict.right
+
+
 def test_no_output_at_all_is_wrong(tmp_path: Path) -> None:
     assert not judge([], TRUTH, passes=1).right
     assert not judge(written(tmp_path, ""), TRUTH, passes=1).right

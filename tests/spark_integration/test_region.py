@@ -1,0 +1,188 @@
+"""A region on a real Spark session: counted right with workers lost, stopped, started again, fenced, refused.
+
+The store is the embedded server of one copy: what three servers add is tested with the client and by the
+demo.
+"""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import SparkSession
+
+from checkpoint.core.region import RegionState
+from checkpoint.errors import RegionFailedError, RegionFencedError
+from dataflow import FileSink, FileSource, Graph, GraphError
+from dos_server import embedded
+from examples.demo.verdict import judge
+from spark_integration import RegionHandle, on_executor, run
+from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_S = 60.0
+TEXT = "one two two three three three back\\slash\n" * 50
+TRUTH = Counter(TEXT.encode().split())
+
+
+def split(batch: Any) -> Any:
+    words = pc.list_flatten(pc.ascii_split_whitespace(batch["line"]))
+    return {"word": words.filter(pc.not_equal(words, ""))}
+
+
+def split_slowly(batch: Any) -> Any:
+    time.sleep(0.02)  # the work that a user function would do; not a wait for anything
+    return split(batch)
+
+
+def word_count(directory: Path, *, passes: int, function: Callable[[Any], Any] = split) -> Graph:
+    paths = [directory / "a.txt", directory / "b.txt"]
+    for path in paths:
+        path.write_text(TEXT)
+    graph = Graph("wordcount")
+    lines = graph.source("lines", FileSource(paths, repeat=passes))
+    words = lines.flat_map("words", function, schema="word string", takes="batch")
+    words.key_by("by_word", "word").count("counts").sink("out", FileSink(directory / "out"))
+    return graph
+
+
+def assert_right(directory: Path, passes: int) -> None:
+    verdict = judge((directory / "out").glob("part-w*.tsv"), TRUTH, 2 * passes)
+    assert verdict.right, verdict
+
+
+def wait_until(condition: Callable[[], bool], region: RegionHandle) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert region.isActive, f"it has ended: {region.status}"
+        assert time.monotonic() < deadline, region.status
+        time.sleep(0.02)
+
+
+def cuts(region: RegionHandle, count: int) -> Callable[[], bool]:
+    return lambda: region.status.state is RegionState.RUNNING and region.status.cuts_committed >= count
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[str]:
+    with embedded.start(tmp_path / "store") as server:
+        yield server.url
+
+
+def test_words_are_counted_right_and_the_handle_tells_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    region = run(spark, word_count(tmp_path, passes=3), data_dir=tmp_path / "data")
+    assert region.awaitTermination(PATIENCE_S)
+    assert region.status.state is RegionState.FINISHED
+    assert not region.isActive
+    assert region.exception() is None
+    assert_right(tmp_path, passes=3)
+    assert region.lastProgress is not None
+    assert region.lastProgress["final"]
+    assert region.lastProgress["name"] == "wordcount"
+    assert region.recentProgress[-1] == region.lastProgress
+
+
+# EVIDENCE-OF: P-7, P-10
+def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
+    spark: SparkSession, tmp_path: Path, store: str
+) -> None:
+    graph = word_count(tmp_path, passes=150, function=split_slowly)
+    region = run(spark, graph, store=store, checkpoint_interval=0.2, scratch=tmp_path / "scratch")
+    wait_until(cuts(region, 2), region)
+    os.kill(region.status.workers[1].pid, signal.SIGKILL)
+    wait_until(lambda: len(region.status.resets) == 1, region)
+    assert region.status.resets[0].worker == 1
+    assert region.awaitTermination(PATIENCE_S)
+    assert_right(tmp_path, passes=150)
+
+
+def test_a_region_that_was_stopped_goes_on_from_its_last_cut(
+    spark: SparkSession, tmp_path: Path, store: str
+) -> None:
+    graph = word_count(tmp_path, passes=150, function=split_slowly)
+    first = run(spark, graph, store=store, checkpoint_interval=0.2)
+    wait_until(cuts(first, 1), first)
+    first.stop()
+    assert first.status.state is RegionState.STOPPED
+    last_cut = first.status.last_cut
+    second = run(spark, graph, store=store, checkpoint_interval=0.2)
+    assert second.awaitTermination(PATIENCE_S)
+    assert second.status.last_cut > last_cut
+    assert_right(tmp_path, passes=150)
+
+
+def test_checkpoints_and_resets_can_be_asked_for(spark: SparkSession, tmp_path: Path, store: str) -> None:
+    graph = word_count(tmp_path, passes=150, function=split_slowly)
+    region = run(spark, graph, store=store, checkpoint_interval=3600.0)
+    wait_until(lambda: region.status.state is RegionState.RUNNING, region)
+    assert region.checkpoint(PATIENCE_S) == 1
+    region.reset()
+    wait_until(lambda: len(region.status.resets) == 1, region)
+    assert region.checkpoint(PATIENCE_S) == 2
+    region.stop()
+
+
+# EVIDENCE-OF: P-4
+def test_a_newer_driver_fences_the_older_one(spark: SparkSession, tmp_path: Path, store: str) -> None:
+    graph = word_count(tmp_path, passes=150, function=split_slowly)
+    older = run(spark, graph, store=store, checkpoint_interval=0.2)
+    wait_until(cuts(older, 1), older)
+    newer = run(spark, graph, store=store, checkpoint_interval=0.2)
+    with pytest.raises(RegionFencedError):
+        older.awaitTermination(PATIENCE_S)
+    assert older.status.state is RegionState.FENCED
+    assert newer.awaitTermination(PATIENCE_S)
+    assert_right(tmp_path, passes=150)
+
+
+def fail_at_three(row: dict[str, str]) -> list[str]:
+    return [word for word in row["line"].split() if word != "three" or 1 // 0]
+
+
+def test_a_user_function_that_raises_stops_the_region_with_its_own_traceback(
+    spark: SparkSession, tmp_path: Path, store: str
+) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    graph = Graph("failing")
+    lines = graph.source("lines", FileSource(tmp_path / "a.txt"))
+    words = lines.flat_map("words", fail_at_three, schema="word string")
+    words.key_by("by_word", "word").count("counts").sink("out", FileSink(tmp_path / "out"))
+    region = run(spark, graph, store=store)
+    with pytest.raises(RegionFailedError) as failed:
+        region.awaitTermination(PATIENCE_S)
+    assert "words" in str(failed.value)
+    assert "a.txt" in str(failed.value)
+    assert "ZeroDivisionError" in failed.value.traceback_text
+    assert "fail_at_three" in failed.value.traceback_text
+    assert region.status.state is RegionState.FAILED
+
+
+def test_a_wrong_graph_is_refused_before_anything_starts(spark: SparkSession, tmp_path: Path) -> None:
+    graph = Graph("wrong")
+    graph.source("lines", FileSource(__file__)).map("same", len, schema="n int")
+    graph.source("same", FileSource(__file__)).sink("out", FileSink(tmp_path / "out"))
+    with pytest.raises(GraphError, match="same"):
+        run(spark, graph, data_dir=tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_region_that_would_take_every_slot_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(NotEnoughSlotsError, match=r"local\[6\] has 6 in all: use local\[8\]"):
+        run(spark, word_count(tmp_path, passes=1), workers=6, data_dir=tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_executors_that_do_not_fit_end_the_region_at_once(
+    spark: SparkSession, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = on_executor.Expected(on_executor.python_version(), "9.9.9")
+    monkeypatch.setattr(on_executor, "expected_of_driver", lambda: another)
+    region = run(spark, word_count(tmp_path, passes=1), store=store)
+    with pytest.raises(ExecutorMismatchError, match=r"driver's is 9\.9\.9"):
+        region.awaitTermination(PATIENCE_S)
