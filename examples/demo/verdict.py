@@ -101,7 +101,7 @@ def _check_block(
     last: dict[bytes, int],
     complain: Callable[[bytes, int, int], None],
 ) -> None:
-    """Lines in the order of the file; `words` are places in `names`. Keeps each word's last count in `last`."""
+    """Lines in the order of the file; `words` are places in `names`; `last` gets each word's last count."""
     order = np.argsort(words, kind="stable")  # by word, and for each word in the order of the file
     words, counts = words[order], counts[order]
     same_word = words[1:] == words[:-1]

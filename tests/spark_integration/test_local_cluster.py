@@ -61,6 +61,7 @@ os.kill(pids[0], signal.SIGKILL)
 region.awaitTermination(90)
 state = region.status.state.value
 print(json.dumps({"state": state, "resets": len(region.status.resets), "daemons": len(parents)}))
+spark.stop()
 """
 
 
