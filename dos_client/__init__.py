@@ -16,6 +16,7 @@ from dos_client.connection import Connection, open_connection
 from dos_client.errors import (
     BadUrlError,
     MissingDataError,
+    NotEmptyError,
     QuorumUnavailableError,
     ReplacementError,
     StoreNotReadyError,
@@ -37,6 +38,7 @@ __all__ = [
     "DosUrl",
     "MemberStatus",
     "MissingDataError",
+    "NotEmptyError",
     "ObjectWriter",
     "QuorumUnavailableError",
     "ReplaceProgress",

@@ -18,6 +18,10 @@ class StoreNotReadyError(DosError):
         self.missing = tuple(missing)
 
 
+class NotEmptyError(StoreNotReadyError):
+    """The servers answer, and cannot be made this store: they hold objects, or are in a store already."""
+
+
 class QuorumUnavailableError(DosError):
     """Too few members answered in time. Nothing was changed. `missing` says what of each member."""
 

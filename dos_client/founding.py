@@ -13,7 +13,7 @@ import trio
 
 from dos_client.connection import open_connection
 from dos_client.discovery import find_membership, hand_over, survey
-from dos_client.errors import StoreNotReadyError
+from dos_client.errors import NotEmptyError, StoreNotReadyError
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import id_bytes
@@ -26,10 +26,10 @@ async def init_store(
 ) -> StoreRecord:
     """Make the servers of the URL a store; returns its record, of generation 1 if made now.
 
-    When they already are exactly this store, nothing is changed. Raises StoreNotReadyError, naming what of
-    which server is in the way: it does not answer, is in another store, holds objects, or is named twice.
-    Then nothing was written, unless the text says that some servers took the record; doing it again
-    finishes that."""
+    When they already are exactly this store, nothing is changed. Raises StoreNotReadyError (NotEmptyError),
+    naming what of which server is in the way: it does not answer, is in another store, holds objects, or is
+    named twice. Then nothing was written, unless the text says that some servers took the record; doing it
+    again finishes that."""
     parsed = parse_url(url)
     membership, seen = await find_membership(parsed.servers, token=token, client=client)
     if seen.errors:
@@ -37,7 +37,7 @@ async def init_store(
     ids = [answer.server_id for answer in seen.answers if answer.address in parsed.servers]
     if len(set(ids)) != len(parsed.servers):
         twice = [one.address for one in seen.answers if ids.count(one.server_id) > 1]
-        raise StoreNotReadyError(f"one server is named twice: {', '.join(twice)}")
+        raise NotEmptyError(f"one server is named twice: {', '.join(twice)}")
     record = membership.record
     if record is not None:
         return _exactly(record, set(ids), ack_quorum, parsed)
@@ -47,7 +47,7 @@ async def init_store(
         if answer.record
     ]
     if in_stores:
-        raise StoreNotReadyError("servers are in stores already", in_stores)
+        raise NotEmptyError("servers are in stores already", in_stores)
     members = tuple(
         Member(next(a.server_id for a in seen.answers if a.address == address), address)
         for address in parsed.servers
@@ -71,13 +71,13 @@ def _quorum(asked: int | None, members: int) -> int:
 
 def _exactly(record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: DosUrl) -> StoreRecord:
     if {member.server_id for member in record.members} != ids:
-        raise StoreNotReadyError(
+        raise NotEmptyError(
             f"the servers are in store {id_text(record.store_id)} with other members than {url}",
             [f"{member.address} is {member.state}" for member in record.members],
             remedy="name all its members, or replace one with `dos store replace`",
         )
     if ack_quorum is not None and ack_quorum != record.ack_quorum:
-        raise StoreNotReadyError(
+        raise NotEmptyError(
             f"the servers are a store already, with an ack quorum of {record.ack_quorum}, not {ack_quorum}"
         )
     return record
@@ -100,7 +100,7 @@ async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> 
         for member in members:
             nursery.start_soon(look, member)
     if full:
-        raise StoreNotReadyError(
+        raise NotEmptyError(
             "a store is made of empty servers", sorted(full), remedy="start them on empty data directories"
         )
 

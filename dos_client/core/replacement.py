@@ -48,7 +48,7 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Plan
     if joining is not None and leaving not in (replaced, joining):
         assert replaced is not None
         raise ValueError(
-            f"{replaced.address} is being replaced by {joining.address}: one replacement at a time, finish that one"
+            f"{replaced.address} is being replaced by {joining.address}: one replacement at a time"
         )
     if known is not None:
         return Plan(Step.FILL, record)

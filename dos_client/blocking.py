@@ -1,0 +1,305 @@
+"""The same client for plain threads: Spark tasks, notebooks, scripts.
+
+Rules of this file: every call is handed to a trio thread and waited for; nothing is decided here. Names and
+errors are those of the trio client. Objects of this module may be used from any thread but the portal's
+own, from several at once. An interrupted call (KeyboardInterrupt) goes on behind the scenes; its effect is
+the same as if it had been cancelled later than you think: look before you repeat it.
+
+    with open_store("dos://h1,h2,h3") as store, store.claim("app.w0000", epoch, writer_id) as claim:
+        writer = claim.open_object("greetings")
+        writer.wait_synced(writer.append(b"hello"))
+"""
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from types import TracebackType
+from typing import Generic, Self, TypeVar, TypeVarTuple
+
+import trio
+
+from dos_client import store as trio_store
+from dos_client.claim import Claim
+from dos_client.live_store import DirectoryView, Store
+from dos_client.members import MemberStatus
+from dos_client.object_writer import ObjectWriter
+from dos_client.urls import DosUrl
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import ClosedError, FencedError
+from dos_protocol.store_record import StoreRecord
+from dos_protocol.vocabulary import ObjectInfo, StatResult
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class Portal:
+    """A thread that runs trio, and a way into it. A context manager; `close` ends it and everything held
+    open in it."""
+
+    def __init__(self, name: str = "dos-client") -> None:
+        self._started = threading.Event()
+        self._token: trio.lowlevel.TrioToken
+        self._nursery: trio.Nursery
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._token = trio.lowlevel.current_trio_token()
+            self._nursery = nursery
+            self._started.set()
+            await trio.sleep_forever()
+
+    def call(self, function: "Callable[[*Args], Awaitable[T]]", *args: *Args) -> T:
+        """Run an async function there; its result or exception. Raises ClosedError after `close`."""
+        self._check()
+        try:
+            return trio.from_thread.run(function, *args, trio_token=self._token)
+        except trio.RunFinishedError as error:
+            raise ClosedError("the portal is closed") from error
+
+    def call_sync(self, function: "Callable[[*Args], T]", *args: *Args) -> T:
+        """Run a plain function in the trio thread."""
+        self._check()
+        try:
+            return trio.from_thread.run_sync(function, *args, trio_token=self._token)
+        except trio.RunFinishedError as error:
+            raise ClosedError("the portal is closed") from error
+
+    @contextmanager
+    def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Keep an async context manager open there, in a task of its own, for as long as the `with` block
+        lasts."""
+        held = self.call(self._nursery.start, _hold, manager)
+        try:
+            yield held.value
+        finally:
+            if not self._closed:
+                self.call(held.end)
+
+    def close(self) -> None:
+        """End the thread. Raises what made it end before, if it did not end by this."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            with suppress(trio.RunFinishedError):
+                trio.from_thread.run_sync(self._nursery.cancel_scope.cancel, trio_token=self._token)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _check(self) -> None:
+        if self._closed or not self._thread.is_alive():
+            raise ClosedError("the portal is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Held(Generic[T]):
+    """An open context manager in a task: its value, and how to end it."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self.wanted = trio.Event()
+        self.ended = trio.Event()
+        self.failure: Exception | None = None
+
+    async def end(self) -> None:
+        self.wanted.set()
+        await self.ended.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+async def _hold(
+    manager: AbstractAsyncContextManager[T],
+    task_status: trio.TaskStatus[_Held[T]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Enter, hand the value over, leave when told. Trouble while entering reaches the caller as it is."""
+    held: _Held[T] | None = None
+    try:
+        async with manager as value:
+            held = _Held(value)
+            task_status.started(held)
+            await held.wanted.wait()
+    except Exception as error:
+        if held is None:
+            raise
+        held.failure = error  # raised by `end`, in the thread that holds it open
+    finally:
+        if held is not None:
+            held.ended.set()
+
+
+class BlockingObjectWriter:
+    """See `ObjectWriter`."""
+
+    def __init__(self, portal: Portal, writer: ObjectWriter) -> None:
+        self._portal = portal
+        self._writer = writer
+
+    @property
+    def name(self) -> str:
+        return self._writer.name
+
+    @property
+    def size(self) -> int:
+        return self._writer.size
+
+    @property
+    def synced(self) -> int:
+        return self._writer.synced
+
+    @property
+    def received(self) -> int:
+        return self._writer.received
+
+    @property
+    def digest(self) -> int:
+        return self._portal.call_sync(lambda: self._writer.digest)
+
+    def append(self, data: Buffer) -> int:
+        return self._portal.call_sync(self._writer.append, data)
+
+    def wait_synced(self, size: int) -> None:
+        self._portal.call(self._writer.wait_synced, size)
+
+    def wait_received(self, size: int) -> None:
+        self._portal.call(self._writer.wait_received, size)
+
+    def wait_room(self) -> None:
+        self._portal.call(self._writer.wait_room)
+
+    def seal(self) -> None:
+        self._portal.call_sync(self._writer.seal)
+
+
+class BlockingClaim:
+    """See `Claim`. A context manager that closes it."""
+
+    def __init__(self, portal: Portal, claim: Claim) -> None:
+        self._portal = portal
+        self.claim = claim
+
+    @property
+    def directory(self) -> str:
+        return self.claim.directory
+
+    @property
+    def epoch(self) -> int:
+        return self.claim.epoch
+
+    @property
+    def writer_id(self) -> bytes:
+        return self.claim.writer_id
+
+    @property
+    def epoch_seen(self) -> int:
+        return self.claim.epoch_seen
+
+    @property
+    def answers(self) -> dict[bytes, dict[str, ObjectInfo]]:
+        return self._portal.call_sync(lambda: dict(self.claim.answers))
+
+    @property
+    def lost(self) -> FencedError | None:
+        return self.claim.lost
+
+    @property
+    def waiting(self) -> bool:
+        return self._portal.call_sync(lambda: self.claim.waiting)
+
+    def wait_quorum(self) -> None:
+        self._portal.call(self.claim.wait_quorum)
+
+    def wait_all(self, timeout_s: float) -> bool:
+        return self._portal.call(self.claim.wait_all, timeout_s)
+
+    def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
+        return self._portal.call(self.claim.read, name, offset, max_bytes, member)
+
+    def settle(self, name: str, size: int, digest: int) -> None:
+        self._portal.call(self.claim.settle, name, size, digest)
+
+    def open_object(self, name: str) -> BlockingObjectWriter:
+        return BlockingObjectWriter(self._portal, self._portal.call_sync(self.claim.open_object, name))
+
+    def close(self) -> None:
+        self._portal.call(self.claim.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingStore:
+    """See `Store`. Made by `open_store` and `connect` of this module."""
+
+    def __init__(self, portal: Portal, store: Store) -> None:
+        self.portal = portal
+        self.store = store
+
+    @property
+    def record(self) -> StoreRecord:
+        return self.store.record
+
+    def members(self) -> list[MemberStatus]:
+        return self.portal.call_sync(self.store.members)
+
+    def claim(self, directory: str, epoch: int, writer_id: bytes) -> BlockingClaim:
+        return BlockingClaim(self.portal, self.portal.call(self.store.claim, directory, epoch, writer_id))
+
+    def unclaimed(self, directory: str) -> BlockingClaim:
+        return BlockingClaim(self.portal, self.portal.call(self.store.unclaimed, directory))
+
+    def look(self, directory: str) -> DirectoryView:
+        return self.portal.call(self.store.look, directory)
+
+    def list_directories(self, prefix: str = "") -> list[str]:
+        return self.portal.call(self.store.list_directories, prefix)
+
+    def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        return self.portal.call(self.store.read, directory, name, offset, max_bytes)
+
+    def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
+        return self.portal.call(self.store.stat, directory, name, digest_at)
+
+    def ping(self) -> dict[str, float | str]:
+        return self.portal.call(self.store.ping)
+
+
+@contextmanager
+def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> Iterator[BlockingStore]:
+    """`dos_client.open_store`, from a thread."""
+    with Portal() as portal, portal.hold(trio_store.open_store(url, token=token, client=client)) as store:
+        yield BlockingStore(portal, store)
+
+
+@contextmanager
+def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> Iterator[BlockingStore]:
+    """`dos_client.connect`, from a thread."""
+    with Portal() as portal, portal.hold(trio_store.connect(url, token=token, client=client)) as store:
+        yield BlockingStore(portal, store)

@@ -1,0 +1,97 @@
+"""What the commands of this package share: options, running trio, errors to exit codes, text and JSON.
+
+Exit codes: 0 done; 1 a negative answer (not there, damaged, something is missing); 2 usage, or refused; 3 a
+server or a quorum cannot be reached."""
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+import trio
+import typer
+
+from dos_client.errors import (
+    MissingDataError,
+    NotEmptyError,
+    QuorumUnavailableError,
+    StoreNotReadyError,
+)
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptDataError,
+    CorruptError,
+    DosError,
+    NotFoundError,
+    PoisonedError,
+)
+
+T = TypeVar("T")
+
+NEGATIVE: Final = 1
+REFUSED: Final = 2
+UNREACHABLE: Final = 3
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="dos://HOST:PORT,HOST2:PORT/DIRECTORY/OBJECT, as much of it as is meant.", metavar="URL"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File whose first line is the servers' token.", exists=True, dir_okay=False, readable=True
+    ),
+]
+
+
+def read_token(path: Path | None) -> bytes:
+    """The token in the file; none without a file."""
+    return path.read_bytes().split(b"\n")[0].strip() if path is not None else b""
+
+
+def run(function: Callable[[], Awaitable[T]]) -> T:
+    """Run an async command; its errors end the program with their words and their exit code."""
+    try:
+        return trio.run(function)
+    except DosError as error:
+        fail(str(error), exit_code(error))
+    except OSError as error:
+        fail(str(error), REFUSED)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def exit_code(error: DosError) -> int:
+    """See the module."""
+    if isinstance(error, NotFoundError | CorruptError | PoisonedError | CorruptDataError | MissingDataError):
+        return NEGATIVE
+    if isinstance(error, NotEmptyError):
+        return REFUSED
+    if isinstance(error, BrokenConnectionError | StoreNotReadyError | QuorumUnavailableError):
+        return UNREACHABLE
+    return REFUSED
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """End with words on standard error."""
+    print(f"dos: {text}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output."""
+    print(json.dumps(value), flush=True)
+
+
+def count_text(count: int) -> str:
+    """A number of bytes as people read it."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
