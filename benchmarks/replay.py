@@ -1,0 +1,160 @@
+"""Replay of a journal of 4 KiB records in one process: from a file, and from a server.
+
+    python benchmarks/replay.py [--megabytes 200] [--record 4096] [--pairs 5] [--folder DIR] [--json]
+
+Replay means: bytes in, both checksums of every record verified, its fields read, the record applied to a
+state (bytes written to each of 100 paths). From the file it is the decoder alone on a file in the page
+cache, as `dos journal verify` reads it. From the server it is a whole chain, written before through a store
+of one server, read back over loopback as a reader reads it (`look_chain`, `read_batches`), the prefix digest
+verified too. Medians; both runs in turn. Exit 0; 1 when the replay of the file is below `--aim`.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from dos_client.store import init_store, open_store
+from journal import ChainWriter, Op, Record, look_chain, read_batches
+from journal.core.decoder import RecordDecoder
+from journal.core.record import encode_v1
+
+ROOT = Path(__file__).parent.parent
+CHUNK_BYTES = 4 * 1024 * 1024
+PATHS = [f"/w/file-{number:02}".encode() for number in range(100)]
+
+
+@contextmanager
+def running_server(data: Path) -> Iterator[str]:
+    """The URL of a server of its own."""
+    command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        match = re.search(r"at ([\d.]+:\d+),", process.stdout.readline())
+        assert match is not None, "the server did not start"
+        yield f"dos://{match[1]}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def records(total: int, record_bytes: int) -> Iterator[Record]:
+    """Writes to files until the journal has `total` bytes; each record has about `record_bytes` in all."""
+    data = os.urandom(record_bytes - 24 - 8 - 3 * 8 - len(PATHS[0]))
+    for number in range(total // record_bytes):
+        yield Record(Op.WRITE, number, (number * len(data),), (PATHS[number % len(PATHS)], data))
+
+
+def apply(state: dict[bytes, int], record: Record) -> None:
+    if record.op is Op.WRITE:
+        path, data = record.strings
+        state[path] = max(state.get(path, 0), record.ints[0] + len(data))
+
+
+def replay_file(path: Path) -> tuple[int, dict[bytes, int]]:
+    """Records and state of a journal file."""
+    decoder, state, count = RecordDecoder(), dict[bytes, int](), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            for _, record in decoder.feed(chunk):
+                apply(state, record)
+                count += 1
+    if (torn := decoder.finish()) is not None:
+        raise torn
+    return count, state
+
+
+async def write_chain(url: str, total: int, record_bytes: int) -> None:
+    await init_store(url)
+    async with open_store(url) as store, await store.claim("bench", 1, os.urandom(16)) as claim:
+        writer = await ChainWriter.open(claim, "J", None, store.record.generation)
+        for record in records(total, record_bytes):
+            writer.append(record)
+            await writer.wait_room()
+        await writer.wait_synced()
+
+
+async def replay_chain(url: str) -> tuple[int, dict[bytes, int]]:
+    """Records and state of the chain."""
+    state, count = dict[bytes, int](), 0
+    async with open_store(url) as store:
+        chain = await look_chain(store, "bench", "J")
+        async for batch in read_batches(store, chain, directory="bench"):
+            for _, record in batch:
+                apply(state, record)
+                count += 1
+    return count - 1, state  # without the segment's start
+
+
+def timed(work: Callable[[], tuple[int, dict[bytes, int]]], total: int) -> dict[str, float]:
+    begin = time.perf_counter()
+    count, state = work()
+    seconds = time.perf_counter() - begin
+    assert len(state) == len(PATHS), "every path was written"
+    return {"mb_per_s": total / seconds / 1e6, "records_per_s": count / seconds}
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, float]]:
+    total = options.megabytes * 1_000_000
+    pairs = []
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+        running_server(Path(folder, "server")) as url,
+    ):
+        path = Path(folder, "bench.journal")
+        with path.open("wb") as file:
+            file.writelines(map(encode_v1, records(total, options.record)))
+        trio.run(write_chain, url, total, options.record)
+        for _ in range(options.pairs):
+            from_file = timed(lambda: replay_file(path), total)
+            from_server = timed(lambda: trio.run(replay_chain, url), total)
+            pairs.append({**from_file, **{f"server_{key}": value for key, value in from_server.items()}})
+            if not options.json:
+                print(f"file {shown(from_file)}   server {shown(from_server)}", flush=True)
+    return pairs
+
+
+def shown(figures: dict[str, float]) -> str:
+    return f"{figures['mb_per_s']:.0f} MB/s, {figures['records_per_s']:,.0f} records/s"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--record", type=int, default=4096, help="bytes of one record, all in all")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the journals lie"
+    )
+    parser.add_argument("--aim", type=float, default=100.0, help="MB/s from the file")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    pairs = measure(options)
+    median = {key: statistics.median(pair[key] for pair in pairs) for key in pairs[0]}
+    if options.json:
+        print(
+            json.dumps({"name": "replay", "megabytes": options.megabytes, "median": median, "pairs": pairs})
+        )
+    else:
+        print(
+            f"median: file {median['mb_per_s']:.0f} MB/s (aim {options.aim:.0f}), "
+            f"server {median['server_mb_per_s']:.0f} MB/s"
+        )
+    return 0 if median["mb_per_s"] >= options.aim else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
