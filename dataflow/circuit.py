@@ -51,9 +51,14 @@ class Origin:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a cut takes from this worker: changes of state by operator, and what each sink prepared."""
+    """What a cut takes from this worker: changes of state by operator, and what each sink prepared.
 
+    `snapshots`: all of the state as of this cut, if that was asked for.
+    """
+
+    with_snapshot: bool = False
     blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
+    snapshots: dict[str, pa.RecordBatch] = field(default_factory=dict)
     sinks: dict[str, Any] = field(default_factory=dict)
 
 
@@ -68,7 +73,7 @@ class _Input(NamedTuple):
 
 
 class Circuit:
-    """See the top of this file. After a failed call it is in pieces: `reset` before it is used again."""
+    """See the top of this file. After a failed call it is in pieces: close it, make another."""
 
     def __init__(
         self, graph: GraphPlan, *, region: str, worker: int, workers: int, store_id: bytes, layout: Layout
@@ -83,7 +88,7 @@ class Circuit:
         self._wire: dict[int, pa.Schema] = {}
         self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
         self._exchanges: dict[int, NodePlan] = {}
-        self.rows_in = self.rows_out = 0
+        self._rows_in = self._rows_out = 0
         for node in graph.plan.nodes:
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
@@ -101,7 +106,9 @@ class Circuit:
                     graph.schemas[node.name],
                 )
                 self._open(node, context)
-        self._forget_steps()
+        self._held: dict[int, dict[str, list[_Input]]] = {}
+        """Step -> operator -> rows that wait for a later stage."""
+        self._keyed: dict[str, list[_Input]] = defaultdict(list)
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
         operator = self.graph.specs[node.name].open(context)
@@ -127,16 +134,6 @@ class Circuit:
 
     # --- between steps --------------------------------------------------------------------------------------
 
-    def _forget_steps(self) -> None:
-        self._held: dict[int, dict[str, list[_Input]]] = {}
-        self._keyed: dict[str, list[_Input]] = defaultdict(list)
-
-    def reset(self) -> None:
-        """Forget all state and every step under way. Sources and sinks are then told where to stand."""
-        self._forget_steps()
-        for operator in self._operators.values():
-            operator.reset()
-
     def close(self) -> None:
         """Let go of files."""
         for operator in self._operators.values():
@@ -151,12 +148,22 @@ class Circuit:
         found = {name: operator.counters() for name, operator in self._operators.items()}
         return {name: counters for name, counters in found.items() if counters}
 
+    def take_rows_in(self) -> int:
+        """Rows that sources gave since the last call."""
+        rows, self._rows_in = self._rows_in, 0
+        return rows
+
+    def take_rows_out(self) -> int:
+        """Rows that sinks took since the last call."""
+        rows, self._rows_out = self._rows_out, 0
+        return rows
+
     # --- one stage of one step ------------------------------------------------------------------------------
 
     def feed(self, step: int, source: str, batch: SourceBatch) -> None:
         """Stage 0: rows of a source, as they are read."""
         reader = self.sources[source]
-        self.rows_in += batch.batch.num_rows
+        self._rows_in += batch.batch.num_rows
         origin = Origin(f"source {source!r}", reader, batch, exact=True)
         self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
 
@@ -192,6 +199,8 @@ class Circuit:
         for node in self.graph.plan.stages[index].nodes:
             if node.name in self.stateful:
                 into.blocks[node.name] = self.stateful[node.name].checkpoint()
+                if into.with_snapshot:
+                    into.snapshots[node.name] = self.stateful[node.name].snapshot()
             elif node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare()
 
@@ -222,6 +231,8 @@ class Circuit:
         if isinstance(operator, UnionOperator):
             operator.process_input(given.port, given.batch)
             return
+        if node.kind is Kind.SINK:
+            self._rows_out += given.batch.num_rows
         try:
             made = operator.process(given.batch)
         except UserFault as fault:
@@ -240,8 +251,6 @@ class Circuit:
             made = [*operator.end_step(), *(operator.drain() if cut else ())]
             for batch in made:
                 self._emit(run, node.name, batch, origin)
-            if node.kind is Kind.SINK:
-                self.rows_out = sum(sink.counters().get("rows_out", 0) for sink in self.sinks.values())
         return sends
 
     def _partition(self, run: "_Run", node: NodePlan) -> list[list[pa.RecordBatch]]:

@@ -6,7 +6,12 @@ in `OperatorError`, which keeps the original traceback as text, because the driv
 classes.
 """
 
+from typing import TYPE_CHECKING
+
 from dos_protocol.errors import DosError
+
+if TYPE_CHECKING:
+    from dataflow.worker_messages import CircuitFailed
 
 
 class GraphError(DosError):
@@ -110,7 +115,24 @@ class SpecError(DosError):
     """A worker was handed a specification that it cannot run."""
 
 
+class PeerLostError(DosError):
+    """The link to another worker broke, or could not be made. The region resets."""
+
+    def __init__(self, peer: int, why: str) -> None:
+        super().__init__(f"worker {peer} is lost: {why}")
+        self.peer = peer
+
+
+class CircuitStoppedError(DosError):
+    """The circuit of this worker cannot go on; `report` is what the coordinator is told."""
+
+    def __init__(self, message: str, *, report: "CircuitFailed") -> None:
+        super().__init__(message)
+        self.report = report
+
+
 __all__ = [
+    "CircuitStoppedError",
     "GraphError",
     "InputChangedError",
     "InputEncodingError",
@@ -118,6 +140,7 @@ __all__ = [
     "InputReadError",
     "LineTooLongError",
     "OperatorError",
+    "PeerLostError",
     "SchemaError",
     "SinkOwnedError",
     "SinkWriteError",

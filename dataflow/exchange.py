@@ -161,7 +161,7 @@ def encode_batch(batch: pa.RecordBatch) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def decode_batch(payload: bytes | memoryview, schema: pa.Schema) -> pa.RecordBatch:
+def decode_batch(payload: bytes | bytearray | memoryview, schema: pa.Schema) -> pa.RecordBatch:
     """The batch of a DATA frame, which must have this schema. Raises ValueError: the frame's digest was
     right, so the other end runs another graph or has a bug.
     """

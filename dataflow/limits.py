@@ -50,10 +50,16 @@ sink_lock_wait_s: Final = 60.0
 """
 
 # --- worker runtime -----------------------------------------------------------------------------------------
-inbox_frames_max: Final = 1_024
-progress_interval_s: Final = 0.25
-coordinator_dial_s: Final = 20.0
-peers_dial_s: Final = 30.0
+state_blocks_ahead: Final = 4
+"""State blocks handed to the circuit and not yet taken by it, when a state is loaded."""
+store_poll_s: Final = 0.1
+"""How soon sources notice that the store waits, or goes on."""
+peer_dial_s: Final = 10.0
+peer_wait_s: Final = 30.0
+"""How long a peer that is one incarnation ahead waits for us to get the same order."""
+orphan_exit_s: Final = 10.0
+orphan_exit_code: Final = 70
+"""A worker whose coordinator is gone and whose circuit does not come back ends like this (EX_SOFTWARE)."""
 
 
 @dataclass(frozen=True, slots=True)

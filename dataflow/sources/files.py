@@ -43,7 +43,8 @@ from dataflow.sources.base import (
 from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
 from dos_protocol.digests import PrefixDigest, digest64
 
-_read_bytes_min: Final = 64 * limits.KIB
+_tail_bytes_min: Final = 4 * limits.KIB
+"""When less than this is left of a batch, so much is read nevertheless: no reads of a few bytes."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -197,7 +198,7 @@ class FileReader(SourceReader):
         while size < bytes_max and self._next is not None:
             split = self._current or self._open_next()
             begin = split.digest.size
-            chunk, at_end = self._next_chunk(split, max(bytes_max - size, _read_bytes_min))
+            chunk, at_end = self._next_chunk(split, max(bytes_max - size, min(_tail_bytes_min, bytes_max)))
             split.digest.update(chunk)
             size += len(chunk)
             if chunk:

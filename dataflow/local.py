@@ -1,0 +1,215 @@
+"""A region on this machine without Spark: workers as plain subprocesses, for tests and for small jobs.
+
+    control = run_local(graph, name="wordcount", workers=2, store="dos://127.0.0.1:9999")
+    control.wait()
+
+Rules of this file: processes only. What a worker is told travels by pickle through its standard input, as a
+Spark task's closure does: the function of the user must get there somehow. Nothing else of ours is pickled.
+"""
+
+import importlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from checkpoint.coordinator import Observer, RegionControl
+from checkpoint.core.region import RegionSpec
+from dataflow.graph import Graph
+from dataflow.limits import WorkerLimits
+from dataflow.worker import WorkerSpec, run_worker
+
+logger = logging.getLogger("dos.dataflow")
+
+_error_chars_max: Final = 2_000
+_key_bytes: Final = 32
+
+
+def run_local(
+    graph: Graph,
+    *,
+    name: str,
+    store: str,
+    workers: int = 2,
+    token: bytes = b"",
+    scratch: "str | os.PathLike[str] | None" = None,
+    logs: "str | os.PathLike[str] | None" = None,
+    worker_limits: WorkerLimits | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> RegionControl:
+    """Run the graph as region `name` on subprocesses of this one. Returns at once; `wait`, `stop`, `status`
+    it.
+
+    store: URL of an initialised store. scratch: directory for the workers' local caches, None for none.
+    logs: directory for what workers print, None for the terminal. options: further fields of `RegionSpec`,
+    such as checkpoint_interval_s=1.0. Same store and name resumes the last cut. Raises GraphError before
+    anything is started.
+    """
+    plan = graph.plan()
+    spec = RegionSpec(
+        name=name,
+        workers=workers,
+        store_url=store,
+        token=token,
+        job_key=os.urandom(_key_bytes),
+        operators=plan.operators,
+        graph_fingerprint=plan.fingerprint,
+        **options,
+    )
+    control = RegionControl(spec, observer=observer)
+    address = control.listen()
+
+    def spec_of(worker: int, attempt: int) -> WorkerSpec:
+        return WorkerSpec(
+            region=name,
+            worker=worker,
+            workers=workers,
+            attempt=attempt,
+            coordinator=address,
+            job_key=spec.job_key,
+            graph=graph,
+            store_url=store,
+            token=token,
+            scratch_dir="" if scratch is None else str(Path(scratch) / f"w{worker:04d}"),
+            limits=worker_limits or WorkerLimits(),
+            orphan_timeout_s=spec.orphan_timeout_s,
+        )
+
+    log_dir = None if logs is None else Path(logs)
+    control.start(ProcessLauncher(spec_of, control.worker_ended, logs=log_dir))
+    return control
+
+
+class ProcessLauncher:
+    """Starts, ends and watches worker processes: `checkpoint`'s Launcher. No method blocks.
+
+    Each attempt has a thread that waits for the one before it, starts the process, and reports its end once.
+    """
+
+    def __init__(
+        self,
+        spec_of: Callable[[int, int], WorkerSpec],
+        ended: Callable[[int, int, str | None], None],
+        *,
+        logs: Path | None = None,
+    ) -> None:
+        self._spec_of = spec_of
+        self._ended = ended
+        self._logs = logs
+        self._lock = threading.Lock()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        self._cancelled: set[int] = set()
+        """Workers whose present attempt is to end, perhaps before its process is there."""
+
+    def start(self, worker: int, attempt: int) -> None:
+        """Start an attempt, after the end of the one before."""
+        with self._lock:
+            self._cancelled.discard(worker)
+            before = self._threads.get(worker)
+            name = f"dos-w{worker}-{attempt}"
+            arguments = (worker, attempt, before)
+            thread = threading.Thread(target=self._attempt, args=arguments, name=name, daemon=True)
+            self._threads[worker] = thread
+        thread.start()
+
+    def cancel(self, worker: int) -> None:
+        """Kill the worker's present process."""
+        with self._lock:
+            self._cancelled.add(worker)
+            process = self._processes.get(worker)
+        if process is not None:
+            process.kill()
+
+    def _attempt(self, worker: int, attempt: int, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            error = self._run(worker, attempt)
+        except Exception as problem:
+            logger.exception("worker %d, attempt %d cannot be started", worker, attempt)
+            error = f"it cannot be started: {problem}"
+        self._ended(worker, attempt, error)
+
+    def _run(self, worker: int, attempt: int) -> str | None:
+        payload = dumps(self._spec_of(worker, attempt))
+        log = self._log_path(worker, attempt)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dataflow.local"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output if log else None,
+                env=environment,
+            )
+        with self._lock:
+            self._processes[worker] = process
+            if worker in self._cancelled:
+                process.kill()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(payload)
+            process.stdin.close()
+        except BrokenPipeError:
+            logger.warning("worker %d, attempt %d ended before it was told what to do", worker, attempt)
+        code = process.wait()
+        with self._lock:
+            del self._processes[worker]
+        if code == 0:
+            return None
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"its process {process.pid} ended with {how}{_tail(log)}"
+
+    def _log_path(self, worker: int, attempt: int) -> Path | None:
+        if self._logs is None:
+            return None
+        self._logs.mkdir(parents=True, exist_ok=True)
+        return self._logs / f"w{worker:04d}.{attempt}.log"
+
+
+def _tail(log: Path | None) -> str:
+    if log is None:
+        return ""
+    text = log.read_bytes()[-_error_chars_max:].decode(errors="replace").strip()
+    return f": {text}" if text else ""
+
+
+def dumps(spec: WorkerSpec) -> bytes:
+    """Pickled by value if a library for that is there (so that functions of a script work), else by
+    reference.
+    """
+    for name in ("cloudpickle", "pyspark.cloudpickle"):
+        try:
+            library = importlib.import_module(name)
+        except ImportError:
+            continue
+        by_value: bytes = library.dumps(spec)
+        return by_value
+    return pickle.dumps(spec)
+
+
+def main() -> int:
+    """The worker's process: specification in at standard input, summary out as one line of JSON."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process, which chose our code too
+    try:
+        summary = run_worker(spec)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    print(json.dumps(asdict(summary)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

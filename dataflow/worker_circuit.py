@@ -1,0 +1,173 @@
+"""The circuit thread's loop: takes messages, keeps the present incarnation going, says what stopped it.
+
+Rules of this file: user code runs on this thread and only here. Nothing here waits for a network or a store;
+inputs and outputs are files, everything else is a message. What an incarnation does with its steps is
+`worker_run.py`'s.
+
+States:
+
+    IDLE       no incarnation, or this one has failed: what belongs to it is dropped until the next
+    `Restoring` LOADING    sources and sinks stand at the cut; state blocks come in STANDING   loaded; what
+    peers send early is kept RUNNING    steps
+"""
+
+import logging
+import traceback
+from collections.abc import Callable
+from enum import Enum, auto
+
+from checkpoint.core.messages import FailureKind
+from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
+from dataflow.graph import GraphPlan
+from dataflow.limits import WorkerLimits
+from dataflow.worker_messages import (
+    Arrived,
+    BlockLoaded,
+    CircuitFailed,
+    CutCommitted,
+    CutRequested,
+    Inbox,
+    LinksEnded,
+    Published,
+    Restoring,
+    Shared,
+    Started,
+    StateBlock,
+    StateComplete,
+    StateLoaded,
+    ToCircuit,
+    ToLinks,
+)
+from dataflow.worker_run import Identity, Incarnation
+from dos_protocol.errors import CorruptDataError
+
+logger = logging.getLogger("dos.dataflow")
+
+_FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError)
+"""The cut does not fit what is found here: trying again finds the same."""
+
+
+class LoopState(Enum):
+    """See the top of this file."""
+
+    IDLE = auto()
+    LOADING = auto()
+    STANDING = auto()
+    RUNNING = auto()
+
+
+class CircuitLoop:
+    """Runs until the link thread says that it has ended."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        identity: Identity,
+        *,
+        worker_limits: WorkerLimits,
+        inbox: Inbox,
+        shared: Shared,
+        post: Callable[[ToLinks], None],
+    ) -> None:
+        self._graph = graph
+        self._identity = identity
+        self._limits = worker_limits
+        self._inbox = inbox
+        self._shared = shared
+        self._post = post
+        self._state = LoopState.IDLE
+        self._run: Incarnation | None = None
+        self.incarnations = 0
+
+    def run(self) -> LinksEnded:
+        """Until the process is to end; returns why."""
+        try:
+            while True:
+                message = self._next_message()
+                if isinstance(message, LinksEnded):
+                    return message
+                self._guarded(message)
+        finally:
+            self._drop()
+
+    def _next_message(self) -> ToCircuit | None:
+        """A message if there is one; None if there is work to do meanwhile; else wait for one."""
+        if self._state is LoopState.RUNNING and not self._waiting:
+            return self._inbox.take_nowait()
+        self._waiting = False
+        return self._inbox.take()
+
+    _waiting = False
+    """The incarnation can do nothing until a message comes."""
+
+    def _advance(self) -> None:
+        assert self._run is not None
+        self._waiting = not self._run.advance()
+
+    def _guarded(self, message: ToCircuit | None) -> None:
+        """Take a message or do a piece of work; an error ends the incarnation, and is told."""
+        number = self._shared.incarnation if self._run is None else self._run.number
+        if isinstance(message, Restoring):
+            number = message.incarnation
+        try:
+            if message is None:
+                self._advance()
+            else:
+                self._handle(message)
+        except Exception as error:
+            self._drop()
+            self._post(_failure(number, error))
+
+    def _drop(self) -> None:
+        self._state = LoopState.IDLE
+        self._waiting = False
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def _handle(self, message: ToCircuit) -> None:
+        if isinstance(message, Restoring):
+            self._restoring(message)
+        elif self._run is not None and getattr(message, "incarnation", 0) == self._run.number:
+            self._in_incarnation(self._run, message)
+
+    def _restoring(self, order: Restoring) -> None:
+        self._drop()
+        self._run = Incarnation(
+            self._graph,
+            self._identity,
+            order,
+            worker_limits=self._limits,
+            shared=self._shared,
+            post=self._post,
+        )
+        self._state = LoopState.LOADING
+        self.incarnations += 1
+
+    def _in_incarnation(self, run: Incarnation, message: ToCircuit) -> None:
+        if isinstance(message, Arrived):
+            run.arrived(message.frame)
+        elif isinstance(message, StateBlock):
+            run.load(message)
+            self._post(BlockLoaded(run.number))
+        elif isinstance(message, StateComplete):
+            self._state = LoopState.STANDING
+            self._post(StateLoaded(run.number))
+        elif isinstance(message, Started):
+            run.start(message)
+            self._state = LoopState.RUNNING
+        elif isinstance(message, CutRequested):
+            run.request_cut(message)
+        elif isinstance(message, CutCommitted):
+            run.committed(message)
+            self._post(Published(run.number, message.cut, message.final))
+
+
+def _failure(incarnation: int, error: Exception) -> CircuitFailed:
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, OperatorError):
+        trace = error.traceback_text or text
+        return CircuitFailed(incarnation, "operator", str(error), error.operator, error.position, trace)
+    kind: FailureKind = "manifest" if isinstance(error, _FOR_A_PERSON) else "internal"
+    logger.error("the circuit stopped (%s): %s", kind, error, exc_info=error)
+    return CircuitFailed(incarnation, kind, f"{type(error).__name__}: {error}", traceback=text)

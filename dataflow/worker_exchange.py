@@ -1,0 +1,150 @@
+"""The links between this worker and its peers in one incarnation.
+
+Rules of this file: frames out and in, and who broke. A pair of workers has two links, each dialled by its
+sender: so one slow receiver holds up nothing that comes from it. Queues have no bound of their own: a sender
+is at most `steps_ahead` steps before its consumer, and the consumer cannot go on without its peers.
+
+The first frame of a link is RESET: nothing sent in an earlier incarnation counts. EOF says that the sender's
+sources are exhausted, DURABLE(n) that its division of step n is synced on the quorum; consumers note them.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+
+from checkpoint.core.channel_frames import Frame, FrameType
+from checkpoint.core.handshake import Hello
+from checkpoint.core.messages import Peer, job_digest
+from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
+from checkpoint.link import Link, connect_link
+from dataflow import limits
+from dataflow.errors import PeerLostError
+from dataflow.worker_messages import Arrived, Inbox, Shared
+from dataflow.worker_spec import WorkerSpec
+from dos_protocol.errors import BrokenConnectionError, ClosedError
+
+logger = logging.getLogger("dos.dataflow")
+
+Frames = tuple[Frame, ...]
+
+
+class Exchange:
+    """See the top of this file. `lost` is called with a PeerLostError; after that the exchange is to be
+    ended.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        incarnation: int,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+        lost: Callable[[PeerLostError], None],
+    ) -> None:
+        self._spec = spec
+        self._incarnation = incarnation
+        self._job = job_digest(spec.region)
+        self._inbox = inbox
+        self._shared = shared
+        self._lost = lost
+        self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
+        self._heard: set[int] = set()
+        self._over = trio.Event()
+        self.durable: dict[int, int] = {}
+        """Peer -> the last step whose division it said to be durable."""
+        self.exhausted: set[int] = set()
+        """Peers whose sources are at their end."""
+
+    def end(self) -> None:
+        """Hear nothing more."""
+        self._over.set()
+
+    # --- out ----------------------------------------------------------------------------------------------
+
+    async def dial_all(self, nursery: trio.Nursery, peers: Sequence[Peer], *, step: int) -> None:
+        """A link to every peer; senders run in `nursery`. Raises PeerLostError (perhaps in a group)."""
+        async with trio.open_nursery() as dialling:
+            for worker, peer in enumerate(peers):
+                if worker != self._spec.worker:
+                    dialling.start_soon(self._dial, nursery, worker, peer, step)
+
+    async def _dial(self, nursery: trio.Nursery, worker: int, peer: Peer, step: int) -> None:
+        spec = self._spec
+        hello = Hello(
+            role="exchange",
+            job=spec.region,
+            worker=spec.worker,
+            attempt=spec.attempt,
+            incarnation=self._incarnation,
+        )
+        try:
+            link = await connect_link(
+                peer.host, peer.port, key=spec.job_key, hello=hello, timeout_s=limits.peer_dial_s
+            )
+        except (BrokenConnectionError, HandshakeError) as error:
+            raise PeerLostError(worker, str(error.args[0])) from error
+        outgoing, queue = trio.open_memory_channel[Frames](math.inf)
+        self._outgoing[worker] = outgoing
+        outgoing.send_nowait((self._mark(FrameType.RESET, step),))
+        nursery.start_soon(self._send_all, worker, link, queue)
+
+    async def _send_all(self, worker: int, link: Link, queue: "trio.MemoryReceiveChannel[Frames]") -> None:
+        try:
+            async for frames in queue:
+                await link.send_many(frames)
+        except (BrokenConnectionError, ClosedError) as error:
+            raise PeerLostError(worker, str(error.args[0])) from error
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(1):
+                await link.aclose()
+
+    def send(self, frames: Mapping[int, Frames]) -> None:
+        """Queue frames for the peers."""
+        for worker, batch in frames.items():
+            self._outgoing[worker].send_nowait(batch)
+
+    def tell(self, kind: FrameType, step: int) -> None:
+        """Queue a frame without content for every peer."""
+        for outgoing in self._outgoing.values():
+            outgoing.send_nowait((self._mark(kind, step),))
+
+    def _mark(self, kind: FrameType, step: int) -> Frame:
+        return Frame(kind, self._spec.worker, self._job, self._incarnation, step)
+
+    # --- in -----------------------------------------------------------------------------------------------
+
+    async def hear(self, link: Link) -> None:
+        """Everything a peer sends, on the link that it dialled, until the exchange is ended."""
+        peer = link.hello.worker
+        if peer in self._heard or not 0 <= peer < self._spec.workers or peer == self._spec.worker:
+            logger.warning("refused a second or strange exchange link of worker %d", peer)
+            return
+        self._heard.add(peer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_over, nursery.cancel_scope)
+            try:
+                while True:
+                    self._take(peer, await link.receive())
+            except (LinkClosedError, BrokenConnectionError, ChannelFrameError, ClosedError) as error:
+                self._lost(PeerLostError(peer, str(error.args[0])))
+            nursery.cancel_scope.cancel()
+
+    async def _until_over(self, scope: trio.CancelScope) -> None:
+        await self._over.wait()
+        scope.cancel()
+
+    def _take(self, peer: int, frame: Frame) -> None:
+        stated = (frame.sender, frame.job, frame.sender_epoch)
+        if stated != (peer, self._job, self._incarnation):
+            raise ChannelFrameError(f"worker {peer} sends frames of sender, job, incarnation {stated}")
+        if frame.type is FrameType.DURABLE:
+            self.durable[peer] = frame.step
+        elif frame.type is FrameType.EOF:
+            self.exhausted.add(peer)
+        elif frame.type is not FrameType.RESET:
+            if frame.type is FrameType.STEP_END:
+                self._shared.peers_at = max(self._shared.peers_at, frame.step)
+            self._inbox.put(Arrived(self._incarnation, frame))

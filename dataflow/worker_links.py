@@ -1,0 +1,200 @@
+"""The link thread: the control link, the exchange listener, the store, and one `Life` after the other.
+
+Rules of this file: it takes the coordinator's orders in the order in which they come, and ends one
+incarnation before it begins the next. Everything here is trio; the circuit is another thread, reached by
+messages only.
+"""
+
+import logging
+import os
+import threading
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from checkpoint.core.messages import Committed, Counters, FailureKind, RequestCut, Restore, Start
+from checkpoint.errors import ManifestError, OrphanedError, StaleIncarnationError, StoppedError
+from checkpoint.link import Link, serve_links
+from checkpoint.participant import Participant, open_participant
+from dataflow import limits
+from dataflow.errors import CircuitStoppedError, PeerLostError
+from dataflow.worker_life import Life, first_error
+from dataflow.worker_messages import CutCommitted, CutRequested, Inbox, LinksEnded, Shared, ToLinks
+from dataflow.worker_spec import WorkerSpec
+from dos_client import Store, open_store
+from dos_protocol.errors import DosError, FencedError
+
+logger = logging.getLogger("dos.dataflow")
+
+
+class LinkThread:
+    """See the top of this file. `start` it, `post` messages to it, `join` it."""
+
+    def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
+        self._spec = spec
+        self._inbox = inbox
+        self._shared = shared
+        self._life: Life | None = None
+        self._new_life = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def post(self, message: ToLinks) -> None:
+        """From the circuit thread; never blocks. Dropped if its incarnation or the thread is over."""
+        assert self._token is not None, "a message before the first order"
+        try:
+            self._token.run_sync_soon(self._deliver, message)
+        except trio.RunFinishedError:
+            logger.debug("dropped %s: the links have ended", type(message).__name__)
+
+    def _deliver(self, message: ToLinks) -> None:
+        if self._life is not None and message.incarnation == self._life.number:
+            self._life.deliver(message)
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            reason = trio.run(self._main)
+        except BaseException as error:
+            found = first_error(error) if isinstance(error, Exception) else error
+            logger.error("the links of worker %d ended: %s", self._spec.worker, found)
+            self._inbox.put(LinksEnded(f"{type(found).__name__}: {found}", found))
+            if isinstance(found, OrphanedError):
+                self._end_process_later()
+        else:
+            self._inbox.put(LinksEnded(reason))
+
+    def _end_process_later(self) -> None:
+        """Nobody is left to end us, and user code may never come back: the process must not outlive its
+        region.
+        """
+        if not self._shared.over.wait(limits.orphan_exit_s):
+            logger.critical("the circuit did not end within %g s: ending the process", limits.orphan_exit_s)
+            os._exit(limits.orphan_exit_code)
+
+    async def _main(self) -> str:
+        self._token = trio.lowlevel.current_trio_token()
+        spec = self._spec
+        stopped = ""
+        async with (
+            open_participant(spec.participant(), counters=self._sample) as control,
+            open_store(spec.store_url, token=spec.token, client=f"{spec.region}.w{spec.worker}") as store,
+            trio.open_nursery() as nursery,
+        ):
+            serve = partial(
+                serve_links,
+                self._accepted,
+                job=spec.region,
+                key=spec.job_key,
+                host=spec.listen_host,
+                ports=spec.ports(),
+            )
+            address: tuple[str, int] = await nursery.start(serve)
+            host = spec.advertise_host or control.local_address[0]
+            await control.join(exchange_host=host, exchange_port=address[1], scratch=spec.scratch_dir)
+            try:
+                await self._take_orders(control, store, nursery)
+            except StoppedError as error:
+                stopped = str(error.args[0])
+            if self._life is not None:
+                await self._life.end()
+            nursery.cancel_scope.cancel()
+        return stopped
+
+    async def _take_orders(self, control: Participant, store: Store, nursery: trio.Nursery) -> None:
+        while True:
+            order = await control.next_order()
+            if isinstance(order, Restore):
+                await self._begin(order, control, store, nursery)
+            elif self._life is None or order.incarnation != self._life.number:
+                logger.warning("an order of incarnation %d: no such life here", order.incarnation)
+            elif isinstance(order, Start):
+                self._life.start(order)
+            elif isinstance(order, RequestCut):
+                self._inbox.put(CutRequested(order.incarnation, order.cut, order.final))
+            elif isinstance(order, Committed):
+                self._inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
+
+    async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
+        """End the life before, begin the next. The circuit hears of it at once, and stops reading for the old
+        one.
+        """
+        self._shared.incarnation = order.incarnation
+        if self._life is not None:
+            await self._life.end()
+        self._shared.peers_at = 0
+        self._shared.room = True
+        self._shared.snapshot_due = False
+        self._life = Life(self._spec, order, control, store, inbox=self._inbox, shared=self._shared)
+        nursery.start_soon(self._live, self._life, control)
+        self._new_life.set()
+        self._new_life = trio.Event()
+
+    async def _live(self, life: Life, control: Participant) -> None:
+        failure = await life.run()
+        if failure is None or isinstance(failure, StaleIncarnationError):
+            return
+        with suppress(StaleIncarnationError):  # a newer order has come: nobody asks any more
+            await self._report(failure, control)
+
+    async def _report(self, error: Exception, control: Participant) -> None:
+        """Tell the coordinator what ended an incarnation; end the process if nothing can follow."""
+        if isinstance(error, CircuitStoppedError):
+            report = error.report
+            await control.failed(
+                report.kind,
+                message=report.message,
+                operator=report.operator,
+                position=report.position,
+                traceback=report.traceback,
+            )
+            if report.kind == "internal":
+                raise error
+            return
+        logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
+        if isinstance(error, FencedError):
+            await control.failed("fenced", message=str(error), epoch_held=error.epoch_held)
+        elif isinstance(error, PeerLostError):
+            await control.failed("peer", message=str(error), peer=error.peer)
+        elif isinstance(error, DosError):
+            kind: FailureKind = "manifest" if isinstance(error, ManifestError) else "store"
+            await control.failed(kind, message=str(error))
+        else:
+            await control.failed("internal", message=f"{type(error).__name__}: {error}")
+            raise error
+
+    async def _accepted(self, link: Link) -> None:
+        """A peer has dialled. It may be ahead of us by one order, so wait for its incarnation."""
+        wanted = link.hello.incarnation
+        if link.hello.role != "exchange":
+            logger.warning("refused a %s link: this is a worker", link.hello.role)
+            return
+        with trio.move_on_after(limits.peer_wait_s):
+            while self._life is None or self._life.number < wanted:
+                await self._new_life.wait()
+        if self._life is not None and self._life.number == wanted:
+            await self._life.hear(link)
+        else:
+            logger.info("refused an exchange link of incarnation %d", wanted)
+
+    def _sample(self) -> Counters:
+        shared, life = self._shared, self._life
+        return Counters(
+            step=shared.step,
+            rows_in=shared.rows_in,
+            rows_out=shared.rows_out,
+            bytes_in=shared.bytes_in,
+            exhausted=shared.exhausted,
+            waiting_for_store=life is not None and life.waiting_for_store,
+            lag_bytes=0 if life is None else life.lag_bytes,
+            busy_s=round(shared.busy_s, 3),
+            operators=shared.operators,
+        )

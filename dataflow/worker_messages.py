@@ -1,0 +1,228 @@
+"""What the two threads of a worker say to each other, and the few numbers they share.
+
+Rules of this file: frozen values, one thread-safe inbox, one bag of plain attributes. No logic.
+
+The *circuit thread* (the process's main thread) runs operators and user code and nothing else. The *link
+thread* runs trio: control, heartbeats, exchange, store. Each message carries the incarnation it belongs to;
+both sides drop what belongs to another. So a slow user function delays no heartbeat, and a reset never waits
+for one.
+"""
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from checkpoint.core.channel_frames import Frame
+from checkpoint.core.divisions import Division, Sources
+from checkpoint.core.layout import Layout
+from checkpoint.core.manifest import SplitPosition, WorkerCut
+from checkpoint.core.messages import FailureKind
+from dataflow.core.schedule import CutMark
+from dataflow.sinks.base import SinkWriter
+
+# --- to the circuit thread ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """A new incarnation: forget everything; sources and sinks go where `part` says (None: the beginning)."""
+
+    incarnation: int
+    step: int
+    """The step of the cut, 0 for the beginning; the next one follows it."""
+    cut: int
+    part: WorkerCut | None
+    layout: Layout
+    store_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlock:
+    """One stored block of an operator's state, oldest first."""
+
+    incarnation: int
+    cut: int
+    operator: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateComplete:
+    """All blocks are sent; answer with `StateLoaded`."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """All workers stand: run. `divisions` are those of the steps to be replayed exactly."""
+
+    incarnation: int
+    divisions: tuple[Division, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutRequested:
+    """Ask for this cut with the next STEP_END."""
+
+    incarnation: int
+    cut: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutCommitted:
+    """Sinks publish."""
+
+    incarnation: int
+    cut: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame of a peer."""
+
+    incarnation: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """One of the shared numbers changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksEnded:
+    """The link thread is over: the process ends. `error` is None after an orderly STOP."""
+
+    reason: str
+    error: BaseException | None = None
+
+
+ToCircuit: TypeAlias = (
+    Restoring
+    | StateBlock
+    | StateComplete
+    | Started
+    | CutRequested
+    | CutCommitted
+    | Arrived
+    | Woken
+    | LinksEnded
+)
+
+# --- to the link thread -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoaded:
+    """One state block is taken: the next may come (so that few are in memory)."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """Sources, sinks and operators stand at the cut."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnded:
+    """A stage of a step is run: what to send, per peer and in order. For stage 0 also the division."""
+
+    incarnation: int
+    step: int
+    frames: Mapping[int, tuple[Frame, ...]]
+    time_ms: int = 0
+    sources: Sources | None = None
+    """To be recorded before the frames are sent; None for a later stage, and for a step replayed as recorded.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CutTaken:
+    """A step with a cut is through: make it durable, then vote."""
+
+    incarnation: int
+    step: int
+    mark: CutMark
+    blocks: tuple[tuple[str, bytes], ...]
+    snapshot: tuple[tuple[str, bytes], ...] | None
+    sources: dict[str, dict[str, SplitPosition]]
+    sinks: dict[str, Any]
+    writers: tuple[SinkWriter, ...]
+    phases_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The sinks have published a cut."""
+
+    incarnation: int
+    cut: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitFailed:
+    """The circuit cannot go on in this incarnation."""
+
+    incarnation: int
+    kind: FailureKind
+    message: str
+    operator: str = ""
+    position: str = ""
+    traceback: str = ""
+
+
+ToLinks: TypeAlias = BlockLoaded | StateLoaded | StageEnded | CutTaken | Published | CircuitFailed
+
+
+class Inbox:
+    """Messages to the circuit thread, in order. `put` from any thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[ToCircuit] = queue.SimpleQueue()
+
+    def put(self, message: ToCircuit) -> None:
+        self._queue.put(message)
+
+    def take(self) -> ToCircuit:
+        """The next message; waits for one."""
+        return self._queue.get()
+
+    def take_nowait(self) -> ToCircuit | None:
+        """The next message if there is one."""
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
+
+@dataclass(slots=True)
+class Shared:
+    """Numbers that one thread writes and the other reads; each is one assignment, none needs a lock."""
+
+    # written by the link thread
+    incarnation: int = 0
+    room: bool = True
+    """Whether the store takes more: sources stop otherwise."""
+    peers_at: int = 0
+    """The highest step that any peer has ended: our sources end that step too."""
+    snapshot_due: bool = False
+    # written by the circuit thread
+    step: int = 0
+    exhausted: bool = False
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_in: int = 0
+    busy_s: float = 0.0
+    cuts: int = 0
+    operators: dict[str, dict[str, int]] = field(default_factory=dict)
+    over: threading.Event = field(default_factory=threading.Event)
+    """The circuit thread is done with everything."""

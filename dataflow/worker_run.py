@@ -1,0 +1,348 @@
+"""One incarnation of a worker's circuit: from standing at a cut to running steps. Circuit thread only.
+
+Rules of this file: it turns the schedule's decisions into calls of the circuit, and their results into
+messages. It is made for one incarnation and thrown away with it; an error leaves it unusable.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.core.barrier import Alignment, CompleteStep
+from checkpoint.core.channel_frames import Frame, FrameFlag, FrameType
+from checkpoint.core.divisions import Division, Sources
+from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.messages import job_digest
+from checkpoint.errors import StepOrderError
+from checkpoint.state_blocks import decode_block, encode_block, encoded, slices
+from dataflow import limits
+from dataflow.circuit import Checkpoint, Circuit, Sends
+from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule
+from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError
+from dataflow.exchange import decode_batch, encode_batch, frames_of
+from dataflow.graph import GraphPlan
+from dataflow.limits import WorkerLimits
+from dataflow.sources.base import SourceReader, SplitDivision
+from dataflow.worker_messages import (
+    CutCommitted,
+    CutRequested,
+    CutTaken,
+    Restoring,
+    Shared,
+    StageEnded,
+    Started,
+    StateBlock,
+    ToLinks,
+)
+
+Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview]"
+"""(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs."""
+
+_batch_growth: Final = 4
+
+
+class Identity(NamedTuple):
+    """Who runs."""
+
+    region: str
+    worker: int
+    workers: int
+
+
+class Incarnation:
+    """See the top of this file. Order of calls: `load`*, `start`, then `advance` while it returns True."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        identity: Identity,
+        order: Restoring,
+        *,
+        worker_limits: WorkerLimits,
+        shared: Shared,
+        post: Callable[[ToLinks], None],
+    ) -> None:
+        """Stand at the cut, without state. Raises InputChangedError, CorruptDataError and others."""
+        self.number = order.incarnation
+        self._me = identity
+        self._limits = worker_limits
+        self._shared = shared
+        self._post = post
+        self._job = job_digest(identity.region)
+        self._stages = graph.plan.stages
+        first, ahead = order.step + 1, worker_limits.steps_ahead
+        self._schedule = Schedule(graph.plan, first, order.cut, order.step, ahead)
+        self._divisions: dict[int, Division] = {}
+        self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
+        self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
+        self._batch_bytes = limits.batch_bytes_min * 16
+        self._aligned = {
+            channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
+            for channel in range(graph.plan.channels)
+        }
+        self._circuit = Circuit(
+            graph,
+            region=identity.region,
+            worker=identity.worker,
+            workers=identity.workers,
+            store_id=order.store_id,
+            layout=order.layout,
+        )
+        try:
+            self._stand(order)
+        except BaseException:
+            self._circuit.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of files; nothing is made durable."""
+        self._circuit.close()
+
+    # --- standing -----------------------------------------------------------------------------------------
+
+    def _stand(self, order: Restoring) -> None:
+        part = order.part
+        for name, reader in self._circuit.sources.items():
+            reader.reset_to({} if part is None else part.sources.get(name, {}))
+        for name, writer in self._circuit.sinks.items():
+            writer.reset_to(None if part is None else part.sinks.get(name))
+        self._shared.step = order.step
+        self._shared.exhausted = False
+
+    def load(self, block: StateBlock) -> None:
+        """Take one stored block. Raises CorruptDataError."""
+        operator = self._circuit.stateful.get(block.operator)
+        if operator is None:
+            return  # the fingerprint agrees, so this is an operator that once was stateful and is not now
+        where = f"the state of operator {block.operator!r} in cut {block.cut}"
+        operator.restore(decode_block(block.data, where=where))
+
+    def start(self, order: Started) -> None:
+        """All workers stand."""
+        self._divisions = {division.step: division for division in order.divisions}
+        if self._divisions:
+            self._schedule.replay_until = max(self._divisions)
+        self._note_exhausted()
+
+    # --- what comes from outside --------------------------------------------------------------------------
+
+    def request_cut(self, order: CutRequested) -> None:
+        self._schedule.request_cut(order.cut, final=order.final)
+
+    def committed(self, order: CutCommitted) -> None:
+        """Sinks show what they prepared for the cut."""
+        for writer in self._circuit.sinks.values():
+            writer.publish(order.cut)
+
+    def arrived(self, frame: Frame) -> None:
+        """A frame of a peer. Raises StepOrderError."""
+        if frame.type not in (FrameType.DATA, FrameType.STEP_END):
+            return  # RESET, DURABLE and EOF tell a consumer nothing that it acts on yet
+        alignment = self._aligned.get(frame.channel)
+        if alignment is None:
+            raise StepOrderError(f"sender {frame.sender} sends on channel {frame.channel}: there is none")
+        if frame.type is FrameType.DATA:
+            alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
+        else:
+            final = bool(frame.flags & FrameFlag.FINAL)
+            alignment.step_end(frame.sender, frame.step, frame.seq, cut=frame.cut, final=final)
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Do the next thing, if there is one. Raises OperatorError and whatever else stops the circuit."""
+        action = self._schedule.next_action(
+            self._is_complete,
+            input_waits=any(not reader.exhausted for reader in self._circuit.sources.values()),
+            room=self._shared.room,
+            peers_at=self._shared.peers_at,
+        )
+        begin = time.perf_counter()
+        if isinstance(action, Produce):
+            self._produce(action)
+        elif isinstance(action, RunStage):
+            self._run_stage(action)
+        else:
+            return False
+        self._shared.busy_s += time.perf_counter() - begin
+        return True
+
+    def _is_complete(self, channel: int, step: int) -> bool:
+        alignment = self._aligned[channel]
+        return alignment.step == step and not alignment.missing()
+
+    def _produce(self, action: Produce) -> None:
+        step = action.step
+        time_ms = time.time_ns() // 1_000_000
+        if action.replay:
+            self._replay(step)
+        else:
+            self._read(step)
+        taken = {name: reader.take_division() for name, reader in self._circuit.sources.items()}
+        sends = self._circuit.end_sources(step)
+        self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        mark = self._schedule.step_produced()
+        frames = self._send(0, step, sends, mark)
+        sources: Sources | None = None
+        if not action.replay:
+            sources = {name: dict(parts) for name, parts in taken.items()}
+        self._post(StageEnded(self.number, step, frames, time_ms, sources))
+        self._shared.step = step
+        self._shared.rows_in += self._circuit.take_rows_in()
+
+    def _replay(self, step: int) -> None:
+        recorded = self._divisions.pop(step)
+        for name, reader in self._circuit.sources.items():
+            parts = {split: SplitDivision(*part) for split, part in recorded.sources.get(name, {}).items()}
+            for batch in reader.replay(parts):
+                self._shared.bytes_in += batch.bytes_read
+                self._circuit.feed(step, name, batch)
+
+    def _read(self, step: int) -> None:
+        """Read until the step is full, late, or ended by a peer; one batch at least, if there is input."""
+        left = self._limits.step_bytes_max
+        deadline = time.perf_counter() + self._limits.step_ms_max / 1000
+        reading = [(name, reader) for name, reader in self._circuit.sources.items() if not reader.exhausted]
+        while reading and self._shared.room:
+            for name, reader in list(reading):
+                size = self._read_batch(step, name, reader, min(left, self._batch_bytes))
+                left -= size
+                if not size:
+                    reading.remove((name, reader))
+            if left <= 0 or time.perf_counter() > deadline or self._interrupted(step):
+                return
+
+    def _interrupted(self, step: int) -> bool:
+        return self._shared.peers_at >= step or self._shared.incarnation != self.number
+
+    def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
+        begin = time.perf_counter()
+        try:
+            batch = reader.read(max(bytes_max, 1))
+        except (InputEncodingError, InputReadError, LineTooLongError) as error:
+            raise OperatorError(name, "the input", str(error.args[0]), remedy=error.remedy) from error
+        if batch is None:
+            return 0
+        self._shared.bytes_in += batch.bytes_read
+        self._circuit.feed(step, name, batch)
+        took_ms = (time.perf_counter() - begin) * 1000
+        aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
+        aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
+        self._batch_bytes = max(int(aim), limits.batch_bytes_min)
+        return batch.bytes_read
+
+    def _note_exhausted(self) -> None:
+        """Whether the final cut may come: all was read, and every step of ours is through all stages here.
+
+        The second half matters. Two workers: ours has read its last rows in step 3, the other, exhausted
+        since step 1, has ended step 2 only. If a final cut is asked for now, the other flags its next
+        STEP_END, that of step 3 or even of 2 if it is slow: our rows of step 3 would be lost. But a step is
+        through only when all have ended it; so when all say exhausted, all have ended every step that holds
+        rows.
+        """
+        through = self._schedule.produced == self._schedule.consumed and not self._divisions
+        if through and all(reader.exhausted for reader in self._circuit.sources.values()):
+            self._shared.exhausted = True
+
+    def _run_stage(self, action: RunStage) -> None:
+        stage, step = action
+        complete = {channel: self._take(channel, step) for channel in self._stages[stage].receives}
+        if stage == 1:
+            cut = max((done.cut for done in complete.values()), default=0)
+            final = any(done.final for done in complete.values() if done.cut == cut)
+            self._schedule.step_aligned(step, CutMark(cut, final))
+        mark = self._schedule.cut_at(step)
+        received = {channel: self._decoded(channel, done.items) for channel, done in complete.items()}
+        begin = time.perf_counter()
+        sends = self._circuit.run_stage(stage, step, received, cut=bool(mark.cut))
+        if mark.cut:
+            self._checkpoint(stage, step, drained_s=time.perf_counter() - begin)
+        if self._stages[stage].sends:
+            self._post(StageEnded(self.number, step, self._send(stage, step, sends, mark)))
+        if self._schedule.stage_done(stage, step):
+            self._step_over(step)
+
+    def _take(self, channel: int, step: int) -> CompleteStep[Item]:
+        done = self._aligned[channel].take()
+        assert done is not None
+        assert done.step == step
+        return done
+
+    def _decoded(self, channel: int, items: Sequence[Item]) -> list[tuple[int, pa.RecordBatch]]:
+        return [
+            (sender, item if isinstance(item, pa.RecordBatch) else self._decode(channel, sender, item))
+            for sender, item in items
+        ]
+
+    def _decode(self, channel: int, sender: int, payload: "bytes | bytearray | memoryview") -> pa.RecordBatch:
+        try:
+            return decode_batch(payload, self._circuit.wire_schema(channel))
+        except ValueError as error:
+            raise StepOrderError(f"from worker {sender}: {error}") from error
+
+    def _checkpoint(self, stage: int, step: int, *, drained_s: float) -> None:
+        if step not in self._checkpoints:
+            self._checkpoints[step] = (Checkpoint(with_snapshot=self._shared.snapshot_due), {})
+        taken, phases = self._checkpoints[step]
+        begin = time.perf_counter()
+        self._circuit.take_checkpoint(stage, taken)
+        phases["drain"] = phases.get("drain", 0.0) + drained_s
+        phases["write"] = phases.get("write", 0.0) + time.perf_counter() - begin
+
+    def _step_over(self, step: int) -> None:
+        self._note_exhausted()
+        positions = self._positions.pop(step)
+        mark = self._schedule.forget(step)
+        self._shared.rows_out += self._circuit.take_rows_out()
+        self._shared.operators = self._circuit.counters()
+        if not mark.cut:
+            return
+        taken, phases = self._checkpoints.pop(step)
+        begin = time.perf_counter()
+        snapshot = None
+        if taken.with_snapshot:
+            pieces = ((name, piece) for name, block in taken.snapshots.items() for piece in slices(block))
+            snapshot = tuple(encoded(pieces))
+        blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
+        phases["write"] += time.perf_counter() - begin
+        writers = tuple(self._circuit.sinks.values())
+        self._post(
+            CutTaken(self.number, step, mark, blocks, snapshot, positions, taken.sinks, writers, phases)
+        )
+        self._shared.cuts += 1
+
+    # --- sending ------------------------------------------------------------------------------------------
+
+    def _send(self, stage: int, step: int, sends: Sends, mark: CutMark) -> Mapping[int, tuple[Frame, ...]]:
+        """End the step on the channels of a stage: one's own share at once, frames for the peers."""
+        frames: dict[int, list[Frame]] = {w: [] for w in range(self._me.workers) if w != self._me.worker}
+        for channel in self._stages[stage].sends:
+            parts = sends.get(channel, [[] for _ in range(self._me.workers)])
+            self._keep(channel, step, parts[self._me.worker], mark)
+            for worker, queue in frames.items():
+                queue += self._frames(channel, step, parts[worker], mark)
+        return {worker: tuple(queue) for worker, queue in frames.items()}
+
+    def _keep(self, channel: int, step: int, batches: Sequence[pa.RecordBatch], mark: CutMark) -> None:
+        me, alignment = self._me.worker, self._aligned[channel]
+        for seq, batch in enumerate(batches):
+            alignment.data(me, step, seq, (me, batch))
+        alignment.step_end(me, step, len(batches), cut=mark.cut, final=mark.final)
+
+    def _frames(
+        self, channel: int, step: int, batches: Sequence[pa.RecordBatch], mark: CutMark
+    ) -> list[Frame]:
+        me, job, number = self._me.worker, self._job, self.number
+        pieces = [encode_batch(piece) for batch in batches for piece in frames_of(batch)]
+        frames = [
+            Frame(FrameType.DATA, me, job, number, step, seq=seq, channel=channel, payload=piece)
+            for seq, piece in enumerate(pieces)
+        ]
+        flags = FrameFlag.FINAL if mark.final else 0
+        seq = len(pieces)
+        frames.append(
+            Frame(FrameType.STEP_END, me, job, number, step, mark.cut, seq, channel=channel, flags=flags)
+        )
+        return frames

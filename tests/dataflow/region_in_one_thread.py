@@ -1,0 +1,201 @@
+"""A whole region in one thread: the real circuits and schedules of N workers, with links, store and
+coordinator replaced by plain lists, and every interleaving chosen by the test.
+
+What it keeps of the real thing: frames of one sender arrive in order on one link; a cut counts once every
+worker has handed it over; a reset takes all workers back to the last cut that counted, with the state blocks
+up to it and the divisions that all have.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from checkpoint.core.channel_frames import Frame
+from checkpoint.core.divisions import Division
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import WorkerCut
+from dataflow.graph import Graph
+from dataflow.limits import WorkerLimits
+from dataflow.worker_messages import (
+    CutCommitted,
+    CutRequested,
+    CutTaken,
+    Restoring,
+    Shared,
+    StageEnded,
+    Started,
+    StateBlock,
+    ToLinks,
+)
+from dataflow.worker_run import Identity, Incarnation
+from journal import Position
+
+Choose = Callable[[int], int]
+"""choose(n) is a number below n: where the interleaving comes from."""
+
+
+@dataclass
+class StoredCut:
+    """A cut that counts."""
+
+    cut: int
+    step: int
+    final: bool
+    parts: dict[int, WorkerCut]
+
+
+@dataclass
+class WorkerSide:
+    """What outlives an incarnation of a worker, and what does not."""
+
+    blocks: list[tuple[int, str, bytes]] = field(default_factory=list)
+    divisions: dict[int, Division] = field(default_factory=dict)
+    shared: Shared = field(default_factory=Shared)
+    run: Incarnation | None = None
+    inbound: dict[int, deque[Frame]] = field(default_factory=dict)
+
+
+class OneThreadRegion:
+    """See the top of this file."""
+
+    def __init__(
+        self, graph: Graph, workers: int, choose: Choose, limits: WorkerLimits | None = None
+    ) -> None:
+        self.plan = graph.plan()
+        self.workers = workers
+        self.choose = choose
+        self.limits = limits or WorkerLimits(step_bytes_max=64, batch_bytes_max=32)
+        self.sides = [WorkerSide() for _ in range(workers)]
+        self.incarnation = 0
+        self.cut: StoredCut | None = None
+        self.votes: dict[int, dict[int, CutTaken]] = {}
+        self.last_number = 0
+        self.asked = 0
+        self.steps_replayed = 0
+
+    # --- the coordinator's part ---------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Everybody to the last cut that counts."""
+        self.incarnation += 1
+        self.votes.clear()
+        at = self.cut
+        step, cut = (at.step, at.cut) if at else (0, 0)
+        for index, side in enumerate(self.sides):
+            if side.run is not None:
+                side.run.close()
+            side.inbound = {peer: deque() for peer in range(self.workers) if peer != index}
+            side.shared.peers_at = 0
+            side.shared.incarnation = self.incarnation
+            part = at.parts[index] if at else None
+            order = Restoring(self.incarnation, step, cut, part, even_layout(self.workers), b"s" * 16)
+            side.run = Incarnation(
+                self.plan,
+                Identity("region", index, self.workers),
+                order,
+                worker_limits=self.limits,
+                shared=side.shared,
+                post=self._post_of(index),
+            )
+            side.blocks = [block for block in side.blocks if block[0] <= cut]
+            for number, operator, data in side.blocks:
+                side.run.load(StateBlock(self.incarnation, number, operator, data))
+        until = min(self._last_recorded(side, step) for side in self.sides)
+        for side in self.sides:
+            assert side.run is not None
+            divisions = tuple(side.divisions[n] for n in range(step + 1, until + 1))
+            self.steps_replayed += len(divisions)
+            side.run.start(Started(self.incarnation, divisions))
+
+    @staticmethod
+    def _last_recorded(side: WorkerSide, step: int) -> int:
+        while step + 1 in side.divisions:
+            step += 1
+        return step
+
+    def ask_cut(self, *, final: bool = False) -> None:
+        """Ask some workers now; those left out are asked when the next cut is."""
+        self.last_number += 1
+        self.asked = self.last_number
+        for side in self.sides:
+            if final or self.choose(3):
+                assert side.run is not None
+                side.run.request_cut(CutRequested(self.incarnation, self.last_number, final))
+
+    def _post_of(self, index: int) -> Callable[[ToLinks], None]:
+        def post(message: ToLinks) -> None:
+            if isinstance(message, StageEnded):
+                self._stage_ended(index, message)
+            elif isinstance(message, CutTaken):
+                self._cut_taken(index, message)
+
+        return post
+
+    def _stage_ended(self, index: int, message: StageEnded) -> None:
+        side = self.sides[index]
+        if message.sources is not None:
+            for later in [step for step in side.divisions if step >= message.step]:
+                del side.divisions[later]
+            side.divisions[message.step] = Division(message.step, message.time_ms, message.sources)
+        for peer, frames in message.frames.items():
+            self.sides[peer].inbound[index].extend(frames)
+
+    def _cut_taken(self, index: int, message: CutTaken) -> None:
+        number = message.mark.cut
+        self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
+        votes = self.votes.setdefault(number, {})
+        votes[index] = message
+        if len(votes) < self.workers:
+            return
+        assert len({vote.step for vote in votes.values()}) == 1, "a cut is at one step"
+        at = Position(self.incarnation, number, 0)
+        parts = {
+            worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.sinks)
+            for worker, vote in votes.items()
+        }
+        self.cut = StoredCut(number, message.step, message.mark.final, parts)
+        for side in self.sides:
+            assert side.run is not None
+            side.run.committed(CutCommitted(self.incarnation, number, message.mark.final))
+
+    # --- time goes on -------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Some worker does one thing, or some frame arrives. False if nothing can happen any more."""
+        moves: list[Callable[[], Any]] = []
+        for index, side in enumerate(self.sides):
+            moves.append(lambda index=index: self.sides[index].run.advance())  # type: ignore[misc, union-attr]
+            for peer, queue in side.inbound.items():
+                if queue:
+                    moves.append(lambda index=index, peer=peer: self._arrive(index, peer))  # type: ignore[misc]
+        start = self.choose(len(moves))
+        return any(move() for move in moves[start:] + moves[:start])
+
+    def _arrive(self, index: int, peer: int) -> bool:
+        side = self.sides[index]
+        frame = side.inbound[peer].popleft()
+        if frame.type.name == "STEP_END":
+            side.shared.peers_at = max(side.shared.peers_at, frame.step)
+        assert side.run is not None
+        side.run.arrived(frame)
+        return True
+
+    def exhausted(self) -> bool:
+        return all(side.shared.exhausted for side in self.sides)
+
+    def finish(self) -> None:
+        """Run to the end without further trouble, and take the final cut."""
+        while not self.exhausted():
+            assert self.turn(), "the region is stuck before its sources are exhausted"
+        while self.cut is None or not self.cut.final:
+            self.ask_cut(final=True)
+            while self.turn():
+                pass
+        self.close()
+
+    def close(self) -> None:
+        for side in self.sides:
+            if side.run is not None:
+                side.run.close()
+                side.run = None

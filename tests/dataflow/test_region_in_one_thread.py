@@ -1,0 +1,157 @@
+"""Regions under every interleaving and with resets at any moment: the output is that of a run without
+failures.
+"""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow import FileSink, FileSource, Graph
+from tests.dataflow.region_in_one_thread import OneThreadRegion
+from tests.dataflow.support import last_counts, rows_of, true_counts, word_count
+
+_words = st.sampled_from(["a", "b", "cc", "the", "quick", "fox", "x" * 20, "é", "日本", ""])
+_texts = st.lists(st.lists(_words, max_size=6).map(" ".join), max_size=25).map("\n".join)
+
+
+def write_files(directory: Path, texts: list[str]) -> list[Path]:
+    paths = []
+    for index, text in enumerate(texts):
+        path = directory / f"in{index}.txt"
+        path.write_text(text, encoding="utf-8", newline="")
+        paths.append(path)
+    return paths
+
+
+def run_with_trouble(region: OneThreadRegion, draw: Any, troubles: int) -> None:
+    """Turns, cuts and resets in any order, then to the end."""
+    region.restore()
+    for _ in range(draw(st.integers(0, troubles))):
+        for _ in range(draw(st.integers(0, 40))):
+            region.turn()
+        if draw(st.booleans()):
+            region.ask_cut()
+        else:
+            region.restore()
+    region.finish()
+
+
+# EVIDENCE-OF: P-7
+@given(data=st.data(), texts=st.lists(_texts, min_size=1, max_size=4), workers=st.integers(1, 3))
+@settings(max_examples=60)
+def test_a_word_count_is_exact_whatever_the_order_and_however_often_it_is_reset(
+    data: st.DataObject, texts: list[str], workers: int
+) -> None:
+    with TemporaryDirectory() as directory:
+        paths = write_files(Path(directory), texts)
+        out = Path(directory) / "out"
+        region = OneThreadRegion(
+            word_count(paths, out, repeat=2), workers, lambda n: data.draw(st.integers(0, n - 1))
+        )
+        run_with_trouble(region, data.draw, troubles=8)
+        assert last_counts(out) == dict(true_counts(paths, repeat=2))
+
+
+def two_exchanges(paths: list[Path], out: Path) -> Graph:
+    """How many words have which count so far: an exchange behind an exchange, a union, two sinks, row
+    functions.
+    """
+    graph = Graph("histogram")
+    half = len(paths) // 2
+    first = graph.source("first", FileSource(paths[: half + 1]))
+    second = graph.source("second", FileSource(paths[half + 1 :])) if len(paths) > half + 1 else first
+    lines = first.union("both", second) if second is not first else first
+    words = lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
+    counts = words.key_by("by_word", "word").count("counts")
+    lengths = words.map(
+        "lengths", lambda row: (len(row["word"]), row["word"][:1]), schema="n bigint, c string"
+    )
+    per_length = lengths.key_by("by_length", "n", "c").count("per_length")
+    counts.sink("words_out", FileSink(out / "words"))
+    news = counts.filter("news", lambda row: row["count"] == 1)
+    news.key_by("by_count", "count").map("bare", lambda row: row["word"], schema="word string").sink(
+        "news_out", FileSink(out / "news")
+    )
+    per_length.sink("lengths_out", FileSink(out / "lengths"))
+    return graph
+
+
+# EVIDENCE-OF: P-7
+@given(data=st.data(), texts=st.lists(_texts, min_size=1, max_size=4), workers=st.integers(1, 3))
+@settings(max_examples=40)
+def test_exchanges_behind_exchanges_take_their_cuts_at_the_same_step(
+    data: st.DataObject, texts: list[str], workers: int
+) -> None:
+    with TemporaryDirectory() as directory:
+        paths = write_files(Path(directory), texts)
+        out = Path(directory) / "out"
+        region = OneThreadRegion(
+            two_exchanges(paths, out), workers, lambda n: data.draw(st.integers(0, n - 1))
+        )
+        run_with_trouble(region, data.draw, troubles=6)
+        counts = true_counts(paths)
+        assert last_counts(out / "words") == dict(counts)
+        lengths: Counter[tuple[str, str]] = Counter()
+        for word, count in counts.items():
+            lengths[str(len(word)), word[:1]] += count
+        final = {(row[0], row[1]): int(row[2] or 0) for _, row in rows_of(out / "lengths")}
+        assert final == dict(lengths)
+
+
+def test_the_final_cut_waits_for_rows_of_a_worker_that_is_a_step_ahead(tmp_path: Path) -> None:
+    """Found by the test above: a worker without input flagged step 2 as final while another had rows in step
+    3.
+    """
+    paths = write_files(tmp_path, ["a\n" * 200, ""])
+    order = iter([1, *[0] * 40])  # worker 1, without input, is exhausted first
+    region = OneThreadRegion(word_count(paths, tmp_path / "out"), 2, lambda n: next(order, 0) % n)
+    region.restore()
+    while not region.sides[1].shared.exhausted:
+        assert region.turn()
+    region.finish()
+    assert last_counts(tmp_path / "out") == {"a": 200}
+
+
+def test_a_graph_without_an_exchange_is_cut_and_reset_like_any_other(tmp_path: Path) -> None:
+    paths = write_files(tmp_path, ["one\ntwo\nthree\n" * 30, "four\nfive\n" * 30])
+    graph = Graph("copy")
+    graph.source("lines", FileSource(paths)).sink("out", FileSink(tmp_path / "out"))
+    region = OneThreadRegion(graph, 2, lambda n: 0)
+    region.restore()
+    for round_ in range(6):
+        for _ in range(5):
+            region.turn()
+        region.ask_cut() if round_ % 2 else region.restore()
+    region.finish()
+    found = Counter(row[0] for _, row in rows_of(tmp_path / "out"))
+    assert found == Counter({"one": 30, "two": 30, "three": 30, "four": 30, "five": 30})
+
+
+def test_a_reset_replays_the_steps_that_all_had_divided(tmp_path: Path) -> None:
+    paths = write_files(tmp_path, ["a b c\n" * 100, "c d e\n" * 100])
+    region = OneThreadRegion(word_count(paths, tmp_path / "out"), 2, lambda n: 0)
+    region.restore()
+    for _ in range(12):
+        region.turn()
+    region.restore()
+    assert region.steps_replayed > 0
+    region.finish()
+    assert last_counts(tmp_path / "out") == {"a": 100, "b": 100, "c": 200, "d": 100, "e": 100}
+
+
+def test_a_sink_that_is_not_cut_back_shows_words_twice(tmp_path: Path) -> None:
+    """The check above does notice: without truncation the counts of a word stop increasing."""
+    paths = write_files(tmp_path, ["a b c\n" * 100, "c d e\n" * 100])
+    region = OneThreadRegion(word_count(paths, tmp_path / "out", truncate=False), 2, lambda n: 0)
+    region.restore()
+    for _ in range(12):
+        region.turn()
+    region.restore()
+    region.finish()
+    with pytest.raises(AssertionError, match="after"):
+        last_counts(tmp_path / "out")
