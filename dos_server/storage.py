@@ -177,9 +177,24 @@ class Storage:
         except OSError as error:
             log.error("object %s/%s cannot be read: %s", directory, name, error)
             return lost()
-        current = mark is not None and mark.synced == found.size and not mark.poisoned
-        if not found.corrupt and not current:
+        if found.corrupt:
+            return found
+        if mark is not None and mark.poisoned:
+            return self._forgive(directory, name, found)
+        if mark is None or mark.synced != found.size:
             self.set_mark(directory, name, found.size, poisoned=False)
+        return found
+
+    def _forgive(self, directory: str, name: str, found: Found) -> Found:
+        """Take the word "poisoned" off a mark, durably, before anything new is acknowledged.
+
+        Or a power cut brings the old mark back, and the next start cuts what was acknowledged since.
+        """
+        try:
+            self._write_mark(directory, Mark(name, found.size), durable=True)
+        except OSError as error:
+            log.error("mark of %s/%s: %s", directory, name, error)
+            return lost()
         return found
 
     def _recover(self, directory: str, name: str, handle: int, mark: Mark | None) -> Found:
@@ -282,16 +297,18 @@ class Storage:
 
         A failure is only noted: a missing mark is a lower bound too.
         """
-        folder = self._folders[directory]
         with _noted(f"mark of {directory}/{name}"):
-            if folder.marks is None:
-                folder.marks = self._disk.open(f"{OBJECTS}/{directory}/.marks", create=True)
-            slot = folder.slots.setdefault(name, folder.slot_count)
-            folder.slot_count = max(folder.slot_count, slot + 1)
-            data = records.encode_mark(Mark(name, synced, poisoned))
-            self._disk.write(folder.marks, slot * mark_bytes, [data])
-            if poisoned:
-                self._disk.sync(folder.marks)
+            self._write_mark(directory, Mark(name, synced, poisoned), durable=poisoned)
+
+    def _write_mark(self, directory: str, mark: Mark, *, durable: bool) -> None:
+        folder = self._folders[directory]
+        if folder.marks is None:
+            folder.marks = self._disk.open(f"{OBJECTS}/{directory}/.marks", create=True)
+        slot = folder.slots.setdefault(mark.name, folder.slot_count)
+        folder.slot_count = max(folder.slot_count, slot + 1)
+        self._disk.write(folder.marks, slot * mark_bytes, [records.encode_mark(mark)])
+        if durable:
+            self._disk.sync(folder.marks)
 
     def read(self, effect: v.ReadData) -> v.GotData:
         """Verified content, or where it is damaged."""

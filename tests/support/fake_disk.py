@@ -97,10 +97,15 @@ class FakeDisk:
 
     @staticmethod
     def _keep_some(stable: bytearray, position: int, data: bytes, rng: random.Random) -> None:
-        """Of one write: nothing; or the size, and each sector of it or zeros."""
+        """Of one write: nothing; or its size, or up to a sector's edge, and of that each sector or zeros.
+
+        A page is copied under its lock, so no sector holds half of what one write put there.
+        """
         if rng.random() < 0.3:
             return
         end = position + rng.choice([len(data), rng.randrange(len(data) + 1)])
+        if end < position + len(data):
+            end -= end % SECTOR
         if end > len(stable):
             stable.extend(bytes(end - len(stable)))
         start = position

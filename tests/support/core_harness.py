@@ -1,0 +1,140 @@
+"""The real core and the real storage on the fake disk, one event at a time, in an order that the test
+chooses.
+
+No trio, no threads, no clock: what would run in a thread waits in `pending` until `finish`. A sync touches
+the disk when it is asked for and is reported when it is finished: the worst case, in which nothing written
+meanwhile is covered.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dos_protocol import messages as m
+from dos_protocol.frames import Frame
+from dos_server.core import vocabulary as v
+from dos_server.core.server import ServerCore
+from dos_server.storage import Storage
+from tests.support.fake_disk import FakeDisk
+
+SERVER_ID = bytes(range(1, 17))
+
+
+class Harness:
+    """A server that the test drives. `heard[session]`: (request id, message) in the order sent."""
+
+    def __init__(self, disk: FakeDisk | None = None, *, token: bytes = b"") -> None:
+        self.disk = disk or FakeDisk()
+        self.token = token
+        self.heard: dict[int, list[tuple[int, m.Message]]] = {}
+        self.closed: set[int] = set()
+        self.pending: list[tuple[v.Effect, Callable[[], v.Event]]] = []
+        self.now = 0.0
+        self._sessions = 0
+        self._requests = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start (again) on what the disk has."""
+        self.storage = Storage(self.disk)
+        server_id, record, names = self.storage.start(SERVER_ID)
+        self.core = ServerCore(server_id=server_id, record=record, token=self.token, directory_names=names)
+        self.pending.clear()
+        self.closed |= set(self.heard)
+
+    def event(self, event: v.Event) -> None:
+        """Give the core an event and perform what it asks for."""
+        events = deque([event])
+        while events:
+            for effect in self.core.handle(events.popleft(), self.now):
+                answer = self._perform(effect)
+                if answer is not None:
+                    events.append(answer)
+
+    def _perform(self, effect: v.Effect) -> v.Event | None:
+        storage = self.storage
+        match effect:
+            case v.Send(session, message, request_id):
+                if session not in self.closed:
+                    self.heard[session].append((request_id, m.decode(m.encode(message, request_id))))
+            case v.CloseSession(session):
+                self.closed.add(session)
+            case v.Write(directory, name):
+                effect = effect._replace(buffers=[bytes(one) for one in effect.buffers])
+                return v.Written(directory, name, storage.write(effect))
+            case v.SetMark(directory, name, synced, poisoned):
+                storage.set_mark(directory, name, synced, poisoned=poisoned)
+            case v.ForgetDirectory(directory):
+                storage.forget(directory)
+            case v.Sync(directory, name):
+                report = v.Synced(directory, name, storage.sync(effect))
+                self.pending.append((effect, lambda: report))
+            case _:
+                self.pending.append((effect, self._work(effect)))
+        return None
+
+    def _work(self, effect: v.Effect) -> Callable[[], v.Event]:
+        storage = self.storage
+        match effect:
+            case v.LoadDirectory(directory):
+                return lambda: storage.load(directory)
+            case v.StoreClaim(directory, claim):
+                return lambda: v.ClaimStored(directory, claim, storage.store_claim(directory, claim))
+            case v.ReadData():
+                return lambda: storage.read(effect)
+            case v.ReadDigest():
+                return lambda: storage.digest(effect)
+            case v.StoreRecord(session, request_id, record):
+                return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
+            case _:
+                raise AssertionError(effect)
+
+    def finish(self, index: int = 0) -> None:
+        """One thing that runs in a thread ends."""
+        _, work = self.pending.pop(index)
+        self.event(work())
+
+    def settle(self) -> None:
+        """Everything that runs in threads ends, in order."""
+        while self.pending:
+            self.finish()
+
+    def connect(self, hello: m.Hello | None = None) -> int:
+        """A new session, welcomed unless the HELLO is wrong."""
+        self._sessions += 1
+        self.heard[self._sessions] = []
+        self.event(v.Connected(self._sessions))
+        self.send(self._sessions, hello or m.Hello())
+        return self._sessions
+
+    def send(self, session: int, message: m.Message, *, ends_batch: bool = True) -> int:
+        """A request; what it is answered is in `heard`."""
+        self._requests += 1
+        frame = m.encode(message, self._requests)
+        self.event(v.Received(session, Frame(*frame)))
+        if ends_batch:
+            self.event(v.BatchEnded())
+        return self._requests
+
+    def ask(self, session: int, message: m.Message) -> Any:
+        """A request, settled; its answer."""
+        request_id = self.send(session, message)
+        self.settle()
+        return self.answer(session, request_id)
+
+    def answer(self, session: int, request_id: int) -> Any:
+        """The answer to a request; None if there is none yet."""
+        return next((message for number, message in self.heard[session] if number == request_id), None)
+
+    def unasked(self, session: int, kind: type[Any]) -> list[Any]:
+        """Messages of a kind that answer no request."""
+        return [one for number, one in self.heard[session] if number == 0 and isinstance(one, kind)]
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.event(v.Tick())
+
+    def end(self, session: int) -> None:
+        """The connection is gone."""
+        self.closed.add(session)
+        self.event(v.Ended(session))
