@@ -109,6 +109,13 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_every_decision_is_in_their_index() -> None:
+    decisions = ROOT / "docs" / "decisions"
+    index = (decisions / "README.md").read_text(encoding="utf-8")
+    missing = [path.name for path in decisions.glob("[0-9]*.md") if f"({path.name})" not in index]
+    assert not missing
+
+
 def test_the_entry_script_is_plain_shell_and_executable() -> None:
     for name in ("run", ".ci/run"):
         assert (ROOT / name).stat().st_mode & 0o111, f"{name} is not executable"
