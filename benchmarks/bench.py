@@ -86,11 +86,11 @@ def measure_stream(effort: Effort) -> list[Row]:
 def measure_replay(effort: Effort) -> list[Row]:
     """A journal of 4 KiB records, from disk to records in one process."""
     median = run_json("benchmarks/replay.py", "--json", "--pairs", str(effort.pairs))["median"]
-    beside = f"through a server, as at a reset: {median['restore']:.0f} MB/s"
+    beside = f"through a server, as at a reset: {median['restore_mb_per_s']:.0f} MB/s"
     return [
         Row(
             "replay of a 200 MB journal of 4 KiB records, one process",
-            f"{median['file']:.0f} MB/s",
+            f"{median['mb_per_s']:.0f} MB/s",
             beside,
             "100 MB/s",
         )
@@ -208,9 +208,10 @@ def machine() -> str:
     """The machine in words that name no host."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    cores, processor = len(os.sched_getaffinity(0)), model[1] if model else platform.machine()
     return (
-        f"{len(os.sched_getaffinity(0))} cores ({model[1] if model else platform.machine()}), {memory:.0f} GB of"
-        f" memory, Linux {platform.release()}, Python {platform.python_version()}"
+        f"{cores} cores ({processor}), {memory:.0f} GB of memory, Linux {platform.release()},"
+        f" Python {platform.python_version()}"
     )
 
 
