@@ -47,18 +47,19 @@ class SpanReplay:
     def feed(self, data: bytes) -> list[Step]:
         """The next bytes of the span; the records that are whole by now."""
         view, offset = memoryview(data), self._digest.size
-        digest, tracker, epoch, base = self._digest, self._tracker, self._epoch, self._span.base
+        digest, epoch, base = self._digest, self._epoch, self._span.base
+        decoded = self._decoder.feed(data)
+        if decoded and not self._at:
+            parse_start(decoded[0][1], self._span.name)
+        self._tracker.take_all(self._at, decoded)
         out: list[Step] = []
-        for end, record in self._decoder.feed(data):
-            tracker.take(self._at, end, record)
-            if not self._at:
-                parse_start(record, self._span.name)
+        for end, record in decoded:
             digest.update(view[digest.size - offset : end - offset])
-            self._at = end
             if record.op is Op.SNAPSHOT_BEGIN:
                 self._skipping = not self._span.snapshot_end
             if not self._skipping:
                 out.append((Position(epoch, base + end, digest.value), record))
+            self._at = end
         digest.update(view[digest.size - offset :])
         return out
 

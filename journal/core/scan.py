@@ -9,11 +9,12 @@ SNAPSHOT_END follows within the part looked at, and (3) the end's number counts 
 Then the segment needs no predecessor.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dos_protocol.digests import PrefixDigest
-from journal.core.decoder import RecordDecoder
+from journal.core.decoder import Decoded, RecordDecoder
 from journal.core.errors import ChainError
 from journal.core.record import Record
 from journal.core.segment import SegmentStart, parse_start
@@ -65,6 +66,23 @@ class SnapshotTracker:
     @property
     def unfinished(self) -> bool:
         return self._in_snapshot is not None
+
+    def take_all(self, offset: int, decoded: list[Decoded]) -> None:
+        """The next records, the first of which begins at `offset` of the segment."""
+        for end, record in decoded:
+            op = record.op
+            if (
+                op is Op.SEGMENT_START
+                or op is Op.SNAPSHOT_BEGIN
+                or op is Op.SNAPSHOT_END
+                or not self._records
+            ):
+                self.take(offset, end, record)
+            else:
+                self._records += 1
+                if self._in_snapshot is not None:
+                    self._in_snapshot += 1
+            offset = end
 
     def take(self, offset: int, end: int, record: Record) -> None:
         """The next record, which lies at [offset, end) of the segment."""
@@ -118,21 +136,30 @@ class SegmentSurveyor:
     def feed(self, data: bytes) -> None:
         """The next bytes of the segment."""
         view, offset = memoryview(data), self._digest.size
-        for end, record in self._decoder.feed(data):
-            self._tracker.take(self._last.bytes, end, record)
+        decoded = self._decoder.feed(data)
+        if decoded:
+            self._tracker.take_all(self._last.bytes, decoded)
             if self._start is None:
-                self._start = parse_start(record, self._name)
-            self._digest.update(view[self._digest.size - offset : end - offset])
-            self._reach(Mark(end, self._digest.value))
+                self._start = parse_start(decoded[0][1], self._name)
+            self._mark([end for end, _ in decoded], view, offset)
         self._digest.update(view[self._digest.size - offset :])
 
-    def _reach(self, mark: Mark) -> None:
-        self._before_last = self._last
-        self._last = mark
+    def _mark(self, ends: list[int], view: memoryview, offset: int) -> None:
+        """Take the digests at those boundaries that anyone asks for: a digest at each would cost more than
+        the rest.
+        """
+        before = ends[-2] if len(ends) > 1 else self._last.bytes
+        inside = bisect_right(ends, self._within_bytes)
+        wanted = {ends[0], before, ends[-1], ends[inside - 1] if inside else ends[0]}
+        marks = {self._last.bytes: self._last}
+        for end in sorted(wanted - marks.keys()):
+            self._digest.update(view[self._digest.size - offset : end - offset])
+            marks[end] = Mark(end, self._digest.value)
+        self._before_last, self._last = marks[before], marks[ends[-1]]
         if not self._first.bytes:
-            self._first = mark
-        if mark.bytes <= self._within_bytes:
-            self._within = mark
+            self._first = marks[ends[0]]
+        if inside:
+            self._within = marks[ends[inside - 1]]
 
     def finish(self) -> Survey:
         """No more bytes. Raises as `feed`."""
