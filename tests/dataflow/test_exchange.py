@@ -1,0 +1,101 @@
+"""Merging, partitioning and the bytes of an exchange."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.core.layout import even_layout
+from checkpoint.key_hash import hash_keys
+from dataflow import limits
+from dataflow.exchange import Partitioner, decode_batch, encode_batch, frames_of, merge_rows
+from dataflow.operators.base import UserFault
+from dataflow.operators.key_by import wire_schema
+
+SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
+_rows = st.lists(st.tuples(st.sampled_from(["a", "b", "c", "dd", ""]), st.integers(0, 3)), max_size=20)
+_batches = st.lists(_rows, min_size=1, max_size=4)
+
+
+def batch_of(rows: list[tuple[str, int]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"word": w, "n": n} for w, n in rows], schema=SCHEMA)
+
+
+@given(_batches, st.booleans(), st.booleans())
+def test_merging_keeps_the_sum_of_each_row_and_the_order_of_first_appearance(
+    batches: list[list[tuple[str, int]]], weighted: bool, one_column: bool
+) -> None:
+    columns = ["word"] if one_column else ["word", "n"]
+    given_batches = [batch_of(rows) for rows in batches]
+    if weighted:
+        given_batches = [
+            batch.append_column("_weight", pa.array(range(1, batch.num_rows + 1), pa.int64()))
+            for batch in given_batches
+        ]
+    model: Counter[tuple] = Counter()
+    for rows in batches:
+        for index, row in enumerate(rows):
+            model[row[: len(columns)]] += index + 1 if weighted else 1
+    merged = merge_rows(given_batches, columns).to_pylist()
+    assert [tuple(row[name] for name in columns) for row in merged] == list(model)
+    assert [row["_weight"] for row in merged] == list(model.values())
+
+
+@given(_batches, st.integers(1, 5), st.booleans())
+def test_every_row_goes_to_the_worker_of_its_keys_shard(
+    batches: list[list[tuple[str, int]]], workers: int, merge: bool
+) -> None:
+    layout = even_layout(workers)
+    partitioner = Partitioner(["word"], layout, workers, ["word"] if merge else None)
+    parts = partitioner.partition([batch_of(rows) for rows in batches])
+    assert len(parts) == workers
+    found: Counter[str] = Counter()
+    schema = wire_schema(SCHEMA, ["word"] if merge else None)
+    for worker, part in enumerate(parts):
+        for batch in part:
+            assert set(batch.schema.names) == set(schema.names)
+            assert (batch.column("_hash").to_numpy() == hash_keys([batch.column("word")])).all()
+            for row in batch.to_pylist():
+                assert layout.worker_of(row["_hash"]) == worker
+                found[row["word"]] += row.get("_weight", 1)
+    assert found == Counter(word for rows in batches for word, _ in rows)
+
+
+def test_a_null_key_is_a_fault_with_its_row() -> None:
+    batch = pa.record_batch({"word": ["a", None], "n": [1, 2]}, schema=SCHEMA)
+    with pytest.raises(UserFault, match="key column 'word' is null") as caught:
+        Partitioner(["word"], even_layout(2), 2, None).partition([batch])
+    assert caught.value.row == 1
+
+
+def test_no_rows_give_no_batches() -> None:
+    assert Partitioner(["word"], even_layout(3), 3, ["word"]).partition([]) == [[], [], []]
+
+
+@given(_rows)
+def test_a_batch_survives_the_wire(rows: list[tuple[str, int]]) -> None:
+    batch = batch_of(rows)
+    assert decode_batch(bytes(encode_batch(batch)), SCHEMA).equals(batch)
+    assert decode_batch(bytearray(encode_batch(batch.slice(1))), SCHEMA).equals(batch.slice(1))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_batch(data, SCHEMA)
+
+
+def test_a_batch_of_other_columns_is_refused() -> None:
+    payload = bytes(encode_batch(batch_of([("a", 1)]).select(["n"])))
+    with pytest.raises(ValueError, match="the columns"):
+        decode_batch(payload, SCHEMA)
+
+
+def test_a_large_batch_is_cut_into_frames_that_a_link_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "frame_bytes_aim", 100)
+    batch = batch_of([("word", i) for i in range(100)])
+    frames = [*frames_of(batch)]
+    assert len(frames) > 5
+    assert pa.Table.from_batches(frames).to_pylist() == batch.to_pylist()

@@ -1,0 +1,214 @@
+"""Files by splits: every line once, whatever the cuts; positions that prove themselves; changed files
+refused.
+"""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.core.manifest import SplitPosition
+from dataflow import FileSource, limits
+from dataflow.errors import (
+    InputChangedError,
+    InputEncodingError,
+    InputListChangedError,
+    InputReadError,
+    LineTooLongError,
+)
+from dataflow.sources.base import DONE_SPLITS, SourceBatch
+from dataflow.sources.files import FileReader
+from dos_protocol.digests import prefix_digest
+
+_texts = st.lists(
+    st.lists(st.text(alphabet="ab \t\ré日", max_size=8), max_size=8).map("\n".join), min_size=1, max_size=4
+)
+
+
+def write(directory: Path, texts: list[str | bytes]) -> list[Path]:
+    paths = []
+    for index, text in enumerate(texts):
+        paths.append(directory / f"f{index}")
+        paths[-1].write_bytes(text if isinstance(text, bytes) else text.encode())
+    return paths
+
+
+def lines_in(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def lines_of(batches: list[SourceBatch]) -> list[str]:
+    return [line for batch in batches for line in batch.batch.column("line").to_pylist()]
+
+
+def read_all(reader: FileReader, bytes_max: int) -> list[SourceBatch]:
+    batches = []
+    while (batch := reader.read(bytes_max)) is not None:
+        batches.append(batch)
+    assert reader.exhausted
+    return batches
+
+
+@given(_texts, st.integers(1, 40), st.integers(1, 3), st.integers(1, 3))
+def test_every_line_comes_once_per_pass_whatever_the_batches_and_workers(
+    texts: list[str], bytes_max: int, workers: int, repeat: int
+) -> None:
+    with TemporaryDirectory() as directory:
+        source = FileSource(write(Path(directory), [*texts]), repeat)
+        found = []
+        for worker in range(workers):
+            found += lines_of(read_all(FileReader(source, worker, workers), bytes_max))
+        assert sorted(found) == sorted(line for text in texts for line in lines_in(text) * repeat)
+
+
+@given(_texts, st.integers(1, 30), st.data())
+def test_a_reader_goes_on_from_any_position_and_replays_any_division(
+    texts: list[str], bytes_max: int, data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as directory:
+        source = FileSource(write(Path(directory), [*texts]), repeat=2)
+        reader = FileReader(source, 0, 1)
+        steps, positions, divisions = [], [reader.positions()], []
+        while not reader.exhausted:
+            batch = reader.read(bytes_max)
+            steps.append(lines_of([batch] if batch else []))
+            divisions.append(reader.take_division())
+            positions.append(reader.positions())
+        start = data.draw(st.integers(0, len(steps)))
+        twin = FileReader(source, 0, 1)
+        twin.reset_to(positions[start])
+        until = data.draw(st.integers(start, len(steps)))
+        for step in range(start, until):
+            assert lines_of(twin.replay(divisions[step])) == steps[step]
+            assert twin.take_division() == divisions[step]
+            assert twin.positions() == positions[step + 1]
+        rest = lines_of(read_all(twin, bytes_max))
+        assert rest == [line for step in steps[until:] for line in step]
+
+
+def test_passes_deal_files_to_other_workers_so_that_they_even_out(tmp_path: Path) -> None:
+    source = FileSource(write(tmp_path, ["a"] * 2), repeat=2)
+    assert [name.partition(":")[0] + path[-1] for name, path in source.splits_of(0, 2)] == ["00", "11"]
+    assert [name.partition(":")[0] + path[-1] for name, path in source.splits_of(1, 2)] == ["01", "10"]
+
+
+def test_a_cut_does_not_grow_with_the_number_of_files_read(tmp_path: Path) -> None:
+    source = FileSource(write(tmp_path, ["some words\n"] * 50))
+    reader = FileReader(source, 0, 1)
+    reader.read(35)
+    assert len(reader.positions()) <= 2
+    read_all(reader, 1000)
+    assert set(reader.positions()) == {DONE_SPLITS}
+    assert reader.positions()[DONE_SPLITS].position == 50
+
+
+def stopped_in_the_middle(tmp_path: Path) -> tuple[Path, FileSource, dict[str, SplitPosition]]:
+    path = tmp_path / "input"
+    path.write_bytes(b"one line\n" * 100)
+    source = FileSource(path)
+    reader = FileReader(source, 0, 1)
+    reader.read(450)
+    positions = reader.positions()
+    (at,) = [at for name, at in positions.items() if name != DONE_SPLITS]
+    assert at == SplitPosition(450, prefix_digest(b"one line\n" * 50))
+    return path, source, positions
+
+
+def test_a_file_that_grew_is_accepted_and_read_to_its_new_end(tmp_path: Path) -> None:
+    path, source, positions = stopped_in_the_middle(tmp_path)
+    with path.open("ab") as file:
+        file.write(b"more\n")
+    reader = FileReader(source, 0, 1)
+    reader.reset_to(positions)
+    assert lines_of(read_all(reader, 1 << 20)) == ["one line"] * 50 + ["more"]
+
+
+def test_a_file_that_shrank_is_refused_by_name_with_expected_and_found(tmp_path: Path) -> None:
+    path, source, positions = stopped_in_the_middle(tmp_path)
+    os.truncate(path, 449)
+    with pytest.raises(InputChangedError) as caught:
+        FileReader(source, 0, 1).reset_to(positions)
+    assert (caught.value.path, caught.value.position) == (str(path), 450)
+    assert "expected at least 450 bytes, found 449" in str(caught.value)
+
+
+def test_a_file_whose_first_bytes_changed_is_refused(tmp_path: Path) -> None:
+    path, source, positions = stopped_in_the_middle(tmp_path)
+    with path.open("r+b") as file:
+        file.write(b"O")
+    with pytest.raises(InputChangedError, match="expected content with digest"):
+        FileReader(source, 0, 1).reset_to(positions)
+
+
+def test_a_change_in_what_a_recorded_step_had_read_is_noticed_by_the_replay(tmp_path: Path) -> None:
+    path, source, positions = stopped_in_the_middle(tmp_path)
+    first = FileReader(source, 0, 1)
+    first.reset_to(positions)
+    first.read(90)
+    division = first.take_division()
+    with path.open("r+b") as file:
+        file.seek(460)
+        file.write(b"X")
+    reader = FileReader(source, 0, 1)
+    reader.reset_to(positions)
+    with pytest.raises(InputChangedError):
+        reader.replay(division)
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    reader = FileReader(FileSource(tmp_path / "nowhere"), 0, 1)
+    with pytest.raises(InputReadError, match="nowhere"):
+        reader.read(100)
+
+
+def test_files_may_be_added_at_the_end_of_the_list_and_not_exchanged(tmp_path: Path) -> None:
+    paths = write(tmp_path, ["a\n", "b\n", "c\n"])
+    reader = FileReader(FileSource(paths[:2]), 0, 1)
+    read_all(reader, 100)
+    positions = reader.positions()
+    longer = FileReader(FileSource(paths), 0, 1)
+    longer.reset_to(positions)
+    assert lines_of(read_all(longer, 100)) == ["c"]
+    for wrong in ([paths[1], paths[0], paths[2]], paths[:1]):
+        with pytest.raises(InputListChangedError):
+            FileReader(FileSource(wrong), 0, 1).reset_to(positions)
+
+
+def test_bytes_that_are_not_utf_8_are_refused_with_their_place_or_replaced(tmp_path: Path) -> None:
+    paths = write(tmp_path, [b"fine\n", b"also fine\nb\xff\xfed\n"])
+    with pytest.raises(InputEncodingError, match="at byte 11") as caught:
+        FileReader(FileSource(paths), 0, 1).read(1000)
+    assert caught.value.path == str(paths[1])
+    replaced = FileReader(FileSource(paths, errors="replace"), 0, 1)
+    assert lines_of(read_all(replaced, 1000)) == ["fine", "also fine", "b\ufffd\ufffdd"]
+
+
+def test_a_carriage_return_stays_in_the_line_and_the_last_line_needs_no_end(tmp_path: Path) -> None:
+    reader = FileReader(FileSource(write(tmp_path, [b"a\r\nb", b"", b"\n\nc\n"])), 0, 1)
+    assert lines_of(read_all(reader, 1000)) == ["a\r", "b", "", "", "c"]
+
+
+def test_a_line_longer_than_a_batch_comes_whole_and_one_beyond_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write(tmp_path, [b"x" * 5000 + b"\nshort\n"])
+    reader = FileReader(FileSource(paths), 0, 1)
+    assert lines_of(read_all(reader, 16)) == ["x" * 5000, "short"]
+    monkeypatch.setattr(limits, "line_bytes_max", 1000)
+    with pytest.raises(LineTooLongError, match="more than 1000 bytes at byte 0"):
+        FileReader(FileSource(paths), 0, 1).read(16)
+
+
+def test_the_place_of_a_row_is_told_as_file_and_byte(tmp_path: Path) -> None:
+    paths = write(tmp_path, [b"aa\nbbb\n", b"c\nd"])
+    reader = FileReader(FileSource(paths, repeat=2), 0, 1)
+    batch = reader.read(1000)
+    assert batch is not None
+    where = [reader.describe(batch, row) for row in range(batch.batch.num_rows)]
+    assert where[1] == f"file '{paths[0]}' (pass 1), byte 3"
+    assert where[3] == f"file '{paths[1]}' (pass 1), byte 2"
+    assert where[7] == f"file '{paths[1]}' (pass 2), byte 2"
+    assert reader.describe(batch, None).startswith(f"file '{paths[0]}' (pass 1), byte 0, to file")

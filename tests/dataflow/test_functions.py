@@ -1,0 +1,103 @@
+"""User functions on rows and batches: what they may return, and how a fault is told."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec
+from dataflow.schema import parse_schema
+
+LINES = pa.record_batch({"line": pa.array(["a b", "", "c"])})
+
+
+def opened(spec: OperatorSpec) -> Operator:
+    output = spec.output_schema([LINES.schema])
+    return spec.open(OperatorContext("r", "op", 0, 1, b"", (LINES.schema,), output))
+
+
+def run(spec: OperatorSpec, batch: pa.RecordBatch = LINES) -> list[dict]:
+    return [row for made in opened(spec).process(batch) for row in made.to_pylist()]
+
+
+def test_a_row_function_of_map_returns_a_dict_a_tuple_or_one_value() -> None:
+    two = parse_schema("n bigint, s string")
+    expected = [{"n": 3, "s": "a b"}, {"n": 0, "s": ""}, {"n": 1, "s": "c"}]
+    assert run(MapSpec(lambda r: {"s": r["line"], "n": len(r["line"])}, "row", two)) == expected
+    assert run(MapSpec(lambda r: (len(r["line"]), r["line"]), "row", two)) == expected
+    assert run(MapSpec(lambda r: r["line"].upper(), "row")) == [{"line": "A B"}, {"line": ""}, {"line": "C"}]
+
+
+def test_a_row_function_of_flat_map_returns_or_yields_any_number_of_rows() -> None:
+    words = parse_schema("word string")
+
+    def generate(row: dict):
+        yield from row["line"].split()
+
+    expected = [{"word": "a"}, {"word": "b"}, {"word": "c"}]
+    assert run(FlatMapSpec(lambda r: r["line"].split(), "row", words)) == expected
+    assert run(FlatMapSpec(generate, "row", words)) == expected
+    assert run(FlatMapSpec(lambda r: None, "row", words)) == []
+
+
+def test_filters_keep_rows_in_order() -> None:
+    assert run(FilterSpec(lambda r: r["line"])) == [{"line": "a b"}, {"line": "c"}]
+    by_batch = FilterSpec(lambda b: pc.greater(pc.binary_length(b.column("line")), 1), "batch")
+    assert run(by_batch) == [{"line": "a b"}]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda b: pa.record_batch({"n": pa.array([1, 2], pa.int64())}),
+        lambda b: pa.table({"n": pa.chunked_array([[1], [2]])}),
+        lambda b: {"n": [1, 2]},
+        lambda b: pa.array([1, 2], pa.int32()),
+        lambda b: pa.chunked_array([[1], [2]]),
+    ],
+)
+def test_a_batch_function_returns_a_batch_a_table_a_dict_or_an_array(result) -> None:
+    assert run(FlatMapSpec(result, "batch", parse_schema("n bigint"))) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words", "row"),
+    [
+        (MapSpec(lambda r: 1 / len(r["line"]), "row", parse_schema("x double")), "ZeroDivisionError", 1),
+        (MapSpec(lambda r: (1, 2, 3), "row", parse_schema("a int, b int")), "3 values; the schema has 2", 0),
+        (MapSpec(lambda r: {"x": 1}, "row", parse_schema("a int")), "columns 'x'; the schema says 'a'", 0),
+        (MapSpec(lambda r: 1, "row", parse_schema("a int, b int")), "dict or a tuple of 2", 0),
+        (
+            MapSpec(lambda r: 1 if r["line"] else "no", "row", parse_schema("a int")),
+            "column 'a' is int32 and a value is str 'no'",
+            1,
+        ),
+        (FlatMapSpec(lambda r: r["line"], "row", parse_schema("w string")), "wrap it in a list", 0),
+        (FilterSpec(lambda r: r["nope"]), "KeyError", 0),
+        (MapSpec(lambda b: b.slice(1), "batch"), "one row for each; it took 3 and gave 2", None),
+        (FlatMapSpec(lambda b: "x", "batch", parse_schema("w string")), "not str", None),
+        (
+            FlatMapSpec(lambda b: {"x": [1]}, "batch", parse_schema("w string")),
+            "'x'; the schema says 'w'",
+            None,
+        ),
+        (
+            FlatMapSpec(lambda b: {"n": ["x"]}, "batch", parse_schema("n int")),
+            "column 'n' does not become int32",
+            None,
+        ),
+        (FilterSpec(lambda b: [1, 2, 3], "batch"), "one boolean for each of 3 rows", None),
+        (FilterSpec(lambda b: [True], "batch"), "one boolean for each of 3 rows, not 1", None),
+    ],
+)
+def test_a_fault_names_the_rule_and_the_row(spec: OperatorSpec, words: str, row: int | None) -> None:
+    with pytest.raises(UserFault) as caught:
+        run(spec)
+    assert words in str(caught.value)
+    assert caught.value.row == row
+
+
+def test_the_users_exception_is_kept_as_the_cause() -> None:
+    with pytest.raises(UserFault) as caught:
+        run(MapSpec(lambda r: 1 // 0, "row", parse_schema("x int")))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
