@@ -1,5 +1,7 @@
 """DDL strings and Arrow schemas."""
 
+import contextlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -47,10 +49,8 @@ def test_a_schema_written_as_text_reads_back(fields: list[tuple[str, pa.DataType
 
 @given(st.text(alphabet="ab `:,<>()1 string bigint array struct", max_size=30))
 def test_any_text_is_a_schema_or_a_schema_error(text: str) -> None:
-    try:
-        parse_schema(text)
-    except SchemaError as error:
-        assert str(error)
+    with contextlib.suppress(SchemaError):
+        assert parse_schema(text).names
 
 
 def test_the_ddl_of_spark_is_understood() -> None:
