@@ -554,3 +554,36 @@ def test_directories_that_nobody_uses_are_forgotten_beyond_the_limit(monkeypatch
     assert len(server.core._tables.directories) <= 3
     session = claimed(server, 2, W2, "dir0")
     assert server.ask(session, m.Get("o", 0, 9)).payload == b"x"
+
+
+def test_acknowledged_bytes_that_are_gone_after_a_restart_are_missed() -> None:
+    # EVIDENCE-OF: P-2
+    server = Harness()
+    session = claimed(server)
+    server.ask(session, append(b"", b"a" * 100))
+    server.ask(session, append(b"a" * 100, b"b" * 100))
+    server.ask(session, append(b"", b"c", "whole"))
+    server.disk.kill()
+    handle = server.disk.open("d/dir/o", create=False)
+    server.disk.cut(handle, 164)
+    server.disk.remove("d/dir/whole")
+    server.start()
+    session = claimed(server, 2, W2)
+    infos = {info.name: info for info in server.ask(session, m.List()).entries}
+    assert (infos["o"].synced, infos["o"].corrupt) == (100, True)
+    assert (infos["whole"].synced, infos["whole"].corrupt) == (0, True)
+    assert code_of(server.ask(session, m.Get("o", 100, 10))) == ErrorCode.CORRUPT
+
+
+def test_a_block_in_another_ones_place_is_never_served() -> None:
+    # EVIDENCE-OF: P-2
+    server = Harness()
+    session = claimed(server)
+    for number in range(4):
+        server.ask(session, append(b"x" * 100 * number, b"x" * 100))
+    handle = server.disk.open("d/dir/o", create=False)
+    first = server.disk.read(handle, 0, 164)
+    server.disk.write(handle, 2 * 164, [first])
+    answer = server.ask(session, m.Get("o", 0, 1000))
+    assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 200)
+    assert server.ask(session, m.Get("o", 0, 1000)).payload == b"x" * 200

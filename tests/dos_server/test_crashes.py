@@ -63,6 +63,7 @@ class Run:
                 history = self.history.get(name, b"")[: info.synced]
                 assert prefix_digest(history) == info.digest, (self.seed, name)
                 self.history[name] = history
+                self.told[name] = info.synced  # a size that is told is durable too
         for name in self.history.keys() - infos.keys():
             self.history[name] = b""
 
