@@ -60,6 +60,10 @@ launch_backoff_max_s: Final = 10.0
 """A worker that is lost again and again is started again after this delay, doubled each time, at most the
 second.
 """
+store_poll_s: Final = 0.25
+"""How often the manifest's claim is asked whether it waits, and a store without a quorum is asked again."""
+control_queue_max: Final = 1_000
+"""Messages kept for one worker that does not take them; more, and its link is given up."""
 manifest_backoff_s: Final = 0.05
 manifest_backoff_max_s: Final = 5.0
 """Random, doubling wait of a coordinator superseded before its segment start was acknowledged (R17)."""

@@ -1,0 +1,169 @@
+"""The manifest of a region on its store: taken over, read, appended to. The shell of OpenManifest, AppendCut.
+
+Rules of this file: one `ManifestLog` holds at most one claim, and reports by events of
+`core/coordinator_vocabulary.py`; what follows from them is the coordinator core's. The order inside an
+opening: look, claim, take over, read, open a segment; ManifestOpened only when the start of that segment is
+acknowledged (R8, R11). Records are not pipelined: each proves the one before (R9).
+"""
+
+import logging
+import os
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Final
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    Event,
+    ManifestLost,
+    ManifestOpened,
+    ManifestSuperseded,
+    ManifestTaken,
+    ManifestUnreadable,
+    OpenManifest,
+    StoreWaiting,
+)
+from checkpoint.core.manifest import Cut, check_cut, decode_cut, encode_cut
+from checkpoint.core.region import coordinator_directory
+from dos_client import Claim, Store
+from dos_client.errors import QuorumUnavailableError
+from dos_protocol.errors import DosError, FencedError, StaleGenerationError
+from dos_protocol.limits import id_bytes
+from dos_protocol.vocabulary import ObjectInfo
+from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, Record, read_records, take_over
+from journal.core.segment import parse_segment_name
+
+logger: Final = logging.getLogger("dos.checkpoint")
+CHAIN: Final = "manifest"
+
+
+class ManifestLog:
+    """One region's manifest. Make it with an open store; run `open` and `append` one at a time.
+
+    `emit` takes the events; it is called on the trio thread of the store and must not block. After a
+    cancellation the claim is given up with `aclose`; what was appended may be found by the next opening.
+    """
+
+    def __init__(self, store: Store, region: str, emit: Callable[[Event], None]) -> None:
+        self._store = store
+        self._directory = coordinator_directory(region)
+        self._emit = emit
+        self._chance = random.Random()  # noqa: S311 - spreads rivals in time, no secret
+        self._claim: Claim | None = None
+        self._writer: ChainWriter | None = None
+        self._kept: deque[Cut] = deque(maxlen=limits.cuts_retained)
+        self._waiting = ""
+
+    # --- opening ------------------------------------------------------------------------------------------
+
+    async def open(self, order: OpenManifest) -> None:
+        """Take the manifest over with a new epoch. Emits one of the answers that OpenManifest names."""
+        await self.aclose()
+        try:
+            while not await self._try_open(order):  # noqa: ASYNC110 - asks servers, not this process
+                await trio.sleep(limits.store_poll_s)
+        except FencedError as error:
+            self._emit(ManifestSuperseded(error.epoch_held, self._chance.random()))
+        except DosError as error:
+            logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
+            self._emit(ManifestUnreadable(error))
+
+    async def _try_open(self, order: OpenManifest) -> bool:
+        """False when too few members answer now, and waiting may cure it."""
+        try:
+            view = await self._store.look(self._directory)
+            taken_by = _newest_segment(view.answers)
+            if order.held and taken_by > order.held:
+                self._emit(ManifestTaken(taken_by))
+                return True
+            epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
+            self._claim = await self._store.claim(self._directory, epoch, os.urandom(id_bytes))
+            last = await self._take_over(self._claim)
+        except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
+            self.waiting(str(error))
+            await self.aclose()
+            return False
+        self.waiting("")
+        self._emit(ManifestOpened(epoch, last))
+        return True
+
+    async def _take_over(self, claim: Claim) -> Cut | None:
+        generation = self._store.record.generation
+        state = await take_over(claim, CHAIN, generation=generation)
+        self._kept.clear()
+        async with aclosing(_cuts(claim, state)) as cuts:
+            async for cut in cuts:
+                self._kept.append(cut)
+        self._writer = await ChainWriter.open(claim, CHAIN, state, generation, pipelined=False)
+        return self._kept[-1] if self._kept else None
+
+    # --- committing ---------------------------------------------------------------------------------------
+
+    async def append(self, order: AppendCut) -> None:
+        """Append a cut and wait until it is synced on the quorum. Emits CutAppended, or ManifestLost."""
+        writer = self._writer
+        if writer is None:
+            return  # given up meanwhile: the next opening finds out
+        try:
+            await writer.wait_synced(writer.append(cut_record(order.cut)))
+            self._kept.append(order.cut)
+            self._emit(CutAppended(order.cut))
+            if writer.bytes_since_snapshot > limits.manifest_segment_bytes_max:
+                await writer.roll([cut_record(cut) for cut in self._kept])
+        except FencedError as error:
+            self._emit(ManifestLost(order.cut.incarnation, error.epoch_held))
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Tell when the claim has no quorum and when it has one again. Runs until cancelled."""
+        while True:
+            await trio.sleep(limits.store_poll_s)
+            if self._writer is not None and self._claim is not None:
+                self.waiting("the manifest waits for a quorum of the store" if self._claim.waiting else "")
+
+    def waiting(self, text: str) -> None:
+        """Tell once what is waited for; '' for nothing."""
+        if text != self._waiting:
+            self._waiting = text
+            self._emit(StoreWaiting(text))
+
+    async def aclose(self) -> None:
+        """Give the claim up; a cut that is not acknowledged yet stays in doubt."""
+        writer, self._writer = self._writer, None
+        claim, self._claim = self._claim, None
+        if writer is not None:
+            await writer.aclose()
+        if claim is not None:
+            await claim.aclose()
+
+
+def cut_record(cut: Cut) -> Record:
+    """The journal record of a cut."""
+    encoded = encode_cut(cut)
+    return Record(Op.CUT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
+
+
+async def _cuts(claim: Claim, state: ChainState) -> AsyncGenerator[Cut]:
+    """The cuts of the chain in order, each checked against the one before. Raises ManifestError."""
+    before: Cut | None = None
+    async with aclosing(read_records(claim, state)) as records:
+        async for _, record in records:
+            if record.op is not Op.CUT:
+                continue
+            cut = decode_cut(record.flags, record.ints, record.strings[0])
+            check_cut(cut, workers=len(cut.workers), before=before)
+            before = cut
+            yield cut
+
+
+def _newest_segment(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:
+    """The highest epoch of a manifest segment that any member names, 0 if there is none."""
+    names = (parse_segment_name(name) for objects in answers.values() for name in objects)
+    return max((name.epoch for name in names if name is not None and name.chain == CHAIN), default=0)
