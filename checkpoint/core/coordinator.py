@@ -70,7 +70,7 @@ class Coordinator(Recovery):
     one use.
     """
 
-    _last_tick: float | None = None
+    _last_tick = 0.0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """What to do about this event. After End nothing follows any more."""
@@ -95,7 +95,7 @@ class Coordinator(Recovery):
         del event
         self.move(PhaseEvent.BEGUN)
         self.round = 1
-        self.round_began = now
+        self.round_began = self._last_tick = now
         self.timers.set("beat", now + limits.heartbeat_s)
         self.timers.set("gather", now + self.spec.start_timeout_s)
         for worker in self.roster:
@@ -178,8 +178,7 @@ class Coordinator(Recovery):
         late = max(now - event.due, 0.0)
         if late > limits.tick_late_s:
             self.roster.shift(late)
-        elapsed = 0.0 if self._last_tick is None else now - self._last_tick
-        self._last_tick = now
+        elapsed, self._last_tick = now - self._last_tick, now
         if self.waiting_for:
             self.timers.shift(elapsed, PATIENCE)
         elif late > limits.tick_late_s:

@@ -1,0 +1,125 @@
+"""Random interleavings of votes, losses, late messages and duelling coordinators: whatever happens, the
+oracles of `region_model.py` hold, and once the faults end a cut is committed again without a person.
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from checkpoint.core.region import RegionState
+from tests.checkpoint.region_model import World
+
+choices = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2**16)), max_size=400)
+
+WALKS = 40
+FAULTS = ("kill", "kill driver", "append and die", "new driver", "stale vote", "cut link")
+
+
+def run(world: World, moves: list[tuple[int, int]]) -> list[str]:
+    """Play the moves: mostly what can happen, sometimes time, sometimes a fault. Returns what happened."""
+    played: list[str] = []
+    for kind, number in moves:
+        actions = world.faults() if kind == 0 else world.actions()
+        if kind == 1 or not actions:
+            played.append("time")
+            world.pass_time(1 + number % 12)
+            continue
+        name, action = actions[number % len(actions)]
+        played.append(name)
+        action()
+    return played
+
+
+def heal(world: World, done: Callable[[], bool]) -> None:
+    """Faults are over. A driver is started when none is left: the last may be fenced by one that died."""
+
+    def live() -> bool:
+        return any(driver.alive and driver.end is None for driver in world.drivers)
+
+    for _ in range(3):
+        if not live():
+            world.start_driver()
+        world.settle(200, until=lambda: done() or not live())
+        if done():
+            return
+    raise AssertionError([driver.core.status() for driver in world.drivers])
+
+
+def commits_two_more(world: World) -> Callable[[], bool]:
+    """Two more cuts than there are now, or a clear failure for want of attempts."""
+    before = world.manifest.last.cut if world.manifest.last else 0
+
+    def done() -> bool:
+        ends = [driver.end for driver in world.drivers if driver.end is not None]
+        failed = [end for end in ends if end.state is RegionState.FAILED]
+        assert all("resets in a row" in end.reason for end in failed)
+        return bool(failed) or (world.manifest.last is not None and world.manifest.last.cut >= before + 2)
+
+    return done
+
+
+@given(choices, st.integers(1, 3))
+@example([], 1)
+@settings(max_examples=300)
+def test_no_interleaving_breaks_a_cut_and_progress_comes_back(moves, workers) -> None:
+    # EVIDENCE-OF: P-4, P-6, P-10
+    world = World(workers, max_consecutive_reset_attempts=50)
+    world.start_driver()
+    run(world, moves)
+    heal(world, commits_two_more(world))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_random_walks_keep_the_oracles(seed) -> None:
+    # EVIDENCE-OF: P-4, P-6, P-10
+    for number in range(WALKS):
+        walk = f"seed {seed}.{number}"
+        world = random_walk(random.Random(walk))
+        try:
+            heal(world, commits_two_more(world))
+        except AssertionError as error:
+            raise AssertionError(f"{walk}: {error}") from error
+
+
+def random_walk(chance: random.Random) -> World:
+    """Some hundred moves; how often faults and pauses come, and which faults, differs from walk to walk."""
+    world = World(chance.randint(1, 3), max_consecutive_reset_attempts=chance.choice([3, 100]))
+    world.input_steps = chance.choice([10**9, 10**9, 30])
+    world.start_driver()
+    faults, pauses = chance.choice([0.01, 0.03, 0.1]), chance.choice([0.02, 0.1, 0.3])
+    kinds = [kind for kind in FAULTS if chance.random() < 0.6]
+    for _ in range(chance.choice([60, 200, 500])):
+        dice = chance.random()
+        actions = world.actions()
+        if dice < faults:
+            actions = [fault for fault in world.faults() if fault[0].startswith(tuple(kinds))]
+        if not actions or faults < dice < faults + pauses:
+            world.pass_time(chance.choice([1, 1, 1, 1, 3, 15]))
+        else:
+            chance.choice(actions)[1]()
+    return world
+
+
+@given(choices)
+@settings(max_examples=100)
+def test_with_few_attempts_a_region_stops_clearly_or_goes_on(moves) -> None:
+    # EVIDENCE-OF: P-10
+    world = World(2, max_consecutive_reset_attempts=1)
+    world.start_driver()
+    run(world, moves)
+    heal(world, commits_two_more(world))
+
+
+@given(choices, st.integers(1, 60))
+@settings(max_examples=100)
+def test_a_bounded_input_is_finished_by_the_last_driver(moves, steps) -> None:
+    world = World(2, max_consecutive_reset_attempts=50)
+    world.input_steps = steps
+    world.start_driver()
+    run(world, moves)
+    heal(world, lambda: any(d.end and d.end.state is RegionState.FINISHED for d in world.drivers))
+    assert world.manifest.last is not None
+    assert world.manifest.last.final
