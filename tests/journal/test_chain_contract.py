@@ -302,7 +302,9 @@ async def test_the_scratch_is_used_where_it_agrees_and_filled_where_it_does_not(
     claim, state = await bench.take_over(2, at=cut)
     assert scratch.covers(state.segments[0]), "what was appended is mirrored, and longer than the cut"
     assert await bench.read(state, scratch=scratch) == ["a"]
-    (tmp_path / "scratch" / writer.segment).write_bytes(b"something else")
+    mirrored = bytearray((tmp_path / "scratch" / writer.segment).read_bytes())
+    mirrored[cut.size - 1] ^= 1
+    (tmp_path / "scratch" / writer.segment).write_bytes(mirrored)
     assert not scratch.covers(state.segments[0])
     assert await bench.read(state, scratch=scratch) == ["a"]
     assert scratch.covers(state.segments[0]), "read once from the store, and kept"

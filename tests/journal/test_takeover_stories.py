@@ -222,6 +222,30 @@ async def test_v6_a_reader_is_not_shown_a_cut_that_may_still_vanish() -> None:
     assert await looked(store) == ["base"], "the epoch moved on: their copies prove nothing any more"
 
 
+async def test_a_reader_does_not_build_on_a_start_that_may_still_vanish() -> None:
+    """R10 on figure 8: C repaired n and died with its start on one member; D's quorum knows a rival start."""
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("n"))
+    a.deliver(1)
+    b = store.claim(2, [2, 3])
+    b.held = True
+    async with opening(b, await taken(b)) as opened:
+        b.deliver(3)
+        assert not opened
+    c = store.claim(3, [1, 2])
+    c.held = True
+    async with opening(c, await taken(c)) as opened:
+        c.deliver(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not opened
+    for members in ([1, 2, 3], [1, 2], [1, 3]):
+        assert await looked(PartialStore(store, members)) == ["base"]
+    d = store.claim(4, [2, 3])
+    assert await told(d, await taken(d)) == ["base"], "n is gone: whoever had been shown it was misled"
+
+
 async def test_r9_a_record_of_an_unpipelined_chain_proves_the_one_before_it() -> None:
     store = MemoryStore()
     a, old = await first_writer(store, "cut 1")

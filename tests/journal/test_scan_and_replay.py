@@ -1,0 +1,188 @@
+"""Surveys and replays of one segment, on bytes alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_protocol.digests import prefix_digest
+from journal.core.chain import ChainState, SegmentSpan
+from journal.core.errors import ChainError, CorruptRecordError, StopNotFoundError, TornRecordError
+from journal.core.position import ORIGIN, Position
+from journal.core.record import Record, encode
+from journal.core.replay import SpanReplay, fold
+from journal.core.scan import Mark, SegmentSurveyor, Survey
+from journal.core.segment import SegmentStart, start_record
+from journal.ops import Op
+from tests.journal.strategies import other_records
+
+START = SegmentStart("J", 3, 0, None, 1, "00" * 16)
+NAME = START.name
+BEGIN = Record(Op.SNAPSHOT_BEGIN)
+plain_records = other_records.filter(
+    lambda record: record.op not in (Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END)
+)
+
+
+def mark(number: int) -> Record:
+    return Record(Op.MARK, ints=(number,))
+
+
+def end(count: int) -> Record:
+    return Record(Op.SNAPSHOT_END, ints=(count,))
+
+
+def segment(*records: Record) -> bytes:
+    return b"".join(encode(record) for record in (start_record(START), *records))
+
+
+def survey(data: bytes, *, within: int = 0, piece: int = 1 << 20) -> Survey:
+    surveyor = SegmentSurveyor(NAME, within=within)
+    for at in range(0, len(data), piece):
+        surveyor.feed(data[at : at + piece])
+    return surveyor.finish()
+
+
+def at(data: bytes, length: int) -> Mark:
+    return Mark(length, prefix_digest(data[:length]))
+
+
+@given(
+    records=st.lists(plain_records, max_size=6),
+    cut=st.integers(0, 500),
+    within=st.integers(0, 1500),
+    piece=st.integers(1, 700),
+)
+def test_a_survey_finds_every_boundary_it_is_asked_for(
+    records: list[Record], cut: int, within: int, piece: int
+) -> None:
+    data = segment(*records)
+    ends = [len(segment(*records[:count])) for count in range(len(records) + 1)]
+    length = max(len(data) - cut, ends[0])
+    whole = [boundary for boundary in ends if boundary <= length]
+    found = survey(data[:length], within=within, piece=piece)
+    assert found.start == START
+    assert found.first == at(data, ends[0])
+    assert found.last == at(data, whole[-1])
+    assert found.before_last == (at(data, whole[-2]) if len(whole) > 1 else Mark())
+    inside = [boundary for boundary in whole if boundary <= within]
+    assert found.within == (at(data, inside[-1]) if inside else Mark())
+    assert found.torn_bytes == length - whole[-1]
+    assert found.snapshot_end == 0
+
+
+def test_a_survey_of_a_start_that_is_cut_off_has_no_start() -> None:
+    assert survey(segment()[:-1]).start is None
+    assert survey(b"").start is None
+
+
+def test_a_finished_snapshot_ends_where_its_end_does() -> None:
+    data = segment(BEGIN, mark(1), mark(2), end(2))
+    assert survey(data + encode(mark(3))).snapshot_end == len(data)
+    assert survey(segment(BEGIN, end(0))).snapshot_end == len(segment(BEGIN, end(0)))
+    assert survey(data[:-1]).snapshot_end == 0
+    assert survey(segment(BEGIN)).snapshot_end == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([BEGIN, mark(1), end(2)], "an end that fits 1 records"),
+        ([BEGIN, mark(1), Record(Op.SNAPSHOT_END)], "an end that fits 1 records"),
+        ([end(0)], "no snapshot begun"),
+        ([mark(1), BEGIN], "a snapshot only at a segment's start"),
+        ([BEGIN, BEGIN], "a snapshot only at a segment's start"),
+        ([BEGIN, mark(1), end(1), end(1)], "no snapshot begun"),
+        ([mark(1), start_record(START)], "another segment's start"),
+    ],
+)
+def test_records_that_cannot_stand_where_they_stand_are_refused(records: list[Record], words: str) -> None:
+    with pytest.raises(ChainError, match=words):
+        survey(segment(*records))
+    with pytest.raises(ChainError, match=words):
+        replay(segment(*records))
+
+
+def test_a_segment_begins_with_its_start() -> None:
+    with pytest.raises(ChainError, match="a segment start as the first record"):
+        survey(encode(mark(1)))
+
+
+def span_of(data: bytes, snapshot_end: int = 0) -> SegmentSpan:
+    return SegmentSpan(NAME, 0, len(data), prefix_digest(data), snapshot_end)
+
+
+def replay(data: bytes, span: SegmentSpan | None = None, piece: int = 100, **options: bool) -> list[Record]:
+    one = SpanReplay(span or span_of(data), **options)
+    records = [record for i in range(0, len(data), piece) for _, record in one.feed(data[i : i + piece])]
+    one.finish()
+    return records
+
+
+@given(records=st.lists(plain_records, max_size=6), piece=st.integers(1, 700))
+def test_a_replay_gives_each_record_with_the_position_just_past_it(records: list[Record], piece: int) -> None:
+    data = segment(*records)
+    one = SpanReplay(span_of(data))
+    steps = [step for i in range(0, len(data), piece) for step in one.feed(data[i : i + piece])]
+    one.finish()
+    ends = [len(segment(*records[:count])) for count in range(len(records) + 1)]
+    assert [record for _, record in steps] == [start_record(START), *records]
+    assert [position for position, _ in steps] == [Position(3, *at(data, boundary)) for boundary in ends]
+
+
+def test_a_replay_leaves_out_a_snapshot_that_was_not_finished_and_keeps_one_that_was() -> None:
+    open_ended = segment(BEGIN, mark(1), mark(2))
+    assert replay(open_ended) == [start_record(START)]
+    finished = segment(BEGIN, mark(1), end(1))
+    data = finished + encode(mark(2))
+    assert replay(data, span_of(data, len(finished)))[1:] == [BEGIN, mark(1), end(1), mark(2)]
+
+
+def test_a_replay_checks_length_and_digest_at_the_spans_end() -> None:
+    data = segment(mark(1))
+    with pytest.raises(ChainError, match="bytes, as the chain says"):
+        replay(data[:-40], span_of(data))
+    with pytest.raises(ChainError, match="prefix digest 0000000000000007"):
+        replay(data, SegmentSpan(NAME, 0, len(data), 7))
+    with pytest.raises(TornRecordError):
+        replay(data[:-1])
+    with pytest.raises(StopNotFoundError, match="lies inside the record that begins at"):
+        replay(data[:-1], stopped=True)
+    broken = bytearray(data)
+    broken[-9] ^= 1
+    with pytest.raises(CorruptRecordError):
+        replay(bytes(broken))
+
+
+def test_a_fold_stops_exactly_where_it_is_told() -> None:
+    steps = [(Position(1, size, size), mark(size)) for size in (10, 20, 30)]
+
+    def add(state: tuple[int, ...], record: Record) -> tuple[int, ...]:
+        return (*state, record.ints[0])
+
+    assert fold(steps, (), add) == (10, 20, 30)
+    assert fold(steps, (), add, stop=steps[1][0]) == (10, 20)
+    assert fold(steps, (), add, stop=ORIGIN) == ()
+    for stop in (Position(1, 15, 15), Position(2, 20, 20), Position(1, 40, 40)):
+        with pytest.raises(StopNotFoundError, match="no record ends at"):
+            fold(steps, (), add, stop=stop)
+
+
+def test_a_chain_cut_at_a_position_keeps_what_lies_below() -> None:
+    spans = (
+        SegmentSpan("J.0000000000000001.0000000000000064", 100, 50, 1, 20),
+        SegmentSpan("J.0000000000000002.0000000000000096", 150, 30, 2),
+    )
+    chain = ChainState("J", spans, spans[-1].end)
+    assert chain.bytes == 80
+    assert chain.snapshot_size == 120
+    assert chain.up_to(Position(2, 180, 2)) == chain
+    assert chain.up_to(Position(1, 150, 1)).segments == spans[:1]
+    cut = chain.up_to(Position(1, 130, 9))
+    assert cut.segments == (SegmentSpan(spans[0].name, 100, 30, 9, 20),)
+    assert cut.end == Position(1, 130, 9)
+    with pytest.raises(StopNotFoundError, match="inside the snapshot"):
+        chain.up_to(Position(1, 110, 9))
+    with pytest.raises(StopNotFoundError, match="reaches from 1:100 to 2:180"):
+        chain.up_to(Position(1, 90, 9))
+    with pytest.raises(StopNotFoundError, match="has digest"):
+        chain.up_to(Position(2, 180, 3))
