@@ -26,7 +26,7 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
 from dos_client.core.window import Window
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_client.limits import answers_grace_s, waiting_after_s
+from dos_client.limits import answer_timeout_s, answers_grace_s, waiting_after_s
 from dos_client.link import Link
 from dos_client.object_writer import ObjectWriter
 from dos_client.reading import read_all
@@ -141,9 +141,10 @@ class Claim:
             self._enter(target)
         elif target.size != size or target.digest_at(size) != digest:
             raise LocalProtocolError(f"{name} is known to this claim with {target.size} bytes, not {size}")
+        patience = trio.current_time() + answer_timeout_s
         while target.synced < size:
             self.check()
-            if not target.sizes_reach(size) and self._quorums.can_take_over(target.without):
+            if self._nobody_has(target) and (trio.current_time() > patience or not self._hopes_for(target)):
                 raise MissingDataError(
                     f"no member holds {size} bytes of {self.directory}/{name} with digest {digest:016x}"
                 )
@@ -321,6 +322,20 @@ class Claim:
         if not joined:
             raise QuorumUnavailableError(f"no member of {self.directory} is connected")
         return sorted(joined, key=has, reverse=True)
+
+    def _nobody_has(self, target: Target) -> bool:
+        """F members, asked in this claim's sessions, lack the object's goal, and none is known to have it."""
+        if target.sizes_reach(target.size) or target.unsure:
+            return False
+        return self._quorums.can_take_over(target.without)
+
+    def _hopes_for(self, target: Target) -> bool:
+        """A member answered the claim with that much, and has only lost its session meanwhile."""
+        return any(
+            server_id not in target.without and objects[target.name].synced >= target.size
+            for server_id, objects in self.answers.items()
+            if target.name in objects
+        )
 
     def _open(self, name: str, window: Window) -> ObjectWriter:
         self.check()

@@ -189,6 +189,7 @@ class Link:
     def _left(self) -> None:
         self.connection = self._nursery = None
         for replica in self.replicas.values():
+            replica.target.unsure.discard(self.server_id)
             replica.move(ReplicaEvent.LEFT)
             replica.moved.set()
         self.replicas.clear()
@@ -208,6 +209,7 @@ class Link:
             case Comparison.DIFFERS:
                 self.broken(replica, _difference(info, target))
             case Comparison.ASK_MEMBER:
+                target.unsure.add(self.server_id)
                 self._nursery.start_soon(catch_up.compare_there, self, replica)
             case Comparison.ASK_ANOTHER:
                 self._lacks(replica, info.synced)
@@ -217,6 +219,7 @@ class Link:
         """The copy is a prefix: it counts, and goes on from there. `filling`: the caller is the one who
         fills it."""
         target = replica.target
+        target.unsure.discard(self.server_id)
         replica.sent = replica.received = received
         replica.synced = synced
         self._lacks(replica, synced)
@@ -251,6 +254,7 @@ class Link:
         replica.move(ReplicaEvent.DIFFERS)
         self._active.pop(replica.target.name, None)
         target = replica.target
+        target.unsure.discard(self.server_id)
         target.sizes.pop(self.server_id, None)
         target.received_sizes.pop(self.server_id, None)
         target.without.add(self.server_id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from dos_client.core.window import Window
-from dos_client.limits import journal_lag_bytes_max
+from dos_client.limits import chunk_bytes_max, journal_lag_bytes_max
 from dos_client.target import Target
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError
@@ -28,6 +28,7 @@ class ObjectWriter:
         self._claim = claim
         self._target = target
         self._window: Window = target.window
+        self._yielded_at = 0
 
     @property
     def name(self) -> str:
@@ -85,12 +86,16 @@ class ObjectWriter:
             await self._target.received_waiters.add(size).wait()
 
     async def wait_room(self) -> None:
-        """Wait until fewer than `journal_lag_bytes_max` bytes are not synced: back-pressure instead of
-        memory (P-9)."""
-        lag = self._window.size - self._target.synced
-        if lag >= journal_lag_bytes_max:
-            await self.wait_synced(self._window.size - journal_lag_bytes_max + 1)
-        elif self._claim.ended is not None:
+        """Wait until fewer than `journal_lag_bytes_max` bytes are not synced: back-pressure instead of memory
+        (P-9). Now and then it lets other tasks run: call it in every loop that appends."""
+        size = self._window.size
+        if size - self._target.synced >= journal_lag_bytes_max:
+            await self.wait_synced(size - journal_lag_bytes_max + 1)
+            self._yielded_at = size
+        elif size - self._yielded_at >= chunk_bytes_max:
+            await trio.lowlevel.checkpoint()  # the links send now
+            self._yielded_at = size
+        if self._claim.ended is not None:
             self._claim.check()
 
     def seal(self) -> None:

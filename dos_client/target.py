@@ -63,6 +63,7 @@ class Target:
         self.sizes: dict[bytes, int] = {}
         self.received_sizes: dict[bytes, int] = {}
         self.without: set[bytes] = set()
+        self.unsure: set[bytes] = set()
         self.synced = 0
         self.received = 0
         self.synced_waiters = Waiters()

@@ -1,0 +1,111 @@
+"""The records of a replacement, and the log in which they are decided."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_client.core import record_log
+from dos_client.core.replacement import GONE_SUFFIX, Step, begin, finish, plan
+from dos_protocol.store_record import Member, decode_store_record, encode_store_record
+from dos_protocol.vocabulary import ObjectInfo
+from tests.dos_client.records import member, record, server_id
+
+G1 = record("abc", 2)
+J = server_id("j")
+
+
+def test_a_replacement_is_two_records() -> None:
+    first = plan(G1, "c:1", J, "j:1")
+    assert first == (Step.BEGIN, record("abc", 2, 2, joining="j", after="c"))
+    assert plan(first.record, "c:1", J, "j:1") == (Step.FILL, first.record)
+    last = finish(first.record)
+    assert last == record("abj", 2, 3)
+    assert plan(last, "c:1", J, "j:1") == (Step.DONE, last)
+
+
+def test_the_old_member_may_be_named_by_its_identity() -> None:
+    assert plan(G1, server_id("c").hex(), J, "j:1") == plan(G1, "c:1", J, "j:1")
+
+
+def test_a_new_server_may_stand_at_the_old_ones_address() -> None:
+    first = plan(G1, "c:1", J, "c:1").record
+    assert first.members[2].address == server_id("c").hex() + GONE_SUFFIX
+    assert first.members[3] == Member(J, "c:1", "joining")
+    assert decode_store_record(encode_store_record(first)) == first
+    assert plan(first, "c:1", J, "c:1").step is Step.FILL
+    assert plan(finish(first), "c:1", J, "c:1").step is Step.DONE
+
+
+def test_one_that_joins_may_be_let_go_for_another() -> None:
+    during = record("abc", 2, 2, joining="j", after="c")
+    again = plan(during, "c:1", server_id("k"), "k:1")
+    assert again == (Step.BEGIN, record("abc", 2, 3, joining="k", after="c"))
+    assert plan(during, "j:1", server_id("k"), "k:1") == again
+
+
+@pytest.mark.parametrize(
+    ("old", "new_id", "new_address", "reason"),
+    [
+        ("x:1", J, "j:1", "x:1 is no member; the members are a:1, b:1, c:1"),
+        ("c:1", server_id("b"), "b:1", "already a member"),
+        ("c:1", J, "b:1", "b:1 is the address of member"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(
+    old: str, new_id: bytes, new_address: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        plan(G1, old, new_id, new_address)
+
+
+def test_one_replacement_at_a_time() -> None:
+    with pytest.raises(ValueError, match="one replacement at a time"):
+        plan(record("abc", 2, 2, joining="j", after="c"), "b:1", server_id("k"), "k:1")
+
+
+def test_nothing_to_finish_is_refused() -> None:
+    with pytest.raises(ValueError, match="no member joins"):
+        finish(G1)
+
+
+@given(st.lists(st.integers(1, 50), max_size=5), st.integers(0, 400))
+def test_the_log_gives_the_whole_entries_of_any_cut(generations: list[int], cut: int) -> None:
+    entries = [record_log.encode_entry(record("abc", 2, one)) for one in generations]
+    data = b"".join(entries)[:cut]
+    found, whole = record_log.decode_entries(data)
+    assert [one.generation for one in found] == generations[: len(found)]
+    assert whole == sum(len(entry) for entry in entries[: len(found)])
+    if len(found) < len(entries):
+        assert len(data) - whole < len(entries[len(found)])
+
+
+@given(st.binary(max_size=300))
+def test_whatever_the_bytes_the_log_is_read_without_an_error(data: bytes) -> None:
+    found, whole = record_log.decode_entries(data)
+    assert whole == 0 or found
+
+
+def test_a_flipped_bit_ends_the_log_there() -> None:
+    entry = record_log.encode_entry(G1)
+    for position in range(4, len(entry)):
+        damaged = bytearray(entry + entry)
+        damaged[len(entry) + position] ^= 1
+        assert record_log.decode_entries(bytes(damaged)) == ([G1], len(entry))
+
+
+def test_the_head_is_the_highest_epoch_and_of_it_the_longest_copy() -> None:
+    old, new = record_log.object_name(9), record_log.object_name(16)
+    answers = {
+        b"a": {old: ObjectInfo(old, 50, 50), "other": ObjectInfo("other")},
+        b"b": {old: ObjectInfo(old, 70, 70), new: ObjectInfo(new, 10, 10)},
+    }
+    assert record_log.names_newest_first(answers) == [new, old]
+    assert record_log.longest(answers, old) == (b"b", ObjectInfo(old, 70, 70))
+    assert record_log.longest(answers, "nothing") is None
+    assert record_log.last_of([G1, record("abc", 2, 4)], record("abc", 2, 3)).generation == 4
+
+
+def test_beginning_keeps_identities_and_order() -> None:
+    assert [one.server_id for one in begin(G1, member("a"), J, "j:1").members] == [
+        server_id(letter) for letter in "ajbc"
+    ]

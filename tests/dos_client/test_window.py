@@ -1,0 +1,137 @@
+"""The window against a plain byte string: the same bytes, the same digests, whatever the cuts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_client.core.window import Chunk, Window, append_head, tag_of
+from dos_client.limits import chunk_bytes_max
+from dos_protocol.digests import prefix_digest
+from dos_protocol.frames import FrameDecoder
+from dos_protocol.limits import digest_block_bytes, frame_header_bytes
+from dos_protocol.messages import decode
+from dos_protocol.vocabulary import Append
+
+BLOCK = digest_block_bytes
+sizes = st.one_of(
+    st.integers(0, 300),
+    st.sampled_from(
+        [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, chunk_bytes_max, chunk_bytes_max + 7, 5 * BLOCK]
+    ),
+)
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), sizes),
+        st.tuples(st.just("take"), st.integers(0, 1 << 20)),
+        st.tuples(st.just("digest"), st.just(0)),
+        st.tuples(st.just("trim"), st.integers(0, 1 << 20)),
+    ),
+    max_size=25,
+)
+
+
+def pattern(start: int, count: int) -> bytes:
+    return (
+        bytes((start + i) * 31 % 251 for i in range(count)) if count < 1000 else bytes([start % 251]) * count
+    )
+
+
+@given(actions)
+def test_chunks_are_the_bytes_appended_and_carry_the_digest_before_them(
+    script: list[tuple[str, int]],
+) -> None:
+    window, content = Window(), b""
+    for action, number in script:
+        if action == "append":
+            data = pattern(len(content), number)
+            content += data
+            assert window.append(data) == len(content)
+        elif action == "take":
+            check_from(window, content, min(max(number, window.base), len(content)))
+        elif action == "digest":
+            assert window.digest == prefix_digest(content)
+        else:
+            before = window.base
+            window.trim(min(number, len(content)))
+            assert before <= window.base <= max(before, number)
+            assert window.base % BLOCK == 0
+    assert window.size == len(content)
+    check_from(window, content, window.base)
+    assert window.digest == prefix_digest(content)
+
+
+def check_from(window: Window, content: bytes, offset: int) -> None:
+    for chunk in window.chunks_from(offset):
+        assert chunk.start == offset
+        assert chunk.digest == prefix_digest(content[:offset])
+        assert 0 < len(chunk.payload) <= chunk_bytes_max
+        assert content[offset : offset + len(chunk.payload)] == chunk.payload
+        offset = chunk.end
+    assert offset == len(content)
+
+
+@given(
+    st.lists(st.integers(1, 3 * BLOCK), max_size=8), st.integers(0, 12 * BLOCK), st.integers(0, 12 * BLOCK)
+)
+def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown(
+    cuts: list[int], trimmed: int, asked: int
+) -> None:
+    window, content = Window(), b""
+    for cut in cuts:
+        content += pattern(len(content), cut)
+        window.append(content[-cut:])
+        list(window.chunks_from(window.base))
+    window.trim(min(trimmed, len(content)))
+    found = window.digest_at(asked)
+    if window.base <= asked <= len(content):
+        assert found == prefix_digest(content[:asked])
+    else:
+        assert found is None
+
+
+def test_small_appends_between_two_takes_travel_as_one_chunk() -> None:
+    window = Window()
+    for _ in range(1000):
+        window.append(b"twenty bytes or so..")
+    assert [len(chunk.payload) for chunk in window.chunks_from(0)] == [20_000]
+
+
+def test_an_append_of_one_block_is_not_copied() -> None:
+    block = bytes(BLOCK)
+    window = Window()
+    window.append(block)
+    assert next(iter(window.chunks_from(0))).payload is block
+
+
+def test_what_may_change_later_is_copied() -> None:
+    data = bytearray(b"abc")
+    window = Window()
+    window.append(data)
+    data[:] = b"xyz"
+    assert next(iter(window.chunks_from(0))).payload == b"abc"
+
+
+@given(st.integers(0, 3 * BLOCK), st.integers(0, 2 * BLOCK))
+def test_a_window_goes_on_from_a_block_boundary_and_a_tail(before: int, more: int) -> None:
+    content = pattern(0, before)
+    base = before - before % BLOCK
+    window = Window(base, prefix_digest(content[:base]), content[base:])
+    window.append(pattern(before, more))
+    content += pattern(before, more)
+    assert window.size == len(content)
+    assert window.digest == prefix_digest(content)
+    assert window.digest_at(before) == prefix_digest(content[:before])
+
+
+@given(st.integers(0, (1 << 20) - 1), st.integers(0, 1 << 39), st.binary(min_size=1, max_size=99))
+def test_an_append_is_a_frame_whose_id_tells_the_object(tag: int, start: int, payload: bytes) -> None:
+    chunk = Chunk(start, 77, payload)
+    head = append_head("name", tag, chunk)
+    assert append_head("name", tag, chunk) is head
+    decoder = FrameDecoder()
+    decoder.receive(head + payload)
+    frame = decoder.next_frame()
+    assert frame is not None
+    assert len(head) > frame_header_bytes
+    assert tag_of(frame.request_id) == tag
+    assert decode(frame) == Append("name", start, 77, payload)
+    assert tag_of(5) is None
