@@ -1,0 +1,254 @@
+"""Regions on real servers and real worker processes, which are killed, and whose inputs change."""
+
+import os
+import shutil
+import signal
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, ResetReport
+from dataflow import FileSink, FileSource, Graph, GraphError
+from dataflow.limits import WorkerLimits
+from dataflow.local import run_local
+from dos_client import init_store
+from tests.dataflow.support import last_counts, true_counts, word_count
+from tests.support.servers import ServerProcess, three_servers, url_of
+
+__all__ = ["three_servers"]
+pytestmark = pytest.mark.process
+
+SMALL_STEPS = WorkerLimits(step_bytes_max=128 * 1024, batch_bytes_max=64 * 1024)
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[Path]:
+    """Some 3 MB of Python: the modules at the top of the standard library."""
+    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:120]
+
+
+class Watch:
+    """Remembers what a region says, and waits for it."""
+
+    def __init__(self) -> None:
+        self.events: list[RegionEvent] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, event: RegionEvent) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def wait(self, wanted: Callable[[RegionEvent], bool], count: int = 1) -> None:
+        """Until so many events were as wanted."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: sum(map(wanted, self.events)) >= count, WAIT_S), self.events
+
+    def cuts(self, count: int) -> None:
+        self.wait(lambda event: isinstance(event, CutCommitted), count)
+
+
+@contextmanager
+def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[tuple[RegionControl, Watch]]:
+    watch = Watch()
+    options = {"checkpoint_interval_s": 0.2, "worker_limits": SMALL_STEPS, **options}
+    control = run_local(
+        graph,
+        name="words",
+        store=store,
+        scratch=folder / "scratch",
+        logs=folder / "logs",
+        observer=watch,
+        **options,
+    )
+    try:
+        yield control, watch
+    finally:
+        control.stop()
+        if not control.wait(WAIT_S):
+            for worker in control.status().workers:
+                os.kill(worker.pid, signal.SIGKILL)
+
+
+def finished(control: RegionControl) -> bool:
+    assert control.wait(WAIT_S), control.status()
+    return control.status().state is RegionState.FINISHED
+
+
+@pytest.fixture
+def store(three_servers: list[ServerProcess]) -> str:
+    url = url_of(three_servers)
+    trio.run(lambda: init_store(url))
+    return url
+
+
+def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 4, truncate: bool = True) -> Graph:
+    """By a row function: slow enough to be met in the middle."""
+    graph = Graph("wordcount")
+    lines = graph.source("lines", FileSource([*paths], repeat=repeat, errors="replace"))
+    words = lines.flat_map("words", lambda row: row["line"].encode().split(), schema="word binary")
+    texts = words.map("texts", lambda row: row["word"].decode(), schema="word string")
+    sink = FileSink(out, truncate_on_reset=truncate)
+    texts.key_by("by_word", "word").count("counts").sink("out", sink)
+    return graph
+
+
+def kill(control: RegionControl, worker: int, *, wipe: bool) -> None:
+    status = control.status().workers[worker]
+    os.kill(status.pid, signal.SIGKILL)
+    if wipe:
+        shutil.rmtree(status.scratch)
+
+
+def test_the_word_count_of_a_region_is_that_of_a_counter(
+    store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph = word_count(texts, tmp_path / "out", repeat=2)
+    with running(graph, store, tmp_path, worker_limits=WorkerLimits()) as (control, _):
+        assert finished(control), control.status()
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
+
+
+# EVIDENCE-OF: P-7
+# EVIDENCE-OF: P-10
+def test_killed_workers_leave_no_trace_in_the_output(store: str, texts: list[Path], tmp_path: Path) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        kill(control, 0, wipe=True)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        watch.cuts(4)
+        kill(control, 1, wipe=False)
+        watch.wait(lambda event: isinstance(event, ResetReport), 2)
+        assert finished(control), control.status()
+        assert control.status().incarnation >= 3
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 4))
+
+
+def test_without_truncation_a_killed_worker_shows_in_the_output(
+    store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    """The check of the test above does notice."""
+    graph = slow_word_count(texts, tmp_path / "out", truncate=False)
+    with running(graph, store, tmp_path, checkpoint_interval_s=1.0) as (control, watch):
+        watch.cuts(1)
+        before = control.status().step
+        while control.status().step < before + 3:
+            control.wait(0.01)
+        kill(control, 0, wipe=True)
+        assert finished(control), control.status()
+    with pytest.raises(AssertionError, match="after"):
+        last_counts(tmp_path / "out")
+
+
+# EVIDENCE-OF: P-5
+def test_a_killed_server_is_not_noticed_by_the_result(
+    store: str, three_servers: list[ServerProcess], texts: list[Path], tmp_path: Path
+) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        three_servers[1].kill()
+        watch.cuts(4)
+        kill(control, 0, wipe=True)
+        assert finished(control), control.status()
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 4))
+
+
+# EVIDENCE-OF: P-10
+def test_without_a_quorum_the_region_waits_and_then_goes_on_by_itself(
+    store: str, three_servers: list[ServerProcess], texts: list[Path], tmp_path: Path
+) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        for server in three_servers[:2]:
+            server.kill()
+        watch.wait(lambda event: getattr(event, "state", None) is RegionState.WAITING_FOR_STORE)
+        for server in three_servers[:2]:
+            server.restart()
+        assert finished(control), control.status()
+        assert control.status().incarnation == 1, "no worker was killed, nothing was reset"
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 4))
+
+
+def fail_at(word: str, row: dict[str, Any]) -> list[str]:
+    if word in row["line"]:
+        raise LookupError(f"no {word} wanted")
+    return [row["line"]]
+
+
+def test_a_user_function_that_raises_stops_the_region_and_says_where(store: str, tmp_path: Path) -> None:
+    path = tmp_path / "input.txt"
+    path.write_text("fine\n" * 1000 + "bad luck\n" + "fine\n" * 10)
+    graph = Graph("g")
+    lines = graph.source("lines", FileSource(path))
+    bad = lines.flat_map("picky", lambda row: fail_at("bad", row), schema="line string")
+    bad.sink("out", FileSink(tmp_path / "out"))
+    with running(graph, store, tmp_path) as (control, _):
+        assert control.wait(WAIT_S)
+        assert control.status().state is RegionState.FAILED
+        error = control.exception()
+    said = str(error) + getattr(error, "traceback_text", "")
+    assert "'picky'" in said
+    assert f"source 'lines', file '{path}', byte 5000" in said
+    assert "LookupError: no bad wanted" in said
+    assert "in fail_at" in said
+
+
+def test_a_graph_that_breaks_a_rule_starts_nothing(store: str, tmp_path: Path) -> None:
+    graph = Graph("g")
+    graph.source("lines", FileSource(tmp_path / "a"))
+    with pytest.raises(GraphError, match="goes nowhere"):
+        run_local(graph, name="words", store=store, logs=tmp_path / "logs")
+    assert not (tmp_path / "logs").exists()
+
+
+def stopped_in_the_middle(store: str, tmp_path: Path) -> Path:
+    """A region over one large file, stopped with a cut before it has read all."""
+    path = tmp_path / "input.txt"
+    with path.open("w") as file:
+        for number in range(400_000):
+            file.write(f"word{number % 5000} and{number % 7} another\n")
+    with running(slow_word_count([path], tmp_path / "out", repeat=1), store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        control.stop()
+        assert control.wait(WAIT_S)
+        assert control.status().state is RegionState.STOPPED, control.status()
+    return path
+
+
+def test_a_stopped_region_goes_on_and_reads_what_was_added_to_its_input(store: str, tmp_path: Path) -> None:
+    path = stopped_in_the_middle(store, tmp_path)
+    assert last_counts(tmp_path / "out") != dict(true_counts([path]))
+    with path.open("a") as file:
+        file.write("brand new words at the end")
+    with running(slow_word_count([path], tmp_path / "out", repeat=1), store, tmp_path) as (control, _):
+        assert finished(control), control.status()
+    assert last_counts(tmp_path / "out") == dict(true_counts([path]))
+
+
+@pytest.mark.parametrize("damage", ["shrunk", "changed"])
+def test_an_input_that_shrank_or_changed_is_refused_by_name(store: str, tmp_path: Path, damage: str) -> None:
+    path = stopped_in_the_middle(store, tmp_path)
+    if damage == "shrunk":
+        os.truncate(path, 100)
+    else:
+        with path.open("r+b") as file:
+            file.write(b"W")
+    before = {part: part.read_bytes() for part in (tmp_path / "out").glob("part-*")}
+    with running(slow_word_count([path], tmp_path / "out", repeat=1), store, tmp_path) as (control, _):
+        assert control.wait(WAIT_S)
+        assert control.status().state is RegionState.FAILED
+        assert str(path) in str(control.exception())
+        assert "expected" in str(control.exception())
+    for part, content in before.items():
+        assert content.startswith(part.read_bytes()), "cut back at most, never written to"
