@@ -28,6 +28,8 @@ manifest_segment_bytes_max: Final = 64 * 1024 * 1024
 cuts_retained: Final = 2
 """Cuts carried over in a manifest snapshot: the last one, and the one before for a person who must go back.
 """
+manifest_replay_bytes_max: Final = 1024 * 1024
+"""A take-over that had to read more than this begins its segment with a snapshot of the retained cuts."""
 workers_max: Final = 4096
 
 # --- state blocks ---------------------------------------------------------------------------------
@@ -64,6 +66,12 @@ store_poll_s: Final = 0.25
 """How often the manifest's claim is asked whether it waits, and a store without a quorum is asked again."""
 control_queue_max: Final = 1_000
 """Messages kept for one worker that does not take them; more, and its link is given up."""
+claim_patience_s: Final = 10.0
+"""A claim of the manifest that is not granted by then is given up, told as waiting, and tried again."""
+claimant_wait_s: Final = 2.0
+"""A driver that lost the manifest to a claim without a segment waits so long, once, for the claimant to
+open one: a newer driver at work. If it died over its claim, the older one takes over from itself (R18).
+"""
 manifest_backoff_s: Final = 0.05
 manifest_backoff_max_s: Final = 5.0
 """Random, doubling wait of a coordinator superseded before its segment start was acknowledged (R17)."""

@@ -9,11 +9,13 @@ acknowledged (R8, R11). Records are not pipelined: each proves the one before (R
 import logging
 import os
 import random
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 import trio
 
 from checkpoint import limits
@@ -59,6 +61,7 @@ class ManifestLog:
         self._writer: ChainWriter | None = None
         self._kept: deque[Cut] = deque(maxlen=limits.cuts_retained)
         self._waiting = ""
+        self._given_way_to = 0
 
     # --- opening ------------------------------------------------------------------------------------------
 
@@ -71,6 +74,10 @@ class ManifestLog:
         except FencedError as error:
             self._emit(ManifestSuperseded(error.epoch_held, self._chance.random()))
         except DosError as error:
+            lost = self._claim.lost if self._claim is not None else None
+            if lost is not None:  # what could not be read may have been removed by who holds it now
+                self._emit(ManifestSuperseded(lost.epoch_held, self._chance.random()))
+                return
             logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
             self._emit(ManifestUnreadable(error))
 
@@ -82,8 +89,16 @@ class ManifestLog:
             if order.held and taken_by > order.held:
                 self._emit(ManifestTaken(taken_by))
                 return True
+            if order.held and view.epoch_seen > max(order.held, self._given_way_to):
+                self._given_way_to = view.epoch_seen  # a newer driver may be about to open: once, let it
+                await trio.sleep(limits.claimant_wait_s)
+                return False
             epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
-            self._claim = await self._store.claim(self._directory, epoch, os.urandom(id_bytes))
+            with trio.move_on_after(limits.claim_patience_s):
+                self._claim = await self._store.claim(self._directory, epoch, os.urandom(id_bytes))
+            if self._claim is None:
+                self.waiting("too few members of the store take the claim of the manifest")
+                return False
             last = await self._take_over(self._claim)
         except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
             self.waiting(str(error))
@@ -100,7 +115,11 @@ class ManifestLog:
         async with aclosing(_cuts(claim, state)) as cuts:
             async for cut in cuts:
                 self._kept.append(cut)
-        self._writer = await ChainWriter.open(claim, CHAIN, state, generation, pipelined=False)
+        long = state.bytes > limits.manifest_replay_bytes_max
+        snapshot = [cut_record(cut) for cut in self._kept] if long else None
+        self._writer = await ChainWriter.open(
+            claim, CHAIN, state, generation, snapshot=snapshot, pipelined=False
+        )
         return self._kept[-1] if self._kept else None
 
     # --- committing ---------------------------------------------------------------------------------------
@@ -110,23 +129,37 @@ class ManifestLog:
         writer = self._writer
         if writer is None:
             return  # given up meanwhile: the next opening finds out
+        cut = msgspec.structs.replace(order.cut, wall_time_ms=time.time_ns() // 1_000_000)
         try:
-            await writer.wait_synced(writer.append(cut_record(order.cut)))
-            self._kept.append(order.cut)
-            self._emit(CutAppended(order.cut))
+            await writer.wait_synced(writer.append(cut_record(cut)))
+            self._kept.append(cut)
+            self._emit(CutAppended(cut))
             if writer.bytes_since_snapshot > limits.manifest_segment_bytes_max:
                 await writer.roll([cut_record(cut) for cut in self._kept])
         except FencedError as error:
-            self._emit(ManifestLost(order.cut.incarnation, error.epoch_held))
+            self._lost(error)
 
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Tell when the claim has no quorum and when it has one again. Runs until cancelled."""
+        """Tell when the claim has no quorum and when it has one again, and when it is lost while nothing is
+        appended. Runs until cancelled.
+        """
         while True:
             await trio.sleep(limits.store_poll_s)
-            if self._writer is not None and self._claim is not None:
-                self.waiting("the manifest waits for a quorum of the store" if self._claim.waiting else "")
+            claim = self._claim
+            if claim is None:
+                continue
+            if claim.lost is None:
+                self.waiting("the manifest waits for a quorum of the store" if claim.waiting else "")
+            elif self._writer is not None:
+                self._lost(claim.lost)
+
+    def _lost(self, error: FencedError) -> None:
+        """Tell once; the next opening finds out who holds the manifest."""
+        self._writer = None
+        if self._claim is not None:
+            self._emit(ManifestLost(self._claim.epoch, error.epoch_held))
 
     def waiting(self, text: str) -> None:
         """Tell once what is waited for; '' for nothing."""

@@ -1,0 +1,217 @@
+"""The manifest on real servers: what was acknowledged is found again, the older of two is fenced."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    ManifestLost,
+    ManifestOpened,
+    ManifestSuperseded,
+    ManifestTaken,
+    ManifestUnreadable,
+    OpenManifest,
+    StoreWaiting,
+)
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.manifest_log import ManifestLog, cut_record
+from dos_client import init_store, open_store
+from journal import ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+from tests.support.servers import three_servers, url_of
+
+__all__ = ["three_servers"]
+pytestmark = [pytest.mark.process, pytest.mark.trio]
+
+
+def a_cut(number, incarnation, parent=None):
+    at = Position(incarnation, 10 * number, 1)
+    return Cut(
+        cut=number,
+        step=number,
+        incarnation=incarnation,
+        final=False,
+        wall_time_ms=0,
+        workers={0: WorkerCut(state=at, steps=at)},
+        layout=even_layout(1),
+        fingerprint="f",
+        operators={"count": "c"},
+        parent=number - 1 if parent is None else parent,
+    )
+
+
+class Keeper:
+    """A ManifestLog with its events."""
+
+    def __init__(self, store):
+        self.events = []
+        self.log = ManifestLog(store, "app", self._emit)
+        self._more = trio.Event()
+
+    def _emit(self, event):
+        self.events.append(event)
+        self._more.set()
+        self._more = trio.Event()
+
+    async def heard(self, cls, within=30):
+        """Wait until an event of this class came (for StoreWaiting: one that says what for)."""
+        with trio.fail_after(within):
+            while not any(isinstance(e, cls) and getattr(e, "waiting", True) for e in self.events):
+                await self._more.wait()
+
+    async def open(self, above=0, held=0):
+        await self.log.open(OpenManifest(above, held))
+        return self.take()
+
+    async def append(self, cut):
+        await self.log.append(AppendCut(cut))
+        return self.take()
+
+    def take(self):
+        events = [event for event in self.events if not isinstance(event, StoreWaiting)]
+        self.events.clear()
+        return events[-1] if events else None
+
+
+@asynccontextmanager
+async def keepers(servers, count=1):
+    async with trio.open_nursery() as nursery:
+        await init_store(url_of(servers))
+        async with open_store(url_of(servers)) as one, open_store(url_of(servers)) as other:
+            found = [Keeper(one), Keeper(other)][:count]
+            yield found if count > 1 else found[0]
+            for keeper in found:
+                await keeper.log.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_cuts_are_found_again_by_the_next_incarnation(three_servers) -> None:
+    # EVIDENCE-OF: P-6
+    async with keepers(three_servers) as keeper:
+        assert await keeper.open() == ManifestOpened(1, None)
+        first = await keeper.append(a_cut(1, 1))
+        assert isinstance(first, CutAppended)
+        assert first.cut.wall_time_ms > 0
+        second = await keeper.append(a_cut(2, 1))
+        assert await keeper.open(above=0, held=1) == ManifestOpened(2, second.cut)
+        assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.cut)
+
+
+async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(three_servers) -> None:
+    # EVIDENCE-OF: P-4
+    async with keepers(three_servers, 2) as (older, newer):
+        await older.open()
+        committed = await older.append(a_cut(1, 1))
+        assert await newer.open() == ManifestOpened(2, committed.cut)
+        lost = await older.append(a_cut(2, 1))
+        assert isinstance(lost, ManifestLost)
+        assert (lost.incarnation, lost.epoch_held) == (1, 2)
+        assert await older.open(held=1) == ManifestTaken(2)
+        assert isinstance(await newer.append(a_cut(2, 2)), CutAppended)
+
+
+async def test_a_claim_lost_while_nothing_is_appended_is_told(three_servers) -> None:
+    async with keepers(three_servers, 2) as (older, newer), trio.open_nursery() as nursery:
+        await older.open()
+        nursery.start_soon(older.log.watch)
+        await newer.open()
+        await older.heard(ManifestLost)
+        assert older.events == [ManifestLost(1, 2)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(three_servers, monkeypatch) -> None:
+    # EVIDENCE-OF: P-10  (R18)
+    monkeypatch.setattr("checkpoint.limits.claimant_wait_s", 0.2)
+    async with keepers(three_servers, 2) as (older, newer):
+        await older.open()
+        committed = await older.append(a_cut(1, 1))
+        store = newer.log._store
+        async with await store.claim("app.coord", 7, b"x" * 16):
+            pass
+        assert isinstance(await older.append(a_cut(2, 1)), ManifestLost)
+        opened = await older.open(held=1)
+        assert opened == ManifestOpened(8, committed.cut)
+
+
+async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart(three_servers) -> None:
+    async with keepers(three_servers, 2) as pair:
+        answers = []
+
+        async def contend(keeper):
+            while True:
+                answer = await keeper.open()
+                answers.append(answer)
+                if not isinstance(answer, ManifestSuperseded):
+                    return
+                await trio.sleep(0.05 * answer.chance)
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for keeper in pair:
+                    nursery.start_soon(contend, keeper)
+        opened = [answer for answer in answers if isinstance(answer, ManifestOpened)]
+        assert len({answer.incarnation for answer in opened}) == 2
+
+
+async def test_a_server_killed_meanwhile_changes_nothing_two_make_it_wait(three_servers) -> None:
+    # EVIDENCE-OF: P-5, P-10
+    async with keepers(three_servers) as keeper:
+        await keeper.open()
+        await keeper.append(a_cut(1, 1))
+        three_servers[0].kill()
+        assert isinstance(await keeper.append(a_cut(2, 1)), CutAppended)
+        assert isinstance(await keeper.open(held=1), ManifestOpened)
+        three_servers[1].kill()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.log.watch)
+            nursery.start_soon(keeper.log.append, AppendCut(a_cut(3, 2)))
+            await keeper.heard(StoreWaiting)
+            assert not any(isinstance(event, CutAppended) for event in keeper.events)
+            three_servers[1].restart()
+            await keeper.heard(CutAppended)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(three_servers, monkeypatch) -> None:
+    monkeypatch.setattr("checkpoint.limits.manifest_replay_bytes_max", 2_000)
+    monkeypatch.setattr("checkpoint.limits.manifest_segment_bytes_max", 4_000)
+    async with keepers(three_servers) as keeper:
+        await keeper.open()
+        for number in range(1, 21):
+            await keeper.append(a_cut(number, 1))
+        opened = await keeper.open(held=1)
+        assert opened.last_cut.cut == 20
+        assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
+        chain = await look_chain(keeper.log._store, "app.coord", "manifest")
+        found = [
+            record.ints[0]
+            async for _, record in read_records(keeper.log._store, chain, directory="app.coord")
+            if record.op is Op.CUT
+        ]
+        assert found == [19, 20, 21]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (Record(Op.CUT, ints=(1, 1, 1), strings=(b"{",)), "is no JSON"),
+        (cut_record(a_cut(1, 1, parent=9)), None),
+        (Record(Op.CUT, ints=(2, 1, 1), strings=cut_record(a_cut(1, 1)).strings), "the record says"),
+    ],
+)
+async def test_a_manifest_with_a_cut_that_cannot_be_is_refused(three_servers, record, reason) -> None:
+    async with keepers(three_servers) as keeper:
+        async with await keeper.log._store.claim("app.coord", 1, b"x" * 16) as claim:
+            state = await take_over(claim, "manifest", generation=keeper.log._store.record.generation)
+            writer = await ChainWriter.open(claim, "manifest", state, 1, pipelined=False)
+            await writer.wait_synced(writer.append(record))
+        answer = await keeper.open()
+        if reason is None:
+            assert isinstance(answer, ManifestOpened)
+        else:
+            assert isinstance(answer, ManifestUnreadable)
+            assert reason in str(answer.error)
