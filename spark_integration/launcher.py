@@ -122,10 +122,12 @@ class SparkLauncher:
 
     def _submit(self, worker: int, attempt: int) -> None:
         log.info("%s: submitting worker %d attempt %d", self.region, worker, attempt)
-        thread = InheritableThread(
-            target=self._job, args=(worker, attempt), name=f"dos-{self.region}-w{worker}", daemon=True
-        )
-        thread.start()
+        try:
+            InheritableThread(
+                target=self._job, args=(worker, attempt), name=f"dos-{self.region}-w{worker}", daemon=True
+            ).start()
+        except Exception as failure:  # it asks the SparkContext, which may have been stopped
+            self._events.put((worker, attempts.JobEnded(attempt, f"cannot submit a job: {failure!r}")))
 
     def _cancel_job(self, worker: int, attempt: int) -> None:
         try:

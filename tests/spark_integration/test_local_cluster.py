@@ -21,7 +21,7 @@ import time
 import pyarrow.compute as pc
 
 def split(batch):
-    time.sleep(0.02)
+    time.sleep(batch.num_rows * 0.0002)
     words = pc.list_flatten(pc.ascii_split_whitespace(batch["line"]))
     return {"word": words.filter(pc.not_equal(words, ""))}
 """
@@ -54,7 +54,7 @@ region = run(spark, graph, checkpoint_interval=0.2, data_dir=here / "data", spar
 deadline = time.monotonic() + 60
 while not (region.status.state is RegionState.RUNNING and region.status.cuts_committed >= 2):
     assert region.isActive and time.monotonic() < deadline, region.status
-    time.sleep(0.02)
+    time.sleep(batch.num_rows * 0.0002)
 pids = [worker.pid for worker in region.status.workers]
 parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in pids}
 os.kill(pids[0], signal.SIGKILL)
