@@ -13,17 +13,19 @@ from journal.core.walk import Look, TakeOver
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
+    FindSnapshot,
     Found,
     ReadStart,
     Settle,
     Settled,
+    SnapshotFound,
     StartRead,
     Surveyed,
     SurveySegment,
 )
 from journal.limits import answers_wait_s
 from journal.ports import ClaimPort, StorePort
-from journal.reading import Source, read_start, survey
+from journal.reading import Source, find_snapshot, read_start, survey
 
 
 async def take_over(
@@ -99,10 +101,12 @@ async def _settle(claim: ClaimPort, effect: Settle) -> None:
         raise LostBytesError(f"the chain names bytes that are not there: {error}") from error
 
 
-async def _read(source: Source, effect: ReadStart | SurveySegment) -> StartRead | Surveyed:
+async def _read(
+    source: Source, effect: ReadStart | SurveySegment | FindSnapshot
+) -> StartRead | Surveyed | SnapshotFound:
+    name, length, members = effect.segment, effect.length, effect.members
     if isinstance(effect, ReadStart):
-        return await read_start(source, effect.segment, effect.length, effect.members)
-    found = await survey(
-        source, effect.segment, effect.length, effect.members, effect.within, effect.until_snapshot
-    )
-    return Surveyed(effect.segment, found)
+        return await read_start(source, name, length, members)
+    if isinstance(effect, FindSnapshot):
+        return SnapshotFound(name, await find_snapshot(source, name, length, members))
+    return Surveyed(name, await survey(source, name, length, members, effect.within))

@@ -4,8 +4,10 @@ Rules of this file: it moves bytes and decides nothing about them. A read that o
 tried with the next; what no member serves is raised as the last one said it.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+
+import trio
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import DosError, FencedError
@@ -17,6 +19,7 @@ from journal.core.record import Record
 from journal.core.replay import SpanReplay
 from journal.core.scan import Mark, SegmentSurveyor, Survey
 from journal.core.segment import parse_start
+from journal.core.snapshot_search import SnapshotSearch
 from journal.core.walk_vocabulary import StartRead
 from journal.limits import read_bytes_max, start_read_bytes_max
 from journal.ops import Op
@@ -52,15 +55,16 @@ class Source:
         """The first `length` bytes of an object, in order. Raises LostBytesError if there are fewer."""
         offset = 0
         while offset < length:
-            chunk = await self._read_from_any(name, offset, min(length - offset, chunk_bytes), members)
+            chunk = await self.read_from_any(name, offset, min(length - offset, chunk_bytes), members)
             if not chunk:
                 raise LostBytesError(f"{name} should have {length} bytes and ends at {offset}")
             offset += len(chunk)
             yield chunk
 
-    async def _read_from_any(
+    async def read_from_any(
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
     ) -> bytes:
+        """As `read`, from the first of the members that answers."""
         last: DosError | None = None
         for member in members if self._claim is not None else ANY:
             try:
@@ -92,23 +96,30 @@ async def read_start(source: Source, name: str, length: int, members: Sequence[b
     return StartRead(name, None)
 
 
-async def survey(
-    source: Source, name: str, length: int, members: Sequence[bytes], within: int, until_snapshot: bool
-) -> Survey:
-    """Survey a segment's first `length` bytes; with `until_snapshot` stop at a finished snapshot's end."""
+async def survey(source: Source, name: str, length: int, members: Sequence[bytes], within: int) -> Survey:
+    """Survey a segment's first `length` bytes."""
     surveyor = SegmentSurveyor(name, within=within)
     async with aclosing(source.chunks(name, length, members)) as chunks:
         async for chunk in chunks:
             surveyor.feed(chunk)
-            if until_snapshot and surveyor.snapshot_end:
-                break
     return surveyor.finish()
+
+
+async def find_snapshot(source: Source, name: str, length: int, members: Sequence[bytes]) -> int:
+    """Where the snapshot ends that begins the segment; 0 if it is not finished within `length` bytes."""
+    search = SnapshotSearch(name, length)
+    while (wanted := search.wanted) is not None:
+        data = await source.read_from_any(name, wanted.offset, wanted.max_bytes, members)
+        search.take(data)
+        if search.wanted == wanted:
+            raise LostBytesError(f"{name} should have {length} bytes and ends at {wanted.offset + len(data)}")
+    return search.snapshot_end
 
 
 async def span_chunks(source: Source, span: SegmentSpan, scratch: Scratch | None) -> AsyncGenerator[bytes]:
     """The bytes of a span: from the cache if that agrees, else from the store, and then cached."""
-    if scratch is not None and scratch.covers(span):
-        for chunk in scratch.read(span):
+    if scratch is not None and await trio.to_thread.run_sync(scratch.covers, span):
+        for chunk in _cached(scratch, span):
             yield chunk
         return
     mirror = scratch.mirror(span.name) if scratch is not None else None
@@ -121,6 +132,15 @@ async def span_chunks(source: Source, span: SegmentSpan, scratch: Scratch | None
     finally:
         if mirror is not None:
             mirror.close()
+
+
+def _cached(scratch: Scratch, span: SegmentSpan) -> Iterator[bytes]:
+    try:
+        yield from scratch.read(span)
+    except OSError as error:
+        raise LostBytesError(
+            f"the local cache of {span.name} went away while it was read: {error}", remedy="restore again"
+        ) from error
 
 
 async def read_batches(

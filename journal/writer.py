@@ -241,6 +241,7 @@ class ChainWriter:
             parsed = parse_segment_name(below.name)
             assert parsed is not None, "the predecessor is a segment"
             self._base = parsed.base + below.length
+        self._generation = max(self._generation, self._claim.store.record.generation)
         start = SegmentStart(
             chain=self._chain,
             epoch=self._claim.epoch,

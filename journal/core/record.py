@@ -213,6 +213,28 @@ def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
         out.append((origin + at, Record(OPS_BY_NUMBER[op], tag, numbers[:n_ints], tuple(strings), flags)))
 
 
+class Header(NamedTuple):
+    """What a version 1 header says of its record: the op, and how many bytes it has in all."""
+
+    op: Op
+    bytes: int
+
+
+def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> Header:
+    """The valid header at `at`, of 24 bytes that are there. Raises CorruptRecordError, UnknownRecordError."""
+    magic, version, op, flags, n_ints, n_strings, _, body, digest = HEADER_V1.unpack_from(data, at)
+    if (
+        magic != MAGIC
+        or version != VERSION_1
+        or _xxh3(data[at : at + _DIGESTED_HEADER_BYTES]) & 0xFFFFFFFF != digest
+        or flags & FLAGS_MUST_UNDERSTAND
+        or op >= _KNOWN_OPS
+        or not 8 * (n_ints + n_strings) <= body <= record_body_bytes_max
+    ):
+        raise _header_fault_v1(data, at, origin, where)
+    return Header(OPS_BY_NUMBER[op], HEADER_V1.size + body + DIGEST_BYTES)
+
+
 def parse_v0(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> Parsed:
     """As `parse_v1`, for version 0."""
     size = len(data)

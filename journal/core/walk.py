@@ -8,6 +8,8 @@ most one effect is outstanding at a time.
     effect                    event that answers it
     ReadStart(segment, ..)    StartRead      the segment's first record, None if it is not whole
     SurveySegment(..)         Surveyed       what the segment's first bytes hold
+    FindSnapshot(..)          SnapshotFound  where the snapshot ends that begins the segment, if it is
+                              finished
     Settle(segment, ..)       Settled        the span is synced on the quorum
     Found(state)              (none: done)
 
@@ -48,11 +50,13 @@ from journal.core.segment import SegmentName, SegmentStart, check_chain_name, pa
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
+    FindSnapshot,
     Found,
     Phase,
     ReadStart,
     Settle,
     Settled,
+    SnapshotFound,
     StartRead,
     SurveySegment,
 )
@@ -119,7 +123,7 @@ class _Walk:
         if event.snapshot_follows and event.end.bytes < span.length:
             members = self._by_name[span.name].holders(span.length)
             self._start = event.start
-            return [SurveySegment(span.name, span.length, members, until_snapshot=True)]
+            return [FindSnapshot(span.name, span.length, members)]
         return self._below(event.start)
 
     def _snapshot_known(self, snapshot_end: int, start: SegmentStart) -> list[Effect]:
@@ -200,9 +204,9 @@ class TakeOver(_Walk):
             return self._settle_next()
         if isinstance(event, StartRead):
             return self._started(event) if self.phase is Phase.FOLLOWING else self._head_started(event)
-        if self.phase is Phase.MEASURING:
-            return self._head_measured(event.survey)
-        return self._snapshot_known(event.survey.snapshot_end, self._start)
+        if isinstance(event, SnapshotFound):
+            return self._snapshot_known(event.end, self._start)
+        return self._head_measured(event.survey)
 
     def _at_position(self, at: Position) -> list[Effect]:
         """The chain ends where it was ordered to; offsets and lengths of what lies about decide nothing
@@ -297,9 +301,9 @@ class Look(_Walk):
         assert not isinstance(event, Settled), "a reader settles nothing"
         if isinstance(event, StartRead):
             return self._started(event) if self.phase is Phase.FOLLOWING else self._head_started(event)
-        if self.phase is Phase.MEASURING:
-            return self._head_measured(event.survey)
-        return self._snapshot_known(event.survey.snapshot_end, self._start)
+        if isinstance(event, SnapshotFound):
+            return self._snapshot_known(event.end, self._start)
+        return self._head_measured(event.survey)
 
     def _choose(self) -> list[Effect]:
         self.phase = Phase.CHOOSING

@@ -31,15 +31,21 @@ class ReadStart:
 
 @dataclass(frozen=True, slots=True)
 class SurveySegment:
-    """Survey the first `length` bytes of a segment. `until_snapshot`: it is enough to come to a finished
-    snapshot's end.
-    """
+    """Survey the first `length` bytes of a segment; the last boundary at or below `within` is wanted too."""
 
     segment: str
     length: int
     members: tuple[bytes, ...]
     within: int = 0
-    until_snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FindSnapshot:
+    """Find the end of the snapshot that begins a segment, within its first `length` bytes."""
+
+    segment: str
+    length: int
+    members: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Found:
     state: ChainState
 
 
-Effect = ReadStart | SurveySegment | Settle | Found
+Effect = ReadStart | SurveySegment | FindSnapshot | Settle | Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +88,18 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotFound:
+    """end: the bytes up to the finished snapshot's end; 0 if it is not finished."""
+
+    segment: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """The answer to Settle."""
 
     segment: str
 
 
-Event = StartRead | Surveyed | Settled
+Event = StartRead | Surveyed | SnapshotFound | Settled

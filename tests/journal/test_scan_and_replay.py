@@ -12,6 +12,7 @@ from journal.core.record import Record, encode
 from journal.core.replay import SpanReplay, fold
 from journal.core.scan import Mark, SegmentSurveyor, Survey
 from journal.core.segment import SegmentStart, start_record
+from journal.core.snapshot_search import SnapshotSearch
 from journal.ops import Op
 from tests.journal.strategies import other_records
 
@@ -105,6 +106,58 @@ def test_records_that_cannot_stand_where_they_stand_are_refused(records: list[Re
 def test_a_segment_begins_with_its_start() -> None:
     with pytest.raises(ChainError, match="a segment start as the first record"):
         survey(encode(mark(1)))
+
+
+def search(data: bytes, length: int | None = None, most: int = 1 << 30) -> tuple[int, int]:
+    """Where a search finds the snapshot's end, and how many bytes it read for that."""
+    one, read = SnapshotSearch(NAME, len(data) if length is None else length), 0
+    while (wanted := one.wanted) is not None:
+        piece = data[wanted.offset : wanted.offset + min(wanted.max_bytes, most)]
+        read += len(piece)
+        one.take(piece)
+        assert one.wanted != wanted, "it moves on"
+    return one.snapshot_end, read
+
+
+@given(
+    records=st.lists(plain_records, max_size=8),
+    large=st.lists(st.integers(0, 300_000), max_size=3),
+    after=st.lists(plain_records, max_size=3),
+    cut=st.integers(0, 200),
+    data=st.data(),
+)
+def test_a_search_by_headers_finds_the_same_end_as_a_survey_of_everything(
+    records: list[Record], large: list[int], after: list[Record], cut: int, data: st.DataObject
+) -> None:
+    inside = data.draw(
+        st.permutations([*records, *(Record(Op.STATE_BLOCK, strings=(bytes(size),)) for size in large)])
+    )
+    whole = segment(BEGIN, *inside, end(len(inside)), *after)
+    length = max(len(whole) - cut, len(segment(BEGIN)))
+    assert search(whole, length)[0] == survey(whole[:length]).snapshot_end
+    assert search(whole, length, most=100)[0] == survey(whole[:length]).snapshot_end
+
+
+def test_a_search_reads_little_of_large_records() -> None:
+    blocks = [Record(Op.STATE_BLOCK, strings=(bytes(5_000_000),))] * 4
+    whole = segment(BEGIN, *blocks, end(4), mark(1))
+    found, read = search(whole)
+    assert found == len(whole) - len(encode(mark(1)))
+    assert read < 500_000
+
+
+def test_a_search_refuses_what_a_survey_refuses() -> None:
+    with pytest.raises(ChainError, match="an end that fits 1 records"):
+        search(segment(BEGIN, mark(1), end(2)))
+    for flipped in (3, 12, 20):
+        data = bytearray(segment(BEGIN, mark(1), end(1)))
+        data[len(segment(BEGIN)) + flipped] ^= 1
+        with pytest.raises(CorruptRecordError):
+            search(bytes(data))
+    data = bytearray(segment(BEGIN, mark(1), end(1)))
+    data[-9] ^= 1
+    with pytest.raises(CorruptRecordError, match="record digest"):
+        search(bytes(data))
 
 
 def span_of(data: bytes, snapshot_end: int = 0) -> SegmentSpan:
