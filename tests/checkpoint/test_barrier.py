@@ -1,0 +1,145 @@
+"""Alignment: whatever the order of arrival, a step is the same; a cut is where any sender put it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.core.barrier import Alignment, cut_of_step
+from checkpoint.errors import StepOrderError
+
+
+@st.composite
+def histories(draw):
+    """For each sender its frames in order: (step, seq, item or None for the end, cut)."""
+    senders, steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    history = []
+    for sender in range(senders):
+        frames = []
+        for step in range(1, steps + 1):
+            count = draw(st.integers(0, 3))
+            frames += [(step, seq, (sender, step, seq), 0) for seq in range(count)]
+            frames.append((step, count, None, draw(st.sampled_from([0, 0, 0, 1, 2]))))
+        history.append(frames)
+    return history
+
+
+def play(history, order):
+    """Feed frames sender by sender as `order` says; the steps that come out, and when each sender may go
+    on.
+    """
+    alignment = Alignment(len(history), first_step=1, last_cut=0)
+    left = [list(frames) for frames in history]
+    done = []
+    for choice in order:
+        ready = [sender for sender, frames in enumerate(left) if frames and frames[0][0] < alignment.step + 4]
+        if not ready:
+            break
+        sender = ready[choice % len(ready)]
+        step, seq, item, cut = left[sender].pop(0)
+        if item is None:
+            alignment.step_end(sender, step, seq, cut=cut)
+        else:
+            alignment.data(sender, step, seq, item)
+        while (complete := alignment.take()) is not None:
+            done.append(complete)
+    return done, left
+
+
+@given(histories(), st.lists(st.integers(0, 5), min_size=60, max_size=60), st.randoms())
+def test_steps_and_cuts_do_not_depend_on_the_order_of_arrival(history, order, random) -> None:
+    total = sum(len(frames) for frames in history)
+    one, left = play(history, (order * 2)[:total])
+    shuffled = order[:]
+    random.shuffle(shuffled)
+    other, _ = play(history, (shuffled * 2)[:total])
+    assert one == other
+    assert not any(left)
+    assert [step.step for step in one] == list(range(1, len(one) + 1))
+    for step in one:
+        assert list(step.items) == sorted(step.items)
+
+
+@given(histories(), st.lists(st.integers(0, 5), min_size=60, max_size=60))
+def test_a_cut_is_at_the_first_step_where_any_sender_asks_for_a_higher_number(history, order) -> None:
+    done, _ = play(history, (order * 2)[: sum(len(frames) for frames in history)])
+    last = 0
+    for step in done:
+        asked = [cut for frames in history for n, _, item, cut in frames if n == step.step and item is None]
+        expected = max(asked) if max(asked) > last else 0
+        assert step.cut == expected
+        last = max(last, step.cut)
+
+
+def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
+    alignment = Alignment(3, first_step=5, last_cut=2)
+    alignment.step_end(1, 5, 0, cut=3)
+    assert alignment.take() is None
+    assert alignment.missing() == [0, 2]
+    assert alignment.first_sight() == 5
+    alignment.data(2, 5, 0, "c")
+    alignment.step_end(2, 5, 1)
+    alignment.step_end(2, 6, 0)
+    assert alignment.first_sight() == 6
+    alignment.data(0, 5, 0, "a")
+    alignment.step_end(0, 5, 1)
+    assert alignment.take() == (5, 3, False, ("a", "c"))
+    assert alignment.take() is None
+    assert alignment.step == 6
+
+
+def test_asking_again_for_a_cut_that_was_made_changes_nothing() -> None:
+    alignment = Alignment(2, first_step=1, last_cut=0)
+    alignment.step_end(0, 1, 0, cut=1)
+    alignment.step_end(1, 1, 0)
+    assert alignment.take().cut == 1
+    alignment.step_end(0, 2, 0)
+    alignment.step_end(1, 2, 0, cut=1, final=True)  # heard of it late
+    again = alignment.take()
+    assert (again.cut, again.final) == (0, False)
+    assert cut_of_step([0, 1, 1], 1) == 0
+    assert cut_of_step([], 0) == 0
+
+
+def test_a_final_cut_is_known_by_its_flag() -> None:
+    alignment = Alignment(2, first_step=1, last_cut=3)
+    alignment.step_end(0, 1, 0, cut=4, final=True)
+    alignment.step_end(1, 1, 0)
+    assert alignment.take() == (1, 4, True, ())
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        ([(0, 1, 1)], "frame 1 came where 0 was due"),
+        ([(0, 1, 0), (0, 1, 0)], "frame 0 came where 1 was due"),
+        ([(2, 1, 0)], "a frame of sender 2; there are 2"),
+        ([(0, 0, 0)], "which it had ended"),
+        ([(0, 5, 0)], "more than 4 ahead"),
+        ([(0, 2, 0)], "before it ended step 1"),
+        ([(0, 1, 0, "end"), (0, 1, 1)], "after its end"),
+        ([(0, 1, 0, "end"), (0, 1, 1, "end")], "after its end"),
+        ([(0, 1, 0), (0, 1, 0, "end")], "frame 0 came where 1 was due"),
+    ],
+)
+def test_a_sender_that_breaks_the_order_is_told_so(frames, text) -> None:
+    alignment = Alignment(2, first_step=1, last_cut=0)
+    *good, last = frames
+    for sender, step, seq, *end in good:
+        (alignment.step_end if end else alignment.data)(sender, step, seq, *([] if end else ["x"]))
+    sender, step, seq, *end = last
+    with pytest.raises(StepOrderError, match=text):
+        (alignment.step_end if end else alignment.data)(sender, step, seq, *([] if end else ["x"]))
+
+
+def test_what_runs_ahead_is_bounded() -> None:
+    # EVIDENCE-OF: P-9
+    alignment = Alignment(2, first_step=1, last_cut=0, steps_ahead_max=2)
+    alignment.step_end(0, 1, 0)
+    alignment.step_end(0, 2, 0)
+    with pytest.raises(StepOrderError, match="more than 2 ahead"):
+        alignment.step_end(0, 3, 0)
+
+
+def test_a_region_has_senders() -> None:
+    with pytest.raises(ValueError, match="between 1 and"):
+        Alignment(0, first_step=1, last_cut=0)

@@ -1,0 +1,148 @@
+"""Channel frames: whole, byte by byte, cut and flipped; held to the construct specification."""
+
+import pytest
+from construct import ConstructError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import limits
+from checkpoint.core import specification
+from checkpoint.core.channel_frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameDecoder,
+    FrameType,
+    encode,
+    encode_header,
+)
+from checkpoint.errors import ChannelFrameError
+from dos_protocol.errors import ErrorCode
+
+u16, u32, u64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+EMPTY = (FrameType.DURABLE, FrameType.EOF, FrameType.RESET)
+
+
+@st.composite
+def frames(draw):
+    kind = draw(st.sampled_from(FrameType))
+    payload = b"" if kind in EMPTY else draw(st.binary(max_size=200))
+    numbers = [draw(u16), draw(u64), draw(u64), draw(u64), draw(u64), draw(u32), draw(u32)]
+    return Frame(kind, *numbers, draw(st.integers(0, 1)), payload)
+
+
+@given(st.lists(frames(), max_size=6), st.data())
+def test_frames_come_back_however_the_bytes_are_cut(sent, data) -> None:
+    wire = b"".join(encode(frame) for frame in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
+    decoder, found = FrameDecoder(), []
+    for begin, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        decoder.receive_data(wire[begin:end])
+        found += list(decoder.frames())
+    assert found == sent
+    assert not decoder.mid_frame
+
+
+@given(frames())
+def test_struct_and_specification_write_and_read_the_same_bytes(frame) -> None:
+    wire = encode(frame)
+    parsed = specification.channel_frame.parse(wire)
+    assert parsed.head.type == frame.type
+    head = {name: value for name, value in parsed.head.items() if name in Frame._fields and name != "type"}
+    assert Frame(frame.type, payload=parsed.payload, **head) == frame
+    head_bytes = specification.channel_head.build(parsed.head)
+    assert head_bytes == wire[:56]
+    assert parsed.digest == specification.digest(head_bytes, parsed.payload)
+    assert specification.channel_frame.build(parsed) == wire
+
+
+@given(frames(), st.data())
+def test_a_flipped_bit_is_a_named_error_and_never_another_frame(frame, data) -> None:
+    wire = bytearray(encode(frame))
+    bit = data.draw(st.integers(0, len(wire) * 8 - 1))
+    wire[bit // 8] ^= 1 << (bit % 8)
+    decoder = FrameDecoder()
+    decoder.receive_data(bytes(wire))
+    try:
+        assert decoder.next_frame() is None  # a longer length: it waits, and the link will end within a frame
+        assert decoder.mid_frame
+    except ChannelFrameError:
+        with pytest.raises(ChannelFrameError):
+            decoder.next_frame()
+
+
+@given(frames(), st.data())
+def test_a_cut_off_frame_is_waited_for(frame, data) -> None:
+    wire = encode(frame)
+    decoder = FrameDecoder()
+    decoder.receive_data(wire[: data.draw(st.integers(0, len(wire) - 1))])
+    assert decoder.next_frame() is None
+
+
+@given(st.binary(max_size=400))
+def test_garbage_raises_the_named_error_or_is_waited_for(garbage) -> None:
+    decoder = FrameDecoder()
+    decoder.receive_data(garbage)
+    try:
+        list(decoder.frames())
+    except ChannelFrameError:
+        return
+    assert garbage[:2] in (b"", b"\xd0", b"\xd0\x43") or not garbage
+
+
+def broken(frame, **bytes_at):
+    wire = bytearray(encode_header(frame))
+    for at, value in bytes_at.items():
+        wire[int(at[1:])] = value
+    return bytes(wire)
+
+
+@pytest.mark.parametrize(
+    ("wire", "code", "text"),
+    [
+        (b"GET / HTTP/1.1", ErrorCode.BAD_FRAME, "begins with d043, not 4745"),
+        (b"\x16\x03\x01", ErrorCode.BAD_FRAME, "begins with d043"),
+        (broken(Frame(FrameType.EOF), _2=2), ErrorCode.BAD_VERSION, "version 1 are spoken here, not 2"),
+        (broken(Frame(FrameType.EOF), _3=99), ErrorCode.UNKNOWN_OPCODE, "unknown frame type 99"),
+        (broken(Frame(FrameType.EOF), _4=128), ErrorCode.BAD_FRAME, "undefined bits"),
+        (broken(Frame(FrameType.EOF), _52=1), ErrorCode.BAD_FRAME, "undefined bits"),
+        (broken(Frame(FrameType.DATA), _48=255), ErrorCode.TOO_LARGE, "at most 67108864"),
+        (broken(Frame(FrameType.RESET), _51=1), ErrorCode.TOO_LARGE, "at most 0"),
+        (broken(Frame(FrameType.EOF), _63=1), ErrorCode.BAD_DIGEST, "the digest of a EOF frame"),
+    ],
+)
+def test_each_rule_has_its_own_error(wire, code, text) -> None:
+    decoder = FrameDecoder()
+    decoder.receive_data(wire)
+    with pytest.raises(ChannelFrameError, match=text) as error:
+        decoder.next_frame()
+    assert error.value.code is code
+
+
+def test_a_length_beyond_the_limit_is_refused_before_its_payload_is_waited_for() -> None:
+    # EVIDENCE-OF: P-9
+    wire = bytearray(encode_header(Frame(FrameType.HANDSHAKE, payload=b"x")))
+    wire[48:52] = (limits.handshake_bytes_max + 1).to_bytes(4, "big")
+    decoder = FrameDecoder()
+    decoder.receive_data(bytes(wire[:56]))
+    assert decoder.next_frame() is None
+    decoder.receive_data(bytes(wire[56:]))
+    with pytest.raises(ChannelFrameError) as error:
+        decoder.next_frame()
+    assert error.value.code is ErrorCode.TOO_LARGE
+
+
+def test_a_payload_above_its_limit_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="at most 4096 bytes"):
+        encode_header(Frame(FrameType.HANDSHAKE, payload=bytes(limits.handshake_bytes_max + 1)))
+
+
+def test_the_layout_has_these_bytes_for_ever() -> None:
+    frame = Frame(FrameType.STEP_END, 3, 0x1122334455667788, 7, 42, 5, 9, 1, 1, b"")
+    fields = (
+        "d0430103 00010003 1122334455667788 0000000000000007 000000000000002a 0000000000000005"
+        " 00000009 00000001 00000000 00000000 9b648343272c81ee"
+    )
+    assert encode(frame).hex() == fields.replace(" ", "")
+    assert len(encode(frame)) == HEADER_BYTES
+    with pytest.raises(ConstructError):
+        specification.channel_frame.parse(b"\xd0\x44" + encode(frame)[2:])

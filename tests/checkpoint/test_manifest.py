@@ -1,0 +1,285 @@
+"""Cuts as records: what is written comes back; each thing that can be wrong is refused with its reason."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import limits
+from checkpoint.core.divisions import Division, DivisionFold, decode_division, encode_sources
+from checkpoint.core.fingerprint import check_fingerprint, differing_operators, fingerprint
+from checkpoint.core.layout import Layout, ShardRange, check_layout, even_layout
+from checkpoint.core.manifest import (
+    Cut,
+    CutFlag,
+    SplitPosition,
+    WorkerCut,
+    check_cut,
+    decode_cut,
+    encode_cut,
+)
+from checkpoint.errors import FingerprintMismatchError, ManifestError
+from journal.core.position import Position
+
+u64 = st.integers(0, 2**64 - 1)
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
+
+
+def worker_cut(epoch=3, size=100, **fields):
+    return WorkerCut(state=Position(epoch, size, 7), steps=Position(epoch, size + 1, 8), **fields)
+
+
+def a_cut(**fields):
+    given_ = {
+        "cut": 5,
+        "step": 40,
+        "incarnation": 3,
+        "final": False,
+        "wall_time_ms": 1,
+        "workers": {0: worker_cut(), 1: worker_cut()},
+        "layout": even_layout(2),
+        "fingerprint": "0" * 16,
+        "operators": {"count": "c"},
+        "parent": 4,
+        **fields,
+    }
+    return Cut(**given_)
+
+
+@st.composite
+def cuts(draw):
+    workers = draw(st.integers(1, 4))
+    splits = st.dictionaries(
+        names, st.builds(SplitPosition, st.integers(0, 2**63), u64, st.booleans()), max_size=3
+    )
+    sinks = st.dictionaries(names, st.dictionaries(names, st.integers(0, 2**53)), max_size=2)
+    parts = {
+        index: worker_cut(
+            size=draw(st.integers(0, 2**63)),
+            sources=draw(st.dictionaries(names, splits, max_size=2)),
+            sinks=draw(sinks),
+        )
+        for index in range(workers)
+    }
+    return a_cut(
+        workers=parts,
+        layout=even_layout(workers),
+        final=draw(st.booleans()),
+        step=draw(st.integers(0, 2**63)),
+    )
+
+
+@given(cuts())
+def test_a_cut_comes_back_from_its_record(cut) -> None:
+    record = encode_cut(cut)
+    assert record.ints == (cut.cut, cut.step, cut.incarnation)
+    assert bool(record.flags & CutFlag.FINAL) == cut.final
+    assert decode_cut(*record) == cut
+    check_cut(cut, workers=len(cut.workers))
+
+
+@given(cuts(), st.data())
+def test_a_cut_that_was_damaged_is_refused_by_name_or_still_says_the_same_numbers(cut, data) -> None:
+    flags, ints, text = encode_cut(cut)
+    bad = bytearray(text)
+    bad[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    text = bytes(bad[: data.draw(st.integers(0, len(text)))]) if data.draw(st.booleans()) else bytes(bad)
+    try:
+        found = decode_cut(flags, ints, text)
+        check_cut(found, workers=len(cut.workers))
+    except ManifestError:
+        return
+    assert (found.cut, found.step, found.incarnation) == ints
+
+
+def edited(**fields):
+    """A record whose JSON has these top-level values instead; workers by JSON text."""
+    flags, ints, text = encode_cut(a_cut())
+    return flags, ints, json.dumps({**json.loads(text), **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ((0, (5, 40, 3), b"{"), "is no JSON"),
+        ((0, (5, 40, 3), b"[" * 100_000), "is no JSON"),
+        ((0, (5, 40, 3), b"{}"), "does not decode"),
+        ((0, (6, 40, 3), encode_cut(a_cut()).text), r"the record says \[6, 40, 3\], its text \[5, 40, 3\]"),
+        ((0, (), encode_cut(a_cut()).text), "the record says"),
+        ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 do not go with its text"),
+        (edited(version=2), "version 2 of cuts"),
+        (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
+        (
+            (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
+            "named twice in its record: 0",
+        ),
+        ((0, (5, 40, 3), bytes(limits.manifest_record_bytes_max + 1)), "its record has"),
+    ],
+)
+def test_a_record_that_is_no_cut_is_refused_with_the_reason(record, text) -> None:
+    with pytest.raises(ManifestError, match=text):
+        decode_cut(*record)
+
+
+def at(**fields):
+    return {0: worker_cut(), 1: msgspec.structs.replace(worker_cut(), **fields)}
+
+
+@pytest.mark.parametrize(
+    ("cut", "text"),
+    [
+        (a_cut(workers={0: worker_cut()}), "worker 1 of 2 is missing"),
+        (a_cut(workers={0: worker_cut(), 2: worker_cut()}), "worker 1 of 2 is missing"),
+        (a_cut(workers={n: worker_cut() for n in range(3)}), "it has a worker 2, the region has 2"),
+        (a_cut(workers=at(state=Position(3, -1, 0))), "worker 1: its state position"),
+        (a_cut(workers=at(steps=Position(0, 5, 0))), "worker 1: its steps position"),
+        (a_cut(workers=at(state=Position(3, 5, 2**64))), "worker 1: its state position"),
+        (a_cut(workers=at(state=Position(4, 5, 0))), "of epoch 4, after incarnation 3"),
+        (a_cut(workers=at(sources={"in": {"a": SplitPosition(-3)}})), "split 'a' of 'in' is at -3"),
+        (a_cut(step=-1), "step -1"),
+        (a_cut(cut=0), "begin at 1"),
+        (a_cut(incarnation=0), "begin at 1"),
+        (a_cut(layout=even_layout(3)), "worker 2 of 2"),
+        (a_cut(layout=Layout((ShardRange(0, 10, 0),))), "shards of every operator end at 10"),
+        (a_cut(parent=3), "it goes on from cut 3, the one before it is 4"),
+        (a_cut(step=1), "at step 1, cut 4 before it at 30"),
+        (a_cut(cut=4, parent=4), "numbers are never used twice"),
+        (a_cut(incarnation=3, workers={n: worker_cut(2) for n in (0, 1)}), None),
+    ],
+)
+def test_a_cut_that_cannot_be_restored_is_refused_with_the_reason(cut, text) -> None:
+    before = a_cut(cut=4, step=30, parent=3)
+    if text is None:
+        check_cut(cut, workers=2, before=before)
+        return
+    with pytest.raises(ManifestError, match=text):
+        check_cut(cut, workers=2, before=before)
+
+
+def test_a_cut_of_an_older_incarnation_cannot_follow_and_a_rollback_may_go_back_in_steps() -> None:
+    before = a_cut(cut=4, step=50, incarnation=4, parent=3)
+    with pytest.raises(ManifestError, match="of incarnation 3 after cut 4 of incarnation 4"):
+        check_cut(a_cut(), workers=2, before=before)
+    back = a_cut(incarnation=4, rolled_back_to=2)
+    check_cut(back, workers=2, before=before)
+    assert encode_cut(back).flags == CutFlag.ROLLBACK
+
+
+def test_a_cut_too_large_to_be_read_again_is_not_written(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "manifest_record_bytes_max", 100)
+    with pytest.raises(ManifestError, match="at most 100 are allowed"):
+        encode_cut(a_cut())
+
+
+# --- layouts ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), u64)
+def test_every_hash_belongs_to_exactly_one_worker(workers, key_hash) -> None:
+    layout = even_layout(workers)
+    check_layout(layout, workers)
+    owner = layout.worker_of(key_hash)
+    last, owners = layout.upper_bounds()
+    assert owners[next(i for i, bound in enumerate(last) if bound >= key_hash)] == owner
+    (shard,) = layout.shards_of(owner)
+    assert shard.begin <= key_hash >> 48 < shard.end
+    sizes = [shard.end - shard.begin for shard in layout.ranges]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("ranges", "text"),
+    [
+        ([(0, 10, 0), (9, 65536, 1)], "a range 9..65536 where 10 was due"),
+        ([(0, 10, 0), (11, 65536, 1)], "where 10 was due"),
+        ([(0, 65536, 5)], "worker 5 of 2"),
+        ([(0, 65536, -1)], "worker -1 of 2"),
+        ([], "end at 0"),
+    ],
+)
+def test_a_layout_with_holes_overlaps_or_strangers_is_refused(ranges, text) -> None:
+    with pytest.raises(ManifestError, match=text):
+        check_layout(Layout(tuple(ShardRange(*shard) for shard in ranges)), 2)
+
+
+def test_an_operator_may_have_ranges_of_its_own() -> None:
+    own = (ShardRange(0, 1, 1, "sort"), ShardRange(1, 65536, 0, "sort"))
+    layout = Layout((*even_layout(2).ranges, *own), splits={"in": {"a": 1}})
+    check_layout(layout, 2)
+    assert layout.worker_of(0) == 0
+    assert layout.worker_of(0, "sort") == 1
+    with pytest.raises(ManifestError, match="split 'a' of 'in' belongs to worker 1 of 1"):
+        check_layout(Layout(even_layout(1).ranges, splits={"in": {"a": 1}}), 1)
+
+
+# --- fingerprints -----------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_of_names_and_descriptions_in_any_order() -> None:
+    assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
+    assert fingerprint({"a": "1"}) != fingerprint({"a": "2"})
+    assert fingerprint({"a": "1"}) != fingerprint({"b": "1"})
+    assert fingerprint({}) == "831154110e30ac6a"
+
+
+def test_another_graph_is_refused_naming_each_operator_that_differs() -> None:
+    stored, present = (
+        {"a": "x", "b": "count(w string)", "c": "1"},
+        {"b": "count(w binary)", "c": "1", "d": "y"},
+    )
+    with pytest.raises(FingerprintMismatchError) as error:
+        check_fingerprint(stored, present, region="words", cut=9)
+    assert error.value.operators == ("a", "b", "d")
+    assert "cut 9 of region 'words'" in str(error.value)
+    assert "operator 'b' was count(w string), is count(w binary)" in str(error.value)
+    assert differing_operators(stored, stored) == []
+
+
+# --- divisions --------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(
+        names, st.dictionaries(names, st.tuples(st.integers(0, 9), st.integers(9, 2**60))), max_size=3
+    )
+)
+def test_a_division_comes_back_from_its_record(sources) -> None:
+    assert decode_division((4, 99), encode_sources(sources)) == Division(4, 99, sources)
+
+
+@pytest.mark.parametrize(
+    ("ints", "text"),
+    [((1,), b"{}"), ((1, 2), b"["), ((1, 2), b'{"in": {"a": [3, 2]}}'), ((1, 2), b'{"in": {"a": [3]}}')],
+)
+def test_a_division_that_cannot_be_is_refused(ints, text) -> None:
+    with pytest.raises(ManifestError):
+        decode_division(ints, text)
+
+
+@given(st.integers(0, 5), st.lists(st.integers(1, 12), max_size=30))
+def test_the_newest_line_of_divisions_counts_and_has_no_hole(after, goes_back_to) -> None:
+    fold, line = DivisionFold(after), {}
+    written = 0
+    for time_ms, back in enumerate(goes_back_to):
+        step = min(back, written + 1)
+        line = {n: value for n, value in line.items() if n < step}
+        line[step] = Division(step, time_ms, {})
+        written = step
+        fold.add(line[step])
+        expected = [value for n, value in sorted(line.items()) if n > after]
+        assert fold.between(after, 10**6) == expected
+        assert fold.last_step == max(after, written)
+    fold.forget(after + 2)
+    assert fold.between(0, 10**6) == [d for n, d in sorted(line.items()) if n > after + 2]
+
+
+def test_a_chain_trimmed_above_the_cut_gives_nothing_to_replay_and_a_hole_is_an_error() -> None:
+    fold = DivisionFold(3)
+    fold.add(Division(7, 1, {}))
+    assert fold.last_step == 3
+    fold.add(Division(4, 2, {}))
+    fold.add(Division(5, 3, {}))
+    with pytest.raises(ManifestError, match="the division of step 8 follows that of step 5"):
+        fold.add(Division(8, 4, {}))
