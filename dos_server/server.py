@@ -57,6 +57,7 @@ class ObjectServer:
         self._stalled: set[Connection] = set()
         self._to_flush: dict[int, Connection] = {}
         self._sync_limiter = trio.CapacityLimiter(sync_threads_max)
+        self._one_more_thread = trio.CapacityLimiter(sync_threads_max)
         self._claim_limiter = trio.CapacityLimiter(claim_threads_max)
         self._load_limiter = trio.CapacityLimiter(load_threads_max)
         self._read_limiter = trio.CapacityLimiter(reads_in_flight_max)
@@ -227,10 +228,15 @@ class ObjectServer:
         self._storage.forget(effect.directory)
 
     def _sync(self, effect: v.Sync) -> None:
-        def work() -> v.Event:
-            return v.Synced(effect.directory, effect.name, self._storage.sync(effect))
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._sync_when_due, effect)
 
-        self._start(work, self._sync_limiter)
+    async def _sync_when_due(self, effect: v.Sync) -> None:
+        """One sync in a thread. The core hears when it begins: from then on nothing more is covered."""
+        async with self._sync_limiter:
+            self._feed_one(v.SyncBegins(effect.directory, effect.name))
+            trouble = await trio.to_thread.run_sync(self._storage.sync, effect, limiter=self._one_more_thread)
+        self._feed(v.Synced(effect.directory, effect.name, trouble))
 
     def _load(self, effect: v.LoadDirectory) -> None:
         self._start(lambda: self._storage.load(effect.directory), self._load_limiter)

@@ -8,10 +8,8 @@
     d/DIR/OBJECT     extents
     d/DIR/.torn.*    torn tails, copied aside before they are cut
 
-Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow;
-the same descriptor serves from the first write to the last sync, because the kernel tells a failed write-back
-to the descriptors that were open and to nobody later. Errors are translated here, and only here: no space, or
-failed.
+Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
+Errors of the disk are translated here, and only here: no space, or failed.
 
 Rules of this file: it does what it is told, in the order it is told, and may be called from several threads,
 for one object by one write and one sync at a time.
@@ -20,7 +18,6 @@ for one object by one write and one sync at a time.
 import contextlib
 import errno
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,7 +32,8 @@ from dos_server.core.recovery import Decision
 from dos_server.core.recovery_scan import Found, lost, recover
 from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
 from dos_server.disk import Disk
-from dos_server.limits import mark_bytes, open_files_max
+from dos_server.limits import mark_bytes
+from dos_server.open_files import OpenFiles
 
 log = logging.getLogger("dos.server")
 
@@ -47,17 +45,6 @@ OBJECTS: Final = "d"
 def trouble_of(error: OSError) -> v.Trouble:
     """What an error of the disk means to the core."""
     return v.Trouble.NO_SPACE if error.errno in _NO_SPACE else v.Trouble.FAILED
-
-
-@dataclass
-class _File:
-    """An open object. It may be closed only when nobody uses it and every write of it was synced."""
-
-    handle: int
-    users: int = 0
-    writes: int = 0
-    synced: int = 0
-    forgotten: bool = False
 
 
 @dataclass
@@ -75,9 +62,8 @@ class Storage:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._files: dict[tuple[str, str], _File] = {}
+        self._files = OpenFiles(disk)
         self._folders: dict[str, _Folder] = {}
-        self._guard = threading.Lock()
 
     # Start and stop
 
@@ -103,10 +89,9 @@ class Storage:
 
     def stop(self) -> None:
         """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
-        for (directory, name), file in self._files.items():
-            if file.writes != file.synced:
-                with _noted(f"last sync of {directory}/{name}"):
-                    self._disk.sync(file.handle)
+        for path, file in self._files.unsynced():
+            with _noted(f"last sync of {path}"):
+                self._disk.sync(file.handle)
         for directory in list(self._folders):
             marks = self._folders[directory].marks
             if marks is not None:
@@ -116,18 +101,10 @@ class Storage:
 
     def forget(self, directory: str) -> None:
         """Close the files of a directory that is not in use."""
-        with self._guard:
-            folder = self._folders.pop(directory, None)
-            gone = [key for key in self._files if key[0] == directory]
-            handles = []
-            for file in [self._files.pop(key) for key in gone]:
-                file.forgotten = True
-                if not file.users:
-                    handles.append(file.handle)
-            if folder is not None and folder.marks is not None:
-                handles.append(folder.marks)
-        for handle in handles:
-            self._disk.close(handle)
+        folder = self._folders.pop(directory, None)
+        self._files.forget_folder(f"{OBJECTS}/{directory}")
+        if folder is not None and folder.marks is not None:
+            self._disk.close(folder.marks)
 
     # Directories
 
@@ -172,7 +149,7 @@ class Storage:
 
     def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
         try:
-            with self._use(directory, name) as file:
+            with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
                 found = self._recover(directory, name, file.handle, mark)
         except OSError as error:
             log.error("object %s/%s cannot be read: %s", directory, name, error)
@@ -254,10 +231,11 @@ class Storage:
     def write(self, effect: v.Write) -> v.Trouble:
         """Write extents, whole or not at all: on a full disk the file is cut back."""
         directory, name, position, buffers, create = effect
+        path = f"{OBJECTS}/{directory}/{name}"
         try:
             if create:
                 self._make_folder(directory)
-            with self._use(directory, name, create=create) as file:
+            with self._files.use(path, create=create) as file:
                 file.writes += 1
                 try:
                     self._disk.write(file.handle, position, buffers)
@@ -265,12 +243,12 @@ class Storage:
                     if trouble_of(error) is v.Trouble.NO_SPACE:
                         self._disk.cut(file.handle, position)
                         if create:
-                            self._disk.remove(f"{OBJECTS}/{directory}/{name}")
+                            self._disk.remove(path)
                     raise
         except OSError as error:
             log.error("write of %s/%s: %s", directory, name, error)
             if create and trouble_of(error) is v.Trouble.NO_SPACE:
-                self._drop(directory, name)
+                self._files.forget(path)
             return trouble_of(error)
         return v.Trouble.NONE
 
@@ -280,7 +258,7 @@ class Storage:
         With `entry` its directory entry and each ancestor not yet durable.
         """
         try:
-            with self._use(effect.directory, effect.name) as file:
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 writes = file.writes
                 self._disk.sync(file.handle)
                 if effect.entry:
@@ -338,42 +316,9 @@ class Storage:
 
     @contextlib.contextmanager
     def _reading(self, directory: str, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
-        with self._use(directory, name) as file:
+        with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
             disk, handle = self._disk, file.handle
             yield (lambda position, count: disk.read(handle, position, count)), object_seed(directory, name)
-
-    @contextlib.contextmanager
-    def _use(self, directory: str, name: str, *, create: bool = False) -> Iterator[_File]:
-        """The open file of an object; it stays open while in use and while a write of it is not synced."""
-        key = (directory, name)
-        with self._guard:
-            file = self._files.pop(key, None)
-            if file is None:
-                file = _File(self._disk.open(f"{OBJECTS}/{directory}/{name}", create=create))
-            self._files[key] = file
-            file.users += 1
-        try:
-            yield file
-        finally:
-            with self._guard:
-                file.users -= 1
-                if file.forgotten and not file.users:
-                    self._disk.close(file.handle)
-                self._close_surplus()
-
-    def _close_surplus(self) -> None:
-        """Close the files unused for longest, never one with writes not synced. The guard is held."""
-        surplus = len(self._files) - open_files_max
-        if surplus > 0:
-            idle = [key for key, file in self._files.items() if not file.users and file.writes == file.synced]
-            for key in idle[:surplus]:
-                self._disk.close(self._files.pop(key).handle)
-
-    def _drop(self, directory: str, name: str) -> None:
-        with self._guard:
-            file = self._files.pop((directory, name), None)
-        if file is not None:
-            self._disk.close(file.handle)
 
     def _make_folder(self, directory: str) -> None:
         folder = self._folders[directory]

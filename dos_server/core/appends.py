@@ -109,6 +109,11 @@ class Appends:
             self._poison(state)
         self._claims.grant_if_ready(directory)
 
+    def sync_begins(self, event: v.SyncBegins) -> None:
+        state = self._tables.find(event.directory, event.name)
+        if state is not None:
+            state.sync_begins()
+
     def synced(self, event: v.Synced) -> None:
         directory = self._tables.directories[event.directory]
         state = directory.objects[event.name]

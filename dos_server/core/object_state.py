@@ -6,7 +6,7 @@
 *synced*: on stable storage, the directory entry too. Only `synced` is ever read by others, only a watermark
 tells it, and only after `Synced`.
 
-Group commit: at most one sync runs; it covers what was written before it was asked for, everything later
+Group commit: at most one sync runs; it covers what was written before it began, everything later
 waits for the next. A failed sync or a write of unknown effect poisons the object: nothing more is
 acknowledged until a restart, because the kernel forgets a failed sync and shows the lost bytes from its cache
 (reliability: fsync is never retried).
@@ -89,6 +89,7 @@ class ObjectState:
         self.batch: Batch | None = None
         self.digests: deque[tuple[int, int]] = deque()
         self.written_fold = self.fold.copy()
+        self.sync_asked = False
         self.sync_covers: int | None = None
         self.told_received = self.written
         self.waiters: list[Waiter] = []
@@ -103,7 +104,7 @@ class ObjectState:
         return (
             self.batch is None
             and not self.pieces
-            and self.sync_covers is None
+            and not self.sync_asked
             and (self.poisoned or not self.needs_sync)
         )
 
@@ -212,7 +213,7 @@ class ObjectState:
         """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be."""
         self.poisoned = True
         self.batch = None
-        self.sync_covers = None
+        self.sync_asked = False
         self.unwritten_tickets = 0
         self.pieces = []
         self.fold = self.written_fold.copy()
@@ -222,15 +223,19 @@ class ObjectState:
 
     def next_sync(self) -> Sync | None:
         """A sync of what is written, if one is due and none runs."""
-        if self.sync_covers is not None or self.poisoned or not self.needs_sync:
+        if self.sync_asked or self.poisoned or not self.needs_sync:
             return None
-        self.sync_covers = self.written
+        self.sync_asked = True
         return Sync(self.directory, self.name, not self.entry_durable)
+
+    def sync_begins(self) -> None:
+        """From here on, what is written waits for the next sync."""
+        self.sync_covers = self.written
 
     def was_synced(self) -> list[Ticket]:
         """The sync ended well: what it covers is on stable storage. Gives the tickets it settles."""
-        assert self.sync_covers is not None, "a sync ended that was not asked for"
-        self.synced, self.sync_covers = self.sync_covers, None
+        assert self.sync_covers is not None, "a sync ended that did not begin"
+        self.synced, self.sync_covers, self.sync_asked = self.sync_covers, None, False
         self.entry_durable = True
         while self.digests and self.digests[0][0] <= self.synced:
             self.synced_digest = self.digests.popleft()[1]

@@ -59,6 +59,7 @@ class ServerCore:
             v.DirectoryLoaded: claims.directory_loaded,
             v.ClaimStored: claims.claim_stored,
             v.Written: appends.written,
+            v.SyncBegins: appends.sync_begins,
             v.Synced: appends.synced,
             v.GotData: reads.got_data,
             v.GotDigest: reads.got_digest,

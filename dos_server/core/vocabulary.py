@@ -76,6 +76,13 @@ class Written(NamedTuple):
     trouble: Trouble
 
 
+class SyncBegins(NamedTuple):
+    """The sync that was asked for starts now: it covers what was written until here, and no more."""
+
+    directory: str
+    name: str
+
+
 class Synced(NamedTuple):
     directory: str
     name: str
@@ -116,6 +123,7 @@ Event = (
     | DirectoryLoaded
     | ClaimStored
     | Written
+    | SyncBegins
     | Synced
     | GotData
     | GotDigest
@@ -166,9 +174,9 @@ class Write(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """Put everything written so far on stable storage.
+    """Put everything written so far on stable storage; with `entry` the directory entry and its ancestors.
 
-    With `entry` the directory entry and its ancestors too.
+    It may wait for a thread; `SyncBegins` says when it really begins, which is what it covers.
     """
 
     directory: str

@@ -67,6 +67,7 @@ class Harness:
             case v.ForgetDirectory(directory):
                 storage.forget(directory)
             case v.Sync(directory, name):
+                self.core.handle(v.SyncBegins(directory, name), self.now)
                 report = v.Synced(directory, name, storage.sync(effect))
                 self.pending.append((effect, lambda: report))
             case _:

@@ -1,0 +1,85 @@
+"""The open files of objects: one handle an object, kept as long as it must be, and not more of them than
+allowed.
+
+The same handle serves from the first write to the last sync, because the kernel tells a failed write-back to
+the handles that were open and to nobody later. Only what is unused and synced may be closed; unused for
+longest goes first.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dos_server.disk import Disk
+from dos_server.limits import open_files_max
+
+
+@dataclass
+class OpenFile:
+    """An open object. It may be closed only when nobody uses it and every write of it was synced."""
+
+    handle: int
+    users: int = 0
+    writes: int = 0
+    synced: int = 0
+    forgotten: bool = False
+
+
+class OpenFiles:
+    """See the module. Callable from several threads."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files: dict[str, OpenFile] = {}
+        self._guard = threading.Lock()
+
+    @contextlib.contextmanager
+    def use(self, path: str, *, create: bool = False) -> Iterator[OpenFile]:
+        """The file at the path, open until the block ends and longer. Raises what `open` raises."""
+        with self._guard:
+            file = self._files.pop(path, None)
+            if file is None:
+                file = OpenFile(self._disk.open(path, create=create))
+            self._files[path] = file
+            file.users += 1
+        try:
+            yield file
+        finally:
+            with self._guard:
+                file.users -= 1
+                if file.forgotten and not file.users:
+                    self._disk.close(file.handle)
+                self._close_surplus()
+
+    def forget_folder(self, folder: str) -> None:
+        """Close every file in the folder, those in use when their use ends."""
+        with self._guard:
+            for path in [path for path in self._files if path.rpartition("/")[0] == folder]:
+                self._forget(path)
+
+    def forget(self, path: str) -> None:
+        """Close the file, if it is open; when it is in use, at the end of that."""
+        with self._guard:
+            if path in self._files:
+                self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        file = self._files.pop(path)
+        file.forgotten = True
+        if not file.users:
+            self._disk.close(file.handle)
+
+    def unsynced(self) -> Iterator[tuple[str, OpenFile]]:
+        """Files with writes that no sync covered."""
+        return ((path, file) for path, file in self._files.items() if file.writes != file.synced)
+
+    def _close_surplus(self) -> None:
+        """The guard is held."""
+        surplus = len(self._files) - open_files_max
+        if surplus > 0:
+            idle = [
+                path for path, file in self._files.items() if not file.users and file.writes == file.synced
+            ]
+            for path in idle[:surplus]:
+                self._disk.close(self._files.pop(path).handle)
