@@ -16,7 +16,9 @@ read_bytes_max: Final = payload_bytes_max
 """What one read of a segment asks for: the most that one answer carries."""
 
 start_read_bytes_max: Final = 64 * KIB
-"""What is read of a segment to see its first record: a start record is a few hundred bytes."""
+"""What is read of a segment to see its first record. That has a few hundred bytes; one that does not fit is
+refused.
+"""
 
 append_bytes_max: Final = payload_bytes_max
 """A record is handed to the store in pieces of at most this size: the most that one APPEND carries."""

@@ -9,11 +9,11 @@ from contextlib import aclosing
 
 import trio
 
-from dos_protocol.digests import PrefixDigest
+from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import DosError, FencedError
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import RecordDecoder
-from journal.core.errors import LostBytesError
+from journal.core.errors import ChainError, LostBytesError
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.core.replay import SpanReplay
@@ -81,18 +81,19 @@ async def read_start(source: Source, name: str, length: int, members: Sequence[b
 
     Raises CorruptRecordError, UnknownRecordError, ChainError: bytes that no cut-off write explains.
     """
-    decoder, digest, head = RecordDecoder(where=name), PrefixDigest(), b""
-    async with aclosing(source.chunks(name, length, members, start_read_bytes_max)) as chunks:
+    decoder, head = RecordDecoder(where=name), b""
+    window = min(length, start_read_bytes_max)
+    async with aclosing(source.chunks(name, window, members)) as chunks:
         async for chunk in chunks:
-            records = decoder.feed(chunk)
             head += chunk
-            if not records:
-                continue
-            end, record = records[0]
-            digest.update(head[:end])
-            follows = len(records) > 1 and records[1][1].op is Op.SNAPSHOT_BEGIN
-            return StartRead(name, parse_start(record, name), Mark(end, digest.value), follows)
-    decoder.finish()
+    records = decoder.feed(head)
+    if records:
+        end, record = records[0]
+        follows = len(records) > 1 and records[1][1].op is Op.SNAPSHOT_BEGIN
+        return StartRead(name, parse_start(record, name), Mark(end, prefix_digest(head[:end])), follows)
+    torn = decoder.finish()
+    if length > window:
+        raise ChainError(name, 0, f"a start record within {window} bytes", str(torn))
     return StartRead(name, None)
 
 

@@ -559,6 +559,16 @@ async def test_a_segment_whose_start_belongs_to_another_is_refused() -> None:
         await taken(claim)
 
 
+async def test_a_segment_that_begins_with_something_huge_is_refused_unread() -> None:
+    # EVIDENCE-OF: P-9
+    store = MemoryStore()
+    name = segment_name("J", 5, 0)
+    for server in store.servers:
+        server.objects[DIRECTORY] = {name: bytearray(encode_v1(note("x" * 1_000_000)))}
+    with pytest.raises(ChainError, match="a start record within 65536 bytes"):
+        await taken(store.claim(6))
+
+
 async def test_another_jobs_chain_in_the_same_directory_is_not_looked_at() -> None:
     store = MemoryStore()
     plant(store, SegmentStart("Jx", 9, 0, None, 1, "00" * 16))
