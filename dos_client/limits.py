@@ -47,6 +47,7 @@ directory in hand whose writer has brought nothing to the new member for so long
 superseded_joining_s: Final = 2.0
 """How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
 
+take_over_attempts_max: Final = 8
 install_timeout_s: Final = 30.0
 
 read_bytes_max: Final = 16 * MIB

@@ -7,11 +7,16 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import trio
+
 from dos_client.claim import Claim
 from dos_client.core import record_log
+from dos_client.core.backoff import backoff_s
+from dos_client.limits import take_over_attempts_max
 from dos_client.live_store import Store
 from dos_client.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import FencedError
 from dos_protocol.limits import id_bytes
 from dos_protocol.store_record import StoreRecord
 
@@ -36,16 +41,38 @@ class RecordLog:
 async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
     """Take the log over: from then on no other run decides anything.
 
-    Raises QuorumUnavailableError when too few members are there, FencedError when another run came in
+    Raises QuorumUnavailableError when too few members are there, FencedError when others keep coming in
     between."""
+    claim, log = await _take_over(store)
+    async with claim:
+        yield log
+
+
+async def _take_over(store: Store) -> tuple[Claim, RecordLog]:
+    """Superseded before the start is acknowledged: wait a random, doubling time and begin again (R17)."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await _take_over_once(store)
+        except FencedError:
+            if attempt == take_over_attempts_max:
+                raise
+            await trio.sleep(backoff_s(attempt, store.chance.random()))
+
+
+async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
     view = await store.look(record_log.DIRECTORY)
-    writer_id = secrets.token_bytes(id_bytes)
-    async with await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, writer_id) as claim:
-        found = await _settle_all(claim)
-        last = record_log.last_of(found, store.record)
+    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, secrets.token_bytes(id_bytes))
+    try:
+        last = record_log.last_of(await _settle_all(claim), store.record)
         writer = claim.open_object(record_log.object_name(claim.epoch))
         await writer.wait_synced(writer.append(record_log.encode_entry(last)))
-        yield RecordLog(writer, last)
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await claim.aclose()
+        raise
+    return claim, RecordLog(writer, last)
 
 
 async def _settle_all(claim: Claim) -> list[StoreRecord]:

@@ -1,0 +1,332 @@
+"""Writers go on while servers are killed, stopped, wiped, cut off, and answers are lost.
+
+Real processes where a signal matters, threads and proxies elsewhere. A killed server keeps port and data
+directory.
+"""
+
+import shutil
+
+import pytest
+import trio
+
+from dos_client import init_store, open_store
+from dos_client.connection import open_connection
+from dos_client.core.claim import ClaimState
+from dos_client.core.window import Chunk, append_head
+from dos_client.limits import waiting_after_s, window_bytes_max
+from dos_protocol.errors import FencedError
+from tests.dos_client.support import (
+    ThreadServer,
+    claimed,
+    content_of,
+    has,
+    new_writer,
+    proxies,
+    until,
+    url_of,
+)
+from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+
+pytestmark = pytest.mark.trio
+Processes = list[ServerProcess]
+Threads = list[ThreadServer]
+
+
+def record_of(number: int) -> bytes:
+    """A record that is unlike every other, about 1000 bytes."""
+    return b"%08d" % number * 125
+
+
+@pytest.mark.process
+async def test_kill_9_of_one_of_three_loses_nothing_and_stops_nothing(three_servers: Processes) -> None:  # noqa: F811
+    # EVIDENCE-OF: P-1, P-5, P-10
+    await init_store(url_of(three_servers))
+    victim = three_servers[1]
+    content, acknowledged = b"", []
+    async with claimed(three_servers) as (store, claim):
+        writer = claim.open_object("x")
+        for number in range(3_000):
+            content += record_of(number)
+            writer.append(record_of(number))
+            if number == 1_000:
+                await trio.to_thread.run_sync(victim.kill)
+            if number == 2_000:
+                await trio.to_thread.run_sync(victim.restart)
+            if number % 10 == 0:
+                await writer.wait_synced(writer.size)
+                acknowledged.append(writer.synced)
+                assert not claim.waiting
+        await writer.wait_synced(writer.size)
+        for server in three_servers:
+            await has(server, "d", "x", content)
+        await until(
+            lambda: all(one.state == "in sync" for one in store.members()), "the killed one is in sync"
+        )
+    assert acknowledged[-1] <= len(content)
+
+
+@pytest.mark.process
+async def test_kill_9_of_all_loses_nothing_acknowledged(three_servers: Processes) -> None:  # noqa: F811
+    # EVIDENCE-OF: P-1
+    await init_store(url_of(three_servers))
+    async with claimed(three_servers) as (_, claim):
+        writer = claim.open_object("x")
+        content = b"".join(map(record_of, range(500)))
+        for number in range(500):
+            writer.append(record_of(number))
+        await writer.wait_synced(writer.size // 2)
+        acknowledged = writer.synced
+        for server in three_servers:
+            server.kill()
+        for server in three_servers:
+            await trio.to_thread.run_sync(server.restart)
+        copies = [await content_of(server, "d", "x") for server in three_servers]
+        assert sum(len(copy) >= acknowledged for copy in copies) >= 2
+        assert all(content.startswith(copy) for copy in copies)
+        await writer.wait_synced(writer.size)
+        assert await content_of(three_servers[0], "d", "x") in (content, copies[0])
+
+
+@pytest.mark.process
+async def test_without_a_quorum_it_waits_and_goes_on_by_itself(three_servers: Processes) -> None:  # noqa: F811
+    # EVIDENCE-OF: P-10
+    await init_store(url_of(three_servers))
+    async with claimed(three_servers) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"before"))
+        for server in three_servers[:2]:
+            await trio.to_thread.run_sync(server.kill)
+        await until(lambda: claim.waiting, "the writer says that it waits")
+        assert claim.state is ClaimState.WAITING
+        size = writer.append(b" and after")
+        await until(
+            lambda: any("cannot connect" in one.error for one in store.members()), "the error is shown"
+        )
+        assert writer.synced == 6
+        assert not [one for one in store.members() if one.state != "in sync" and one.connected]
+        await trio.to_thread.run_sync(three_servers[0].restart)
+        await writer.wait_synced(size)
+        await claim.wait_quorum()
+        assert not claim.waiting
+        await has(three_servers[0], "d", "x", b"before and after")
+
+
+@pytest.mark.process
+async def test_a_stopped_member_costs_the_others_nothing(three_servers: Processes) -> None:  # noqa: F811
+    # EVIDENCE-OF: P-10
+    await init_store(url_of(three_servers))
+    async with claimed(three_servers) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(record_of(0)))
+        three_servers[2].pause()
+        try:
+            content = record_of(0)
+            begin = trio.current_time()
+            for number in range(1, 200):
+                content += record_of(number)
+                await writer.wait_synced(writer.append(record_of(number)))
+            assert trio.current_time() - begin < 10, "each append waited for the one that stands still"
+            assert not claim.waiting
+            lagging = next(one for one in store.members() if one.address == three_servers[2].location)
+            assert lagging.lag_bytes >= 190_000
+        finally:
+            three_servers[2].resume()
+        await has(three_servers[2], "d", "x", content)
+
+
+@pytest.mark.process
+async def test_with_two_stopped_members_it_says_that_it_waits(three_servers: Processes) -> None:  # noqa: F811
+    await init_store(url_of(three_servers))
+    async with claimed(three_servers) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a"))
+        for server in three_servers[1:]:
+            server.pause()
+        try:
+            size = writer.append(b"b")
+            begin = trio.current_time()
+            await until(lambda: claim.waiting, "waiting although both are connected")
+            assert trio.current_time() - begin >= waiting_after_s - 0.5
+        finally:
+            for server in three_servers[1:]:
+                server.resume()
+        await writer.wait_synced(size)
+        assert not claim.waiting
+
+
+@pytest.mark.process
+async def test_a_member_that_slept_through_a_take_over_does_not_help_the_older_writer(
+    three_servers: Processes,  # noqa: F811
+) -> None:
+    # EVIDENCE-OF: P-4
+    await init_store(url_of(three_servers))
+    async with claimed(three_servers, epoch=1) as (_, old):
+        zombie = old.open_object("x")
+        await zombie.wait_synced(zombie.append(b"old"))
+        three_servers[0].pause()
+        async with claimed(three_servers[1:], epoch=2) as (_, new):
+            fresh = new.open_object("y")
+            await fresh.wait_synced(fresh.append(b"new"))
+            three_servers[0].resume()
+            with pytest.raises(FencedError):  # noqa: PT012 - the first or a later one
+                while True:
+                    await zombie.wait_synced(zombie.append(b"zombie"))
+            assert zombie.synced == 3
+
+
+async def test_a_member_far_behind_the_window_is_filled_from_another(three: Threads) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    await init_store(url_of(three))
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"first"))
+        for server in three:
+            await has(server, "d", "x", b"first")
+        await trio.to_thread.run_sync(three[2].kill)
+        block = bytes(range(256)) * 256
+        for _ in range(3 * window_bytes_max // len(block)):
+            writer.append(block)
+            await writer.wait_room()
+        await writer.wait_synced(writer.size)
+        target = claim.targets["x"]
+        assert target.window is not None
+        assert target.window.retained_bytes <= window_bytes_max + 2_000_000, "memory is bounded"
+        await trio.to_thread.run_sync(three[2].restart)
+        await until(lambda: all(one.state == "in sync" for one in store.members()), "all in sync")
+        await writer.wait_synced(writer.append(b"last"))
+        await has(three[2], "d", "x", b"first" + block * (3 * window_bytes_max // len(block)) + b"last")
+
+
+async def test_a_wiped_member_does_not_count(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    await init_store(url_of(three))
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"kept"))
+        await trio.to_thread.run_sync(three[2].kill)
+        shutil.rmtree(three[2].data)
+        await trio.to_thread.run_sync(three[2].restart)
+        await until(
+            lambda: any("another server stands at this address" in one.error for one in store.members()),
+            "the wiped one is recognised",
+        )
+        await trio.to_thread.run_sync(three[1].kill)
+        size = writer.append(b"?")
+        await until(lambda: claim.waiting, "one member and a wiped one are no quorum")
+        assert writer.synced == 4
+        assert await names_on(three[2]) == []
+        await trio.to_thread.run_sync(three[1].restart)
+        await writer.wait_synced(size)
+    async with open_store(url_of(three)) as store:
+        assert bytes.fromhex(three[2].server_id) not in (await store.look("d")).answers
+
+
+async def names_on(server: ThreadServer) -> list[str]:
+    async with open_connection(server.location) as connection:
+        return [info.name for info in (await connection.open_directory("d")).entries]
+
+
+async def test_a_lost_answer_leaves_exactly_one_copy(three: Threads) -> None:
+    # EVIDENCE-OF: P-3, P-10
+    async with proxies(three) as between:
+        url = url_of(between)
+        await init_store(url)
+        async with claimed(three, url=url) as (_, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"one "))
+            for proxy in between:
+                proxy.answers_pass = False
+            size = writer.append(b"two ")
+            for server in three:
+                await has(server, "d", "x", b"one two ")
+            assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
+            for proxy in between:
+                proxy.cut()
+                proxy.answers_pass = True
+            await writer.wait_synced(size)
+            await writer.wait_synced(writer.append(b"three"))
+            for server in three:
+                await has(server, "d", "x", b"one two three")
+
+
+async def test_a_request_lost_on_its_way_is_sent_again_once(three: Threads) -> None:
+    # EVIDENCE-OF: P-3
+    async with proxies(three) as between:
+        url = url_of(between)
+        await init_store(url)
+        async with claimed(three, url=url) as (_, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"one "))
+            for proxy in between:
+                proxy.requests_pass = False
+            size = writer.append(b"two")
+            await trio.sleep(0.1)
+            for proxy in between:
+                proxy.cut()
+                proxy.requests_pass = True
+            await writer.wait_synced(size)
+            for server in three:
+                await has(server, "d", "x", b"one two")
+
+
+async def test_connections_cut_all_the_time_leave_the_writers_bytes_in_order(three: Threads) -> None:
+    # EVIDENCE-OF: P-2, P-3
+    async with proxies(three) as between:
+        url = url_of(between)
+        await init_store(url)
+        async with claimed(three, url=url) as (_, claim):
+            writer, content = claim.open_object("x"), b""
+            for number in range(2_000):
+                content += record_of(number)
+                writer.append(record_of(number))
+                if number % 50 == 0:
+                    between[number // 50 % 3].cut()
+                    await trio.sleep(0.005)
+            await writer.wait_synced(writer.size)
+            for server in three:
+                await has(server, "d", "x", content)
+
+
+async def test_a_member_with_another_content_is_broken_and_never_counts(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    await init_store(url_of(three))
+    await put_behind_the_stores_back(three[2], "x", b"other")
+    async with claimed(three, epoch=2) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"mine, longer than the other"))
+        await until(lambda: any(one.state == "broken" for one in store.members()), "it is shown as broken")
+        broken = next(one for one in store.members() if one.state == "broken")
+        assert broken.address == three[2].location
+        assert "d/x there" in broken.error
+        await trio.to_thread.run_sync(three[1].kill)
+        size = writer.append(b"?")
+        await until(lambda: claim.waiting, "a broken copy makes no quorum")
+        assert writer.synced < size
+        assert await content_of(three[2], "d", "x") == b"other"
+        await trio.to_thread.run_sync(three[1].restart)
+        await writer.wait_synced(size)
+
+
+async def put_behind_the_stores_back(server: ThreadServer, name: str, data: bytes) -> None:
+    """Bytes of no writer of the store, as a server with a damaged history would hold them."""
+    async with open_connection(server.location) as connection:
+        await connection.claim("d", 1, new_writer())
+        connection.on_watermark = lambda mark: synced.set() if mark.synced == len(data) else None
+        synced = trio.Event()
+        connection.post(append_head(name, 1, Chunk(0, 0, data)), data)
+        await synced.wait()
+
+
+async def test_a_single_member_store_survives_its_servers_restart(alone: ThreadServer) -> None:
+    # EVIDENCE-OF: P-1, P-10
+    await init_store(alone.url)
+    async with claimed([alone]) as (_, claim):
+        writer = claim.open_object("x")
+        content = b""
+        for number in range(300):
+            content += record_of(number)
+            writer.append(record_of(number))
+            if number == 100:
+                await trio.to_thread.run_sync(alone.restart)
+        await writer.wait_synced(writer.size)
+        await has(alone, "d", "x", content)

@@ -1,0 +1,376 @@
+"""Replacing a member: with writers at work, interrupted anywhere, raced, and what must hold afterwards."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client import (
+    ReplacementError,
+    ReplaceProgress,
+    connect,
+    init_store,
+    open_connection,
+    open_store,
+    replace_member,
+)
+from dos_client.core.quorum import joining_member
+from dos_client.core.replacement import GONE_SUFFIX, begin
+from dos_client.discovery import hand_over
+from dos_protocol.errors import DosError, FencedError
+from tests.dos_client.support import (
+    ThreadServer,
+    claimed,
+    content_of,
+    has,
+    new_writer,
+    until,
+    url_of,
+)
+from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+
+pytestmark = pytest.mark.trio
+Threads = list[ThreadServer]
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[Threads]:
+    """Four servers in threads; the first three are to be the store."""
+    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(4)]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+async def off(*servers: ThreadServer) -> None:
+    for server in servers:
+        await trio.to_thread.run_sync(server.kill)
+
+
+async def on(*servers: ThreadServer) -> None:
+    for server in servers:
+        await trio.to_thread.run_sync(server.restart)
+
+
+async def write_idle(url: str, directory: str, epoch: int, *contents: bytes) -> None:
+    """A directory with objects o0, o1, ... whose writer is gone."""
+    async with open_store(url) as store, await store.claim(directory, epoch, new_writer()) as claim:
+        for number, content in enumerate(contents):
+            writer = claim.open_object(f"o{number}")
+            await writer.wait_synced(writer.append(content))
+
+
+async def test_a_dead_member_is_replaced_under_a_live_writer(four: Threads) -> None:
+    # EVIDENCE-OF: P-5, P-10
+    url = url_of(four[:3])
+    await init_store(url)
+    big = bytes(range(256)) * 6_000
+    await write_idle(url, "idle", 3, big, b"", b"small")
+    await write_idle(url, "idle", 4, *[])
+    told: list[ReplaceProgress] = []
+    async with claimed(four[:3], "live") as (store, claim):
+        before = claim.open_object("before")
+        await before.wait_synced(before.append(b"b" * 100_000))
+        before.seal()
+        writer, content, stop = claim.open_object("x"), bytearray(), False
+
+        async def write() -> None:
+            while not stop:
+                content.extend(b"%015d," % len(content) * 100)
+                await writer.wait_synced(writer.append(content[-1_600:]))
+
+        await off(four[2])
+        shutil.rmtree(four[2].data)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            record = await replace_member(
+                url, old=four[2].location, new=four[3].location, progress=told.append
+            )
+            size = writer.synced
+            await until(lambda: store.record == record, "the writer is at the new generation")
+            await until(lambda: writer.synced > size, "the writer goes on")
+            assert not claim.waiting
+            await off(four[0])
+            size = writer.synced
+            await until(lambda: writer.synced > size, "the new member counts")
+            stop = True
+        await writer.wait_synced(writer.size)
+        await has(four[3], "live", "x", bytes(content))
+    assert record.generation == 3
+    assert [one.address for one in record.members] == [one.location for one in (four[0], four[1], four[3])]
+    assert all(one.state == "in" for one in record.members)
+    assert await content_of(four[3], "idle", "o0") == big
+    assert await content_of(four[3], "idle", "o2") == b"small"
+    assert await content_of(four[3], "live", "before") == b"b" * 100_000
+    assert [one.phase for one in told][-1] == "done"
+    assert told[-1].bytes_done >= len(big)
+    assert told[-1].directories == told[-1].directories_done == 3
+    assert await replace_member(url, old=four[2].location, new=four[3].location) == record
+
+
+async def test_a_wiped_server_is_replaced_by_itself_at_its_own_address(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(three)
+    await init_store(url)
+    await write_idle(url, "idle", 1, b"kept")
+    old_id = three[1].server_id
+    await off(three[1])
+    shutil.rmtree(three[1].data)
+    await on(three[1])
+    assert three[1].server_id != old_id
+    record = await replace_member(url, old=three[1].location, new=three[1].location)
+    assert [one.address for one in record.members] == [one.location for one in three]
+    assert record.members[1].server_id.hex() == three[1].server_id
+    assert await content_of(three[1], "idle", "o0") == b"kept"
+    assert await replace_member(url, old=three[1].location, new=three[1].location) == record
+
+
+async def test_what_only_the_lost_and_one_other_held_survives_the_loss_of_that_other(four: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(four[:3])
+    await init_store(url)
+    await off(four[0])
+    await write_idle(url, "idle", 1, b"on b and c")
+    await on(four[0])
+    await off(four[2])
+    await replace_member(url, old=four[2].location, new=four[3].location)
+    await off(four[1])
+    async with open_store(url_of([four[0], four[3]])) as store:
+        view = await store.look("idle")
+        assert max(found["o0"].synced for found in view.answers.values() if "o0" in found) == 10
+
+
+async def test_claims_are_carried_over_so_that_a_fenced_writer_stays_fenced(four: Threads) -> None:
+    # EVIDENCE-OF: P-4
+    url = url_of(four[:3])
+    await init_store(url)
+    older = new_writer()
+    async with open_store(url) as store:
+        await (await store.claim("d", 1, older)).aclose()
+    await off(four[0])
+    await write_idle(url, "d", 2, b"of the newer writer")
+    await on(four[0])
+    await off(four[2])
+    await replace_member(url, old=four[2].location, new=four[3].location)
+    await off(four[1])
+    async with open_store(url_of([four[0], four[3]])) as store:
+        with trio.fail_after(20), pytest.raises(FencedError) as caught:
+            await store.claim("d", 1, older)
+    assert caught.value.epoch_held == 2
+
+
+async def test_far_epochs_are_carried_over_too(four: Threads) -> None:
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "d", 3_000_000, b"x")
+    await replace_member(url, old=four[2].location, new=four[3].location)
+    async with open_connection(four[3].location) as connection:
+        assert (await connection.open_directory("d")).epoch == 3_000_000
+
+
+@pytest.mark.parametrize("phase", ["joining", "filling", "finishing"])
+async def test_interrupted_anywhere_it_goes_on_where_it_was(four: Threads, phase: str) -> None:
+    # EVIDENCE-OF: P-10
+    url = url_of(four[:3])
+    await init_store(url)
+    for number in range(1, 5):
+        await write_idle(url, f"idle{number}", 1, b"x" * 300_000 * number)
+    await off(four[2])
+    for calls in range(1, 30, 4):
+        with trio.CancelScope() as scope:
+            seen = 0
+
+            def tell(progress: ReplaceProgress) -> None:
+                nonlocal seen
+                seen += progress.phase == phase
+                if seen == calls:  # noqa: B023
+                    scope.cancel()
+
+            await replace_member(url, old=four[2].location, new=four[3].location, progress=tell)
+            break
+    record = await replace_member(url, old=four[2].location, new=four[3].location)
+    assert record.generation == 3
+    for number in range(1, 5):
+        assert await content_of(four[3], f"idle{number}", "o0") == b"x" * 300_000 * number
+
+
+async def test_a_decided_record_that_reached_one_server_is_finished_by_whoever_comes(four: Threads) -> None:
+    # EVIDENCE-OF: P-10
+    url = url_of(four[:3])
+    record = await init_store(url)
+    await write_idle(url, "idle", 1, b"x")
+    await off(four[2])
+    joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
+    await hand_over(four[0].location, joining)
+    async with claimed(four[:2], "d", url=url_of(four[:2])) as (store, claim):
+        assert store.record == joining
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"with a and b"))
+        await has(four[3], "d", "x", b"with a and b")
+        status = {one.address: one for one in store.members()}
+        assert status[four[3].location].state == "joining"
+    done = await replace_member(url, old=four[2].location, new=four[3].location)
+    assert done.generation == 3
+
+
+async def test_a_writer_of_the_old_generation_follows_by_itself(four: Threads) -> None:
+    # EVIDENCE-OF: P-4
+    url = url_of(four[:3])
+    record = await init_store(url)
+    async with claimed(four[:3]) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"one"))
+        joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
+        for server in four[:2]:
+            await hand_over(server.location, joining)
+        await writer.wait_synced(writer.append(b"two"))
+        await until(lambda: store.record == joining, "it follows")
+        await off(four[1])
+        await writer.wait_synced(writer.append(b"three"))
+        await has(four[3], "d", "x", b"onetwothree")
+        joined = joining_member(store.record)
+        assert joined is not None
+        assert joined.server_id.hex() == four[3].server_id
+
+
+async def test_when_the_new_server_dies_another_may_take_its_place(four: Threads, tmp_path: Path) -> None:
+    # EVIDENCE-OF: P-10
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 1, b"x" * 500_000)
+    await off(four[2])
+    with trio.CancelScope() as scope:
+        await replace_member(
+            url,
+            old=four[2].location,
+            new=four[3].location,
+            progress=lambda one: scope.cancel() if one.phase == "filling" else None,
+        )
+    await off(four[3])
+    another = ThreadServer(tmp_path / "another")
+    try:
+        record = await replace_member(url, old=four[2].location, new=another.location)
+        assert record.generation == 4
+        assert record.members[2].server_id.hex() == another.server_id
+        assert await content_of(another, "idle", "o0") == b"x" * 500_000
+    finally:
+        await off(another)
+
+
+async def test_of_two_replacements_at_once_the_records_stay_one_line(four: Threads, tmp_path: Path) -> None:
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 1, b"x" * 200_000)
+    other = ThreadServer(tmp_path / "other")
+    outcomes: dict[str, object] = {}
+
+    async def replace(new: ThreadServer) -> None:
+        try:
+            outcomes[new.location] = await replace_member(url, old=four[2].location, new=new.location)
+        except DosError as error:
+            outcomes[new.location] = error
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace, four[3])
+            nursery.start_soon(replace, other)
+        async with open_store(url) as store:
+            record = store.record
+        failed = [one for one in outcomes.values() if isinstance(one, DosError)]
+        assert len(failed) <= 1
+        winner = four[3] if isinstance(outcomes[other.location], DosError) else other
+        record = await replace_member(url, old=four[2].location, new=winner.location)
+        assert len(record.voters) == 3
+        assert record.members[2].server_id.hex() == winner.server_id
+        seen = set()
+        for server in four[:2]:
+            async with open_connection(server.location) as connection:
+                assert connection.record is not None
+                seen.add((connection.record.generation, connection.record.members))
+        assert seen == {(record.generation, record.members)}
+    finally:
+        await off(other)
+
+
+async def test_what_cannot_replace_is_refused_and_changes_nothing(four: Threads) -> None:
+    # EVIDENCE-OF: P-8
+    url = url_of(four[:3])
+    record = await init_store(url)
+    with pytest.raises(ReplacementError, match="is no member"):
+        await replace_member(url, old="127.0.0.1:1", new=four[3].location)
+    with pytest.raises(ReplacementError, match="already a member"):
+        await replace_member(url, old=four[0].location, new=four[1].location)
+    async with connect(four[3].url) as server, await server.unclaimed("full") as claim:
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"x"))
+    with pytest.raises(ReplacementError, match="is not empty"):
+        await replace_member(url, old=four[2].location, new=four[3].location)
+    async with open_store(url) as store:
+        assert store.record == record
+
+
+async def test_the_server_that_left_knows_that_it_is_no_member(four: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(four[:3])
+    await init_store(url)
+    record = await replace_member(url, old=four[2].location, new=four[3].location)
+    async with open_connection(four[2].location) as connection:
+        assert connection.record == record
+    with pytest.raises(DosError, match="is not in the store record"):
+        async with open_connection(four[2].location, store_id=record.store_id, generation=record.generation):
+            pass
+
+
+async def test_a_store_of_one_moves_to_another_server(four: Threads) -> None:
+    await init_store(four[0].url)
+    async with claimed(four[:1], "live") as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a" * 100_000))
+        await write_idle(four[0].url, "idle", 1, b"y")
+        record = await replace_member(four[0].url, old=four[0].location, new=four[1].location)
+        await off(four[0])
+        await writer.wait_synced(writer.append(b"b"))
+        await has(four[1], "live", "x", b"a" * 100_000 + b"b")
+    assert [one.address for one in record.members] == [four[1].location]
+    assert await content_of(four[1], "idle", "o0") == b"y"
+
+
+async def test_contents_that_contradict_each_other_stop_the_replacement(four: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(four[:3])
+    await init_store(url)
+    for server, data in ((four[0], b"this"), (four[1], b"that, longer")):
+        async with connect(server.url) as one:
+            one.server_record = None  # behind the store's back
+            async with await one.unclaimed("d") as claim:
+                writer = claim.open_object("x")
+                await writer.wait_synced(writer.append(data))
+    await off(four[2])
+    with pytest.raises(ReplacementError, match="different contents"):
+        await replace_member(url, old=four[2].location, new=four[3].location)
+
+
+@pytest.mark.process
+async def test_with_real_processes_a_member_killed_and_wiped_is_replaced(
+    three_servers: list[ServerProcess],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    # EVIDENCE-OF: P-5, P-10
+    url = url_of(three_servers)
+    await init_store(url)
+    async with claimed(three_servers, "live") as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a" * 1_000_000))
+        three_servers[0].kill()
+        shutil.rmtree(three_servers[0].data)
+        new = await trio.to_thread.run_sync(ServerProcess, tmp_path / "new")
+        with new:
+            record = await replace_member(url, old=three_servers[0].location, new=new.location)
+            three_servers[1].kill()
+            await writer.wait_synced(writer.append(b"b"))
+            await has(new, "live", "x", b"a" * 1_000_000 + b"b")
+    assert not any(one.address.endswith(GONE_SUFFIX) for one in record.members)
