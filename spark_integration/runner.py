@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,7 @@ def run(
     shipped = ship(graph, f"the graph {plan.name!r}")
     master = read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
+    _use_this_python(spark, master)
     _wait_for_slots(spark, master, workers, spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
@@ -157,6 +159,17 @@ def _addresses(
         )
     host = coordinator_address or spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
     return host, "0.0.0.0"  # noqa: S104  # said to be meant, by insecure=True
+
+
+def _use_this_python(spark: SparkSession, master: Master) -> None:
+    """On this machine alone, let executors be the driver's own Python, unless somebody said which.
+
+    Spark's default is whatever `python3` is on PATH, which is not that of a virtual environment called by its
+    path; the same Python is right for the session's other jobs too.
+    """
+    said = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
+    if master.one_machine and not said:
+        spark.sparkContext.pythonExec = sys.executable
 
 
 def _wait_for_slots(spark: SparkSession, master: Master, workers: int, spare: int, timeout_s: float) -> None:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionStatus, ResetReport, WorkerLost
+from checkpoint.core.region import (
+    CutCommitted,
+    RegionEvent,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+    StateChanged,
+    WorkerLost,
+)
 from dataflow import FileSink, FileSource
 from examples.demo.cluster import Cluster
 from examples.demo.corpus import Corpus, make_corpus
@@ -64,6 +72,8 @@ class Demo:
         self._memory_mb: dict[str, float] = {}
         self._cuts = 0
         self._cut_s: list[float] = []
+        self._began = math.nan
+        self._ended = math.nan
 
     def go(self) -> bool:
         """Run the demo. Raises DemoError, and what the region failed with."""
@@ -90,8 +100,8 @@ class Demo:
                 scratch=directory / "scratch",
                 on_event=self._on_event,
             )
-            seconds = self._watch(region, cluster, corpus, passes)
-            return self._conclude(out, corpus, passes, seconds)
+            self._watch(region, cluster, corpus, passes)
+            return self._conclude(out, corpus, passes, self._ended - self._began)
 
     # --- before ---------------------------------------------------------------------------------------------
 
@@ -114,8 +124,8 @@ class Demo:
 
     # --- meanwhile ------------------------------------------------------------------------------------------
 
-    def _watch(self, region: RegionHandle, cluster: Cluster, corpus: Corpus, passes: int) -> float:
-        """Until the region has ended, and its faults with it. Returns the seconds that counting took."""
+    def _watch(self, region: RegionHandle, cluster: Cluster, corpus: Corpus, passes: int) -> None:
+        """Until the region has ended, and its faults with it."""
         options = self.options
         faults = draw_faults(options.seed, workers=options.workers, servers=3) if options.faults else []
         injector = Injector(faults, cluster, lambda text: self.display.happened(text, "bold"))
@@ -126,14 +136,13 @@ class Demo:
         while region.isActive:
             now, status = time.monotonic(), region.status
             speed.sample(status, now)
-            clock.look(status, speed, now)
-            injector.look(status, clock.progress(now))
+            clock.look(status, speed)
+            injector.look(status, clock.progress(now - self._began))
             if now - shown >= SHOWN_EVERY_S:
                 shown = now
                 self.display.show(picture_of(status, speed, corpus, cluster, injector))
                 self._note_memory(status, cluster)
             region.awaitTermination(LOOK_EVERY_S)
-        ended = time.monotonic()
         region.awaitTermination(STUCK_S)
         injector.finish()
         if injector.waiting:
@@ -141,10 +150,13 @@ class Demo:
                 f"the run was over before {', '.join(map(str, injector.waiting))} could be injected:"
                 f" {passes} passes are too few on this machine, give more with --passes"
             )
-        return ended - clock.begun
 
     def _on_event(self, event: RegionEvent) -> None:
         match event:
+            case StateChanged(state=RegionState.RUNNING) if math.isnan(self._began):
+                self._began = time.monotonic()
+            case StateChanged(state=RegionState.FINISHED):
+                self._ended = time.monotonic()
             case CutCommitted(seconds=seconds):
                 self._cuts += 1
                 self._cut_s.append(seconds)
@@ -221,18 +233,16 @@ class Clock:
     """
 
     def __init__(self, total_bytes: int) -> None:
-        self.begun = math.nan
         self._total_bytes = total_bytes
         self._expected_s = math.inf
 
-    def look(self, status: RegionStatus, speed: Speedometer, now: float) -> None:
-        if math.isnan(self.begun) and speed.bytes_read:
-            self.begun = now
+    def look(self, status: RegionStatus, speed: Speedometer) -> None:
         if math.isinf(self._expected_s) and status.cuts_committed >= 2 and speed.bytes_per_s > 0:
             self._expected_s = self._total_bytes / speed.bytes_per_s
 
-    def progress(self, now: float) -> float:
-        return 0.0 if math.isnan(self.begun) else (now - self.begun) / self._expected_s
+    def progress(self, elapsed_s: float) -> float:
+        """0 before the estimate is there, and while `elapsed_s` is not a number yet."""
+        return 0.0 if math.isnan(elapsed_s) else elapsed_s / self._expected_s
 
 
 def default_passes(corpus: Corpus) -> int:

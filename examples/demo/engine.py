@@ -1,7 +1,10 @@
 """Spark for the demo, the example's graph, and how fast a region goes."""
 
+import contextlib
 import importlib.util
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +13,8 @@ from pyspark.sql import SparkSession
 from checkpoint.core.region import RegionStatus
 
 EXAMPLE = Path(__file__).parent.parent / "wordcount.py"
+
+WINDOW_S = 3.0
 
 LOG_SETTINGS = """\
 rootLogger.level = warn
@@ -34,13 +39,15 @@ def load_example() -> ModuleType:
 
 
 def start_spark(directory: Path, workers: int) -> SparkSession:
-    """A session on this machine with two slots besides the workers'. Its log goes to a file in `directory`:
-    of a killed worker it holds the stack of a page.
+    """A session on this machine with two slots besides the workers'.
+
+    What Spark and its workers say goes to files in `directory`: of a killed worker it holds the stack of a
+    page.
     """
     directory.mkdir(parents=True, exist_ok=True)
     settings = directory / "log4j2.properties"
     settings.write_text(LOG_SETTINGS.format(file=directory / "spark.log"))
-    return (
+    builder = (
         SparkSession.builder.master(f"local[{workers + 2}]")
         .appName("dos demo")
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={settings.as_uri()}")
@@ -51,24 +58,44 @@ def start_spark(directory: Path, workers: int) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.local.dir", str(directory / "local"))
-        .getOrCreate()
     )
+    with errors_to(directory / "stderr.log"):
+        return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def errors_to(path: Path) -> Iterator[None]:
+    """Let processes that are started meanwhile write their standard error into a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    except BaseException:
+        os.write(kept, path.read_bytes())
+        raise
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Speedometer:
-    """Bytes read by all workers, from counters that begin again at 0 when a worker is started again."""
+    """Bytes read by all workers, from counters that begin again at 0 when a worker is started again.
+
+    What is read again after a reset counts again: it is speed that is measured, not progress.
+    """
 
     def __init__(self) -> None:
         self.bytes_read = 0
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._seen: dict[int, int] = {}
         self._samples: list[tuple[float, int]] = []
 
     def sample(self, status: RegionStatus, now: float) -> None:
         for worker in status.workers:
-            pid, before = self._seen.get(worker.index, (0, 0))
-            size = worker.counters.bytes_in
-            self.bytes_read += size - before if worker.pid == pid and size >= before else size
-            self._seen[worker.index] = (worker.pid, size)
+            size, before = worker.counters.bytes_in, self._seen.get(worker.index, 0)
+            self.bytes_read += size - before if size >= before else size
+            self._seen[worker.index] = size
         self._samples = [s for s in self._samples if now - s[0] < WINDOW_S] + [(now, self.bytes_read)]
 
     @property
@@ -76,6 +103,3 @@ class Speedometer:
         """Over the last seconds."""
         (begin, first), (end, last) = self._samples[0], self._samples[-1]
         return (last - first) / (end - begin) if end > begin else 0.0
-
-
-WINDOW_S = 3.0
