@@ -62,6 +62,8 @@ class CoordinatorBase:
         self.round_reason = ""
         """'' for the first round: starting is no reset."""
         self.round_worker = -1
+        self.round_by_peer = False
+        """The round began with a worker's word about another: who is lost in it is the better reason."""
         self.resets: deque[ResetReport] = deque(maxlen=_resets_kept)
         self.store_waiting = ""
         self.outcome: End | None = None

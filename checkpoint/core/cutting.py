@@ -19,7 +19,7 @@ class Cutting(CoordinatorBase):
     """See the top of this file."""
 
     cut_overdue = False
-    """The periodic time came while a cut was under way: the next one follows at once."""
+    """The periodic time has come, and no cut could be asked for yet."""
 
     @property
     def can_cut(self) -> bool:
@@ -37,6 +37,7 @@ class Cutting(CoordinatorBase):
             return
         number = (self.last_cut.cut if self.last_cut else 0) + 1
         self.pending = PendingCut(number, self.incarnation, len(self.roster), final, now)
+        self.cut_overdue = False
         self.timers.set("drain", now + self.spec.drain_timeout_s)
         self.timers.set("cut", now + self.spec.checkpoint_interval_s)
         self.send_all(
@@ -50,13 +51,15 @@ class Cutting(CoordinatorBase):
         )
 
     def cut_time_came(self, now: float) -> None:
-        """The periodic trigger."""
-        if self.pending is not None:
-            self.cut_overdue = True
-        elif self.moved_on:
+        """The periodic trigger. With a cut under way, or nothing to cut, the next one follows when that
+        ends.
+        """
+        self.cut_overdue = True
+        self.cut_if_overdue(now)
+
+    def cut_if_overdue(self, now: float) -> None:
+        if self.cut_overdue and self.can_cut and self.moved_on:
             self.request_cut(now)
-        else:
-            self.timers.set("cut", now + self.spec.checkpoint_interval_s)
 
     def final_cut_if_exhausted(self, now: float) -> None:
         """All sources of all workers are at their end: one last cut, and the region is finished."""
@@ -72,6 +75,7 @@ class Cutting(CoordinatorBase):
             worker.step = max(worker.step, message.counters.step)
             worker.exhausted = message.counters.exhausted
             self.final_cut_if_exhausted(now)
+            self.cut_if_overdue(now)
         return None
 
     def on_prepared(self, worker: Worker, vote: Prepared, now: float) -> Refusal | None:
@@ -124,9 +128,7 @@ class Cutting(CoordinatorBase):
             self.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
             return
         self.final_cut_if_exhausted(now)
-        if self.cut_overdue and self.can_cut:
-            self.cut_overdue = False
-            self.cut_time_came(now)
+        self.cut_if_overdue(now)
 
     def note_commit(self, pending: PendingCut, now: float) -> None:
         """Count it, forgive what failed before it, tell observers."""

@@ -249,6 +249,7 @@ class Recovery(Cutting):
                 self.reset(reason, now, worker=worker.index, spend=False, delay_s=limits.launch_backoff_s)
             else:
                 self.reset(reason, now, worker=worker.index)
+            self.round_by_peer = kind == "peer"
         return None
 
     def _fail_for_good(self, worker: Worker, message: Failed, now: float) -> None:
@@ -279,6 +280,9 @@ class Recovery(Cutting):
             self.reset(reason, now, worker=worker.index)
         elif worker.launch_round == self.round:
             self._begin_round(reason, now, worker=worker.index, spend=True)
+        elif self.round_by_peer:
+            self.round_reason, self.round_worker, self.reason = reason, worker.index, reason
+            self.round_by_peer = False
         if not self.over and (ended or self.phase is Phase.GATHERING):
             self._replace(worker, now)
 
@@ -332,6 +336,7 @@ class Recovery(Cutting):
         if not self.round_open:
             self.round_open, self.round_began = True, now
             self.round_reason, self.round_worker = reason, worker
+        self.round_by_peer = False
         self.round += 1
         self.reason = reason
         self.timers.set("gather", now + self.spec.start_timeout_s)

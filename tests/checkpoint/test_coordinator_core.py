@@ -302,6 +302,20 @@ def test_an_idle_region_makes_no_cuts_but_a_user_can_have_one() -> None:
     assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
 
 
+def test_the_first_step_after_a_pause_is_cut_at_once() -> None:
+    scene = Scene().run()
+    scene.tick(10)
+    scene.take()
+    scene.progress(0, step=1)
+    assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
+    for worker in (0, 1):
+        scene.vote(worker, 1, step=2)
+    (append,) = scene.take(AppendCut)
+    scene.play(CutAppended(append.cut))
+    scene.progress(0, step=3)
+    assert scene.sent(RequestCut) == []  # its time has not come yet
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -539,6 +553,18 @@ def test_a_broken_link_between_workers_resets_without_ending_anyone() -> None:
     scene.opened()
     assert [order.incarnation for _, order in scene.sent(Restore)] == [2, 2]
     assert scene.take(CancelWorker, LaunchWorker) == []
+
+
+def test_the_worker_that_was_lost_is_the_reason_not_the_one_that_noticed() -> None:
+    scene = Scene().run()
+    scene.hear(0, Failed, kind="peer", peer=1, message="its link to worker 1 broke")
+    scene.die(1)
+    scene.opened()
+    scene.join(1, attempt=2)
+    scene.all_hear(Restored, last_step=0)
+    (report,) = [e.event for e in scene.take(Tell) if isinstance(e.event, ResetReport)]
+    assert report.worker == 1
+    assert report.reason.startswith("worker 1 was lost")
 
 
 def test_a_failure_of_a_life_that_is_over_changes_nothing() -> None:
