@@ -2,12 +2,14 @@
 faults.
 """
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,14 +21,32 @@ from checkpoint.errors import FingerprintMismatchError, RegionFailedError, Regio
 from dos_client import init_store
 from tests.checkpoint.toy_region import DriverSpec, ToyRegion
 from tests.checkpoint.toy_worker import expected, total
-from tests.support.servers import three_servers, url_of
+from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
 pytestmark = pytest.mark.process
 
 
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory):
+    """Three servers for all tests that leave them alone; each test has its own region."""
+    folder = tmp_path_factory.mktemp("servers")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
+        trio.run(init_store, url_of(servers))
+        yield url_of(servers)
+
+
+@pytest.fixture
+def region(shared_store, tmp_path, request):
+    """Makes regions of this test's own name."""
+    name = request.node.name.removeprefix("test_")[:40].replace("[", ".").replace("]", "")
+    return partial(ToyRegion, shared_store, tmp_path / "r", name=name)
+
+
 @pytest.fixture
 def store(three_servers):
+    """Servers that the test may kill."""
     trio.run(init_store, url_of(three_servers))
     return url_of(three_servers)
 
@@ -42,27 +62,27 @@ def resets(region: ToyRegion) -> list[ResetReport]:
     return [event for event in region.events if isinstance(event, ResetReport)]
 
 
-def test_a_region_without_faults_counts_right_and_finishes(store, tmp_path) -> None:
-    with ToyRegion(store, tmp_path / "r", workers=3, numbers=5_000) as region:
-        check_finished(region)
-    cuts = [event.cut for event in region.events if isinstance(event, CutCommitted)]
+def test_a_region_without_faults_counts_right_and_finishes(region) -> None:
+    with region(workers=3, numbers=5_000) as run:
+        check_finished(run)
+    cuts = [event.cut for event in run.events if isinstance(event, CutCommitted)]
     assert cuts == list(range(1, len(cuts) + 1))
-    states = [event.state for event in region.events if isinstance(event, StateChanged)]
+    states = [event.state for event in run.events if isinstance(event, StateChanged)]
     assert states[-1] is RegionState.FINISHED
     assert RegionState.RUNNING in states
 
 
-def test_workers_killed_with_their_scratch_lose_and_double_nothing(store, tmp_path) -> None:
+def test_workers_killed_with_their_scratch_lose_and_double_nothing(region) -> None:
     # EVIDENCE-OF: P-6, P-7, P-10
-    with ToyRegion(store, tmp_path / "r", numbers=40_000) as region:
+    with region(numbers=40_000) as run:
         for worker in (0, 1):
-            region.wait_cuts(2)
-            done = len(resets(region))
-            region.kill(worker)
-            shutil.rmtree(region.folder / f"scratch-{worker}", ignore_errors=True)
-            region.wait_for(lambda _, done=done: len(resets(region)) > done)
-        check_finished(region)
-    first, second = resets(region)
+            run.wait_cuts(2)
+            done = len(resets(run))
+            run.kill(worker)
+            shutil.rmtree(run.folder / f"scratch-{worker}", ignore_errors=True)
+            run.wait_for(lambda _, done=done: len(resets(run)) > done)
+        check_finished(run)
+    first, second = resets(run)
     assert (first.worker, second.worker) == (0, 1)
     assert first.cut >= 2
     assert first.bytes > 0
@@ -70,14 +90,14 @@ def test_workers_killed_with_their_scratch_lose_and_double_nothing(store, tmp_pa
     assert first.reason.startswith("worker 0 was lost")
 
 
-def test_a_stopped_worker_is_suspected_fenced_and_replaced(store, tmp_path) -> None:
+def test_a_stopped_worker_is_suspected_fenced_and_replaced(region) -> None:
     # EVIDENCE-OF: P-4, P-10
-    with ToyRegion(store, tmp_path / "r", numbers=20_000, suspect_after_s=2.5) as region:
-        region.wait_cuts(1)
-        region.kill(1, signal.SIGSTOP)
-        region.wait_for(lambda _: len(resets(region)) > 0)
-        check_finished(region)
-    lost = [event for event in region.events if isinstance(event, WorkerLost)]
+    with region(numbers=20_000, suspect_after_s=2.5) as run:
+        run.wait_cuts(1)
+        run.kill(1, signal.SIGSTOP)
+        run.wait_for(lambda _: len(resets(run)) > 0)
+        check_finished(run)
+    lost = [event for event in run.events if isinstance(event, WorkerLost)]
     assert "nothing was heard from it" in lost[0].reason
 
 
@@ -109,45 +129,45 @@ def test_without_a_quorum_the_region_waits_and_then_goes_on(store, three_servers
     assert not any(isinstance(event, WorkerLost) for event in region.events)
 
 
-def test_user_code_that_raises_stops_the_region(store, tmp_path) -> None:
-    with ToyRegion(store, tmp_path / "r", fail_at=3_000) as region:
-        assert region.control.wait(30)
-    error = region.control.exception()
+def test_user_code_that_raises_stops_the_region(region) -> None:
+    with region(fail_at=3_000) as run:
+        assert run.control.wait(30)
+    error = run.control.exception()
     assert isinstance(error, RegionFailedError)
     assert "operator 'toy' failed in worker" in str(error)
     assert "n[3000]" in str(error)
 
 
-def test_stop_takes_a_last_cut_and_the_next_run_goes_on_there(store, tmp_path) -> None:
-    with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
-        region.wait_cuts(2)
-        number = region.control.request_cut()
-        assert region.control.wait_cut(number, 20)
-        region.control.stop()
-        assert region.control.wait(20)
-        stopped = region.control.status()
+def test_stop_takes_a_last_cut_and_the_next_run_goes_on_there(region) -> None:
+    with region(numbers=30_000) as run:
+        run.wait_cuts(2)
+        number = run.control.request_cut()
+        assert run.control.wait_cut(number, 20)
+        run.control.stop()
+        assert run.control.wait(20)
+        stopped = run.control.status()
     assert stopped.state is RegionState.STOPPED
     assert stopped.last_cut >= number
-    with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
-        region.wait_cuts(1)
-        assert region.control.status().last_cut > stopped.last_cut
-        region.control.reset()
-        region.wait_for(lambda _: len(resets(region)) > 0)
-        assert region.control.status().reset_attempts == 0
-        check_finished(region)
+    with region(numbers=30_000) as run:
+        run.wait_cuts(1)
+        assert run.control.status().last_cut > stopped.last_cut
+        run.control.reset()
+        run.wait_for(lambda _: len(resets(run)) > 0)
+        assert run.control.status().reset_attempts == 0
+        check_finished(run)
 
 
-def test_a_finished_region_runs_again_and_finishes_at_once(store, tmp_path) -> None:
+def test_a_finished_region_runs_again_and_finishes_at_once(region) -> None:
     for _ in range(2):
-        with ToyRegion(store, tmp_path / "r", numbers=1_000) as region:
-            check_finished(region)
-    assert region.cuts == 1
+        with region(numbers=1_000) as run:
+            check_finished(run)
+    assert run.cuts == 1
 
 
-def test_another_graph_under_the_same_name_is_refused_by_operator(store, tmp_path) -> None:
-    with ToyRegion(store, tmp_path / "r", numbers=1_000) as region:
-        check_finished(region)
-    again = ToyRegion(store, tmp_path / "r", numbers=1_000)
+def test_another_graph_under_the_same_name_is_refused_by_operator(region) -> None:
+    with region(numbers=1_000) as run:
+        check_finished(run)
+    again = region(numbers=1_000)
     object.__setattr__(again.control.spec, "operators", {"counts": "other"})
     with again:
         assert again.control.wait(30)
@@ -156,11 +176,11 @@ def test_another_graph_under_the_same_name_is_refused_by_operator(store, tmp_pat
     assert error.operators == ("counts",)
 
 
-def test_of_two_live_drivers_the_newer_fences_the_older(store, tmp_path) -> None:
+def test_of_two_live_drivers_the_newer_fences_the_older(region) -> None:
     # EVIDENCE-OF: P-4
-    with ToyRegion(store, tmp_path / "r", numbers=40_000) as older:
+    with region(numbers=40_000) as older:
         older.wait_cuts(2)
-        with ToyRegion(store, tmp_path / "r", numbers=40_000, key="cd" * 32) as newer:
+        with region(numbers=40_000, key="cd" * 32) as newer:
             assert older.control.wait(30)
             assert older.control.status().state is RegionState.FENCED
             assert isinstance(older.control.exception(), RegionFencedError)
@@ -197,9 +217,9 @@ class Driver:
         self.process.stdout.close()
 
 
-def test_a_driver_killed_and_started_again_resumes_its_last_cut(store, tmp_path) -> None:
+def test_a_driver_killed_and_started_again_resumes_its_last_cut(shared_store, tmp_path) -> None:
     # EVIDENCE-OF: P-4, P-6, P-10
-    spec = DriverSpec(store, str(tmp_path / "r"), 2, 40_000, 0.005)
+    spec = DriverSpec(shared_store, str(tmp_path / "r"), 2, 40_000, 0.005)
     Path(spec.folder).mkdir()
     first, second = Driver(spec), None
     try:

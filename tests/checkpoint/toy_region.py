@@ -4,20 +4,26 @@
 """
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import msgspec
 
 from checkpoint.coordinator import RegionControl
 from checkpoint.core.region import CutCommitted, RegionSpec, StateChanged
-from tests.checkpoint.toy_worker import ToySpec
+from tests.checkpoint.toy_worker import ToySpec, run_toy
 
 KEY = "ab" * 32
+FORKS = multiprocessing.get_context("forkserver")
+"""Workers are forked from one small process that has imported everything: a tenth of a second instead of
+two.
+"""
+FORKS.set_forkserver_preload(["tests.checkpoint.toy_worker"])
 
 
 class ToyRegion:
@@ -41,7 +47,7 @@ class ToyRegion:
         self.numbers, self.pace_s, self.fail_at = numbers, pace_s, fail_at
         self.events = []
         self.changed = threading.Condition()
-        self.processes: dict[int, subprocess.Popen] = {}
+        self.processes: dict[int, BaseProcess] = {}
         self._observer = observer
         spec = RegionSpec(
             name=name,
@@ -67,7 +73,7 @@ class ToyRegion:
         with self._lock:
             for process in self.processes.values():
                 process.kill()
-                process.wait()
+                process.join()
         self.control.wait(20)
 
     # --- the launcher -----------------------------------------------------------------------------------
@@ -87,9 +93,9 @@ class ToyRegion:
             out=str(self.out),
             scratch=str(self.folder / f"scratch-{worker}"),
         )
-        command = [sys.executable, "-m", "tests.checkpoint.toy_worker", msgspec.json.encode(spec).decode()]
-        with (self.folder / f"worker-{worker}.log").open("ab") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log)
+        log = str(self.folder / f"worker-{worker}.log")
+        process = FORKS.Process(target=run_toy, args=(spec, log), daemon=True)
+        process.start()
         with self._lock:
             self.processes[worker] = process
         threading.Thread(target=self._watch, args=(worker, attempt, process), daemon=True).start()
@@ -100,7 +106,8 @@ class ToyRegion:
             process.kill()
 
     def _watch(self, worker, attempt, process):
-        code = process.wait()
+        process.join()
+        code = process.exitcode
         self.control.worker_ended(worker, attempt, f"exit code {code}" if code else None)
 
     # --- for tests --------------------------------------------------------------------------------------

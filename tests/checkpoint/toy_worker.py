@@ -2,8 +2,7 @@
 
 Worker w reads the numbers w * SPAN, w * SPAN + 1, ... in steps of random size (so that only a recorded
 division makes a replay exact), sends each to the worker that owns its key, and keeps a count for each key.
-Its one output, written when the final cut is committed, is its counts. Run as a process: `python -m
-tests.checkpoint.toy_worker JSON`.
+Its one output, written when the final cut is committed, is its counts.
 """
 
 import json
@@ -274,7 +273,7 @@ class Toy:
             try:
                 await self.obey(nursery)
             except (StoppedError, OrphanedError) as error:
-                print(f"worker {spec.worker}: {error}", file=sys.stderr)
+                print(f"worker {spec.worker}: {error}", file=sys.stderr, flush=True)
             nursery.cancel_scope.cancel()
 
     async def obey(self, nursery):
@@ -324,5 +323,9 @@ def total(out: Path):
     return dict(sorted(found.items()))
 
 
-if __name__ == "__main__":
-    trio.run(Toy(msgspec.json.decode(sys.argv[1], type=ToySpec)).run)
+def run_toy(spec: ToySpec, log: str) -> None:
+    """The whole life of a worker process; what it says goes to the log."""
+    with Path(log).open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    trio.run(Toy(spec).run)
