@@ -137,6 +137,8 @@ class Exchange:
         scope.cancel()
 
     def _take(self, peer: int, frame: Frame) -> None:
+        if self._over.is_set():
+            return  # frames that were here already when the exchange was ended
         stated = (frame.sender, frame.job, frame.sender_epoch)
         if stated != (peer, self._job, self._incarnation):
             raise ChannelFrameError(f"worker {peer} sends frames of sender, job, incarnation {stated}")

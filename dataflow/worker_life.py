@@ -12,6 +12,7 @@ quorum. Votes are made one after the other, while the circuit runs the next step
 import logging
 import math
 import os
+from contextlib import AsyncExitStack
 
 import trio
 
@@ -132,7 +133,11 @@ class Life:
     # --- the life -----------------------------------------------------------------------------------------
 
     async def run(self) -> Exception | None:
-        """Until it fails or is ended; what it failed with, None if it was ended."""
+        """Until it fails or is ended; what it failed with, None if it was ended.
+
+        Also None if it was ended while it failed: the next incarnation has begun, and this failure is not its.
+        (Peers that reset before us close their links; that must not end the new incarnation as well.)
+        """
         try:
             with self._scope:
                 await self._live()
@@ -141,7 +146,7 @@ class Life:
         finally:
             self._exchange.end()
             self._over.set()
-        return self._failure
+        return None if self._ending else self._failure
 
     async def _live(self) -> None:
         begin = trio.current_time()
@@ -151,9 +156,9 @@ class Life:
         self._inbox.put(Restoring(self.number, self._after, order.cut, part, order.layout, store_id))
         directory = worker_directory(self._spec.region, self._spec.worker)
         claim = await self._store.claim(directory, self.number, os.urandom(16))
-        async with claim, trio.open_nursery() as nursery:
+        async with claim, AsyncExitStack() as stack, trio.open_nursery() as nursery:
             self.claim = claim
-            state, steps = await self._open_chains(claim, part)
+            state, steps = await self._open_chains(claim, part, stack)
             self._steps = steps
             await self._load(state)
             await self._exchange.dial_all(nursery, order.peers, step=self._after)
@@ -166,14 +171,18 @@ class Life:
             nursery.start_soon(self._vote_all, state, steps)
             nursery.start_soon(self._watch, claim)
 
-    async def _open_chains(self, claim: Claim, part: WorkerCut | None) -> tuple[StateStore, StepsLog]:
+    async def _open_chains(
+        self, claim: Claim, part: WorkerCut | None, stack: AsyncExitStack
+    ) -> tuple[StateStore, StepsLog]:
         generation = self._store.record.generation
         scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
         at = None if part is None else part.state
         state = await StateStore.open(
             claim, version=self._order.cut, at=at, generation=generation, scratch=scratch
         )
+        stack.push_async_callback(state.aclose)
         steps = await StepsLog.open(claim, after_step=self._after, generation=generation, scratch=scratch)
+        stack.push_async_callback(steps.aclose)
         return state, steps
 
     async def _load(self, state: StateStore) -> None:

@@ -108,6 +108,8 @@ class Incarnation:
             reader.reset_to({} if part is None else part.sources.get(name, {}))
         for name, writer in self._circuit.sinks.items():
             writer.reset_to(None if part is None else part.sinks.get(name))
+            if order.cut:
+                writer.publish(order.cut)  # perhaps nobody lived to see its commit
         self._shared.step = order.step
         self._shared.exhausted = False
 

@@ -22,6 +22,11 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
 from dataflow.schema import check_schema
 
+_FAULTS = (Exception, SystemExit)
+"""What a user function may raise that is told as its fault; `sys.exit()` in it must not end a worker in
+silence.
+"""
+
 Takes: TypeAlias = Literal["row", "batch"]
 UserFunction: TypeAlias = Callable[[Any], Any]
 
@@ -97,7 +102,7 @@ class _RowFunction(Operator):
             try:
                 result = self._function(row)
                 made = [*_several(result)] if self._many else [result]
-            except Exception as error:
+            except _FAULTS as error:
                 raise UserFault(_say(error), row=index) from error
             rows += made
             sources += [index] * len(made)
@@ -176,7 +181,7 @@ class _BatchFunction(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
             result = self._function(batch)
-        except Exception as error:
+        except _FAULTS as error:
             raise UserFault(_say(error)) from error
         made = _batch_of_result(result, self._schema)
         if self._same_rows and made.num_rows != batch.num_rows:
@@ -238,7 +243,7 @@ class _RowFilter(Operator):
         for index, row in enumerate(batch.to_pylist()):
             try:
                 keep.append(bool(self._function(row)))
-            except Exception as error:
+            except _FAULTS as error:
                 raise UserFault(_say(error), row=index) from error
         kept = batch.filter(pa.array(keep, pa.bool_()))
         return [kept] if kept.num_rows else []
@@ -251,7 +256,7 @@ class _BatchFilter(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
             mask = self._function(batch)
-        except Exception as error:
+        except _FAULTS as error:
             raise UserFault(_say(error)) from error
         if isinstance(mask, pa.ChunkedArray):
             mask = mask.combine_chunks()

@@ -16,6 +16,7 @@ cannot write after its successor has cut back. Names that begin with `_` are no 
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class FileWriter(SinkWriter):
         self._path = self._directory / f"part-w{context.worker:04d}.tsv"
         self._owner = _Owner(context.region, context.store_id.hex(), context.operator)
         self._fd = -1
+        self._syncing = threading.Lock()
+        """Held while syncing: a descriptor closed meanwhile could come back as another file's."""
         self._digest = PrefixDigest()
         self._step: list[memoryview] = []
         self._rows = 0
@@ -111,10 +114,14 @@ class FileWriter(SinkWriter):
         self._digest.update(text)
 
     def sync(self) -> None:
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            raise SinkWriteError(f"output {str(self._path)!r} cannot be synced: {error.strerror}") from error
+        with self._syncing:
+            if self._fd < 0:
+                raise SinkWriteError(f"output {str(self._path)!r} was closed before it was synced")
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                text = f"output {str(self._path)!r} cannot be synced: {error.strerror}"
+                raise SinkWriteError(text) from error
 
     def prepare(self) -> Any:
         return msgspec.to_builtins(_Prepared(self._path.name, self._digest.size, self._digest.value))
@@ -162,7 +169,10 @@ class FileWriter(SinkWriter):
                     f"output directory {str(self._directory)!r} has {others[0]} and no {OWNER_FILE}"
                 )
             mine = self._directory / f"_{self._path.stem}.{os.getpid()}.tmp"
-            mine.write_bytes(msgspec.json.encode(self._owner))
+            with mine.open("wb") as file:
+                file.write(msgspec.json.encode(self._owner))
+                file.flush()
+                os.fsync(file.fileno())
             try:
                 os.link(mine, marker)  # whole or not at all, and only once
             except FileExistsError:
@@ -210,9 +220,10 @@ class FileWriter(SinkWriter):
         self._step = []
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._syncing:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
     def counters(self) -> dict[str, int]:
         return {"rows_out": self._rows, "bytes_out": self._digest.size}

@@ -1,0 +1,117 @@
+"""Workers as threads of the test, so that limits can be small: snapshots of state, going back by hand."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from checkpoint import limits as checkpoint_limits
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
+from dataflow import Graph
+from dataflow.limits import WorkerLimits
+from dataflow.worker import WorkerSpec, run_worker
+from dos_client import init_store, open_store
+from tests.dataflow.support import last_counts, true_counts
+from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, slow_word_count
+from tests.support.servers import ServerProcess, one_server
+
+__all__ = ["one_server"]
+pytestmark = pytest.mark.process
+
+
+class ThreadLauncher:
+    """Each attempt of a worker is a thread. They cannot be killed, only told to stop."""
+
+    def __init__(self, spec_of: Callable[[int, int], WorkerSpec], control: RegionControl) -> None:
+        self._spec_of = spec_of
+        self._control = control
+        self.threads: list[threading.Thread] = []
+
+    def start(self, worker: int, attempt: int) -> None:
+        self.threads.append(threading.Thread(target=self._run, args=(worker, attempt), daemon=True))
+        self.threads[-1].start()
+
+    def cancel(self, worker: int) -> None:
+        """Nothing to be done."""
+
+    def _run(self, worker: int, attempt: int) -> None:
+        try:
+            run_worker(self._spec_of(worker, attempt))
+        except Exception as error:
+            self._control.worker_ended(worker, attempt, str(error))
+        else:
+            self._control.worker_ended(worker, attempt, None)
+
+
+def run_in_threads(graph: Graph, store: str, watch: Watch, limits: WorkerLimits) -> RegionControl:
+    plan = graph.plan()
+    spec = RegionSpec(
+        name="words",
+        workers=2,
+        store_url=store,
+        job_key=b"k" * 32,
+        operators=plan.operators,
+        checkpoint_interval_s=0.1,
+    )
+    control = RegionControl(spec, observer=watch)
+    address = control.listen()
+
+    def spec_of(worker: int, attempt: int) -> WorkerSpec:
+        return WorkerSpec(
+            region="words",
+            worker=worker,
+            workers=2,
+            attempt=attempt,
+            coordinator=address,
+            job_key=spec.job_key,
+            graph=graph,
+            store_url=store,
+            limits=limits,
+        )
+
+    control.start(ThreadLauncher(spec_of, control))
+    return control
+
+
+def segments_of(store_url: str, worker: int) -> set[tuple[str, str]]:
+    """(epoch, base) of every segment of a worker's state chain."""
+
+    async def look() -> set[tuple[str, str]]:
+        async with open_store(store_url) as store:
+            view = await store.look(worker_directory("words", worker))
+            names = {name for objects in view.answers.values() for name in objects}
+        parts = [name.split(".") for name in names]
+        return {(epoch, base) for chain, epoch, base in parts if chain == "state"}
+
+    return trio.run(look)
+
+
+# EVIDENCE-OF: P-6
+def test_a_restore_begins_at_the_newest_snapshot(
+    one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_limits, "snapshot_bytes_min", 20_000)
+    monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 2)
+    path = tmp_path / "input.txt"
+    with path.open("w") as file:
+        for number in range(60_000):
+            file.write(f"word{number * 7919 % 3001} and{number % 7} another\n")
+    trio.run(lambda: init_store(one_server.url))
+    watch = Watch()
+    graph = slow_word_count([path], tmp_path / "out", repeat=10)
+    control = run_in_threads(graph, one_server.url, watch, SMALL_STEPS)
+    for round_ in (1, 2):
+        watch.cuts(3 * round_)
+        control.reset()
+        watch.wait(lambda event: isinstance(event, ResetReport), round_)
+    assert control.wait(WAIT_S), control.status()
+    assert control.status().state is RegionState.FINISHED, control.exception()
+    assert control.status().incarnation == 3
+    assert last_counts(tmp_path / "out") == dict(true_counts([path], 10))
+    for worker in (0, 1):
+        segments = segments_of(one_server.url, worker)
+        epochs = [epoch for epoch, _ in segments]
+        assert len(epochs) > len(set(epochs)), "a snapshot is a new segment of the same epoch"
