@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,9 @@ class Demo:
         self._memory_mb: dict[str, float] = {}
         self._cuts = 0
         self._cut_s: list[float] = []
+        self._listening = threading.Event()
+        self._listening.set()
+        """Cleared at the end: what a region says while everything is being stopped is not worth a line."""
         self._began = math.nan
         self._ended = math.nan
 
@@ -100,6 +104,7 @@ class Demo:
                 scratch=directory / "scratch",
                 on_event=self._on_event,
             )
+            cleanup.callback(self._listening.clear)
             self._watch(region, cluster, corpus, passes)
             return self._conclude(out, corpus, passes, self._ended - self._began)
 
@@ -152,6 +157,8 @@ class Demo:
             )
 
     def _on_event(self, event: RegionEvent) -> None:
+        if not self._listening.is_set():
+            return
         match event:
             case StateChanged(state=RegionState.RUNNING) if math.isnan(self._began):
                 self._began = time.monotonic()

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_EVERY_S = 2.0
+PLAIN_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

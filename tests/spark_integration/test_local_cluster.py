@@ -47,14 +47,14 @@ spark = (
 )
 spark.sparkContext.setLogLevel("OFF")
 graph = Graph("wordcount")
-lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=200))
+lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=150))
 words = lines.flat_map("words", split, schema="word string", takes="batch")
 words.key_by("by_word", "word").count("counts").sink("out", FileSink(here / "out"))
 region = run(spark, graph, checkpoint_interval=0.2, data_dir=here / "data", spare_slots=0)
 deadline = time.monotonic() + 60
 while not (region.status.state is RegionState.RUNNING and region.status.cuts_committed >= 2):
     assert region.isActive and time.monotonic() < deadline, region.status
-    time.sleep(batch.num_rows * 0.0002)
+    time.sleep(0.02)
 pids = [worker.pid for worker in region.status.workers]
 parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in pids}
 os.kill(pids[0], signal.SIGKILL)
@@ -65,6 +65,7 @@ spark.stop()
 """
 
 
+@pytest.mark.timeout(240)  # a Spark of three JVMs, on a busy machine
 def test_two_executors_run_a_region_and_the_loss_of_a_worker_changes_nothing(tmp_path: Path) -> None:
     text = "one two two three three three\n" * 200
     for name, content in (("helper.py", HELPER), ("driver.py", DRIVER), ("a.txt", text), ("b.txt", text)):
@@ -73,11 +74,11 @@ def test_two_executors_run_a_region_and_the_loss_of_a_worker_changes_nothing(tmp
         [sys.executable, tmp_path / "driver.py", tmp_path],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
     assert done.returncode == 0, done.stderr[-5000:]
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert said == {"state": "FINISHED", "resets": 1, "daemons": 2}
-    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), Counter(text.encode().split()), 400)
+    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), Counter(text.encode().split()), 300)
     assert verdict.right, verdict
