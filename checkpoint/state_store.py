@@ -42,7 +42,7 @@ class StateStore:
         self._writer = writer
         self._restored = restored
         self._scratch = scratch
-        self._snapshot_bytes = 0
+        self._snapshot_bytes = restored.segments[0].snapshot_end if restored.segments else 0
         self.version = version
 
     @classmethod

@@ -1,0 +1,266 @@
+"""The versioned store and the steps log against a plain model, on the in-memory store that obeys the real
+one's rules.
+"""
+
+import pyarrow as pa
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint import limits
+from checkpoint.core.divisions import Division
+from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import block_schema, encode_block, make_block
+from checkpoint.state_store import STATE_CHAIN, StateStore
+from checkpoint.steps_log import STEPS_CHAIN, StepsLog
+from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
+from journal import ORIGIN, ChainWriter, Op, Record, Scratch, take_over
+from tests.journal.memory_store import MemoryStore
+
+SCHEMA = block_schema(pa.schema([("key", pa.string())]), pa.schema([("value", pa.int64())]))
+
+
+def block(changes):
+    """Encoded blocks of {key: value, None for deleted}."""
+    keys = pa.array(list(changes), pa.string())
+    values = pa.array(list(changes.values()), pa.int64())
+    dead = pa.array([value is None for value in changes.values()], pa.bool_()).to_numpy(zero_copy_only=False)
+    return encode_block(make_block(SCHEMA, [keys], hash_keys([keys]), [values], dead))
+
+
+async def loaded(store):
+    """operator -> {key: value}."""
+    found = {}
+    for operator, table in (await store.load()).items():
+        pairs = zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True)
+        found[operator] = dict(pairs)
+    return {operator: rows for operator, rows in found.items() if rows}
+
+
+async def opened(memory, epoch, version, at, scratch=None):
+    return await StateStore.open(memory.claim(epoch), version=version, at=at, generation=1, scratch=scratch)
+
+
+changes = st.dictionaries(st.sampled_from("abcdef"), st.none() | st.integers(0, 99), max_size=4)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["commit", "commit", "commit", "reset", "snapshot", "half"]),
+        st.integers(0, 9),
+        changes,
+        changes,
+    ),
+    max_size=15,
+)
+
+
+@given(steps, st.booleans())
+@settings(max_examples=60)
+def test_a_version_is_what_was_committed_whatever_lies_about(tmp_path_factory, history, cached) -> None:
+    # EVIDENCE-OF: P-6
+    scratch = Scratch(tmp_path_factory.mktemp("scratch")) if cached else None
+    trio.run(play, history, scratch)
+
+
+async def play(history, scratch) -> None:
+    memory = MemoryStore()
+    versions = {0: (None, {})}
+    now: dict = {}
+    epoch = 1
+    store = await opened(memory, epoch, 0, None, scratch)
+    for kind, number, one, other in history:
+        if kind in ("commit", "half"):
+            now = {op: dict(rows) for op, rows in now.items()}
+            for operator, change in (("one", one), ("other", other)):
+                rows = now.setdefault(operator, {})
+                rows.update(change)
+                now[operator] = {key: value for key, value in rows.items() if value is not None}
+            now = {operator: rows for operator, rows in now.items() if rows}
+            encoded = [("one", data) for data in block(one)] + [("other", data) for data in block(other)]
+            cut = store.version + 1
+            position = await store.commit(cut, encoded)
+            if kind == "commit":  # else nobody voted: the manifest does not know this position
+                versions[cut] = (position, now)
+                continue
+        if kind == "snapshot":
+            parts = [(op, data) for op, rows in now.items() for data in block(rows)]
+            await store.snapshot(parts)
+            continue
+        await store.aclose()
+        epoch += 1
+        chosen = sorted(versions)[number % len(versions)] if kind == "reset" else max(versions)
+        versions = {cut: value for cut, value in versions.items() if cut <= chosen}
+        position, now = versions[chosen]
+        store = await opened(memory, epoch, chosen, position, scratch)
+        assert await loaded(store) == now
+    await store.aclose()
+    for cut, (position, rows) in versions.items():
+        epoch += 1
+        store = await opened(memory, epoch, cut, position)
+        assert await loaded(store) == rows
+
+
+async def commit(store, cut, changes_):
+    return await store.commit(cut, [("one", data) for data in block(changes_)])
+
+
+@pytest.mark.trio
+async def test_a_commit_returns_only_when_its_bytes_are_on_the_quorum() -> None:
+    # EVIDENCE-OF: P-6
+    memory = MemoryStore()
+    claim = memory.claim(1)
+    store = await StateStore.open(claim, version=0, at=None, generation=1)
+    claim.held = True
+    with trio.move_on_after(0.05) as scope:
+        await commit(store, 1, {"a": 1})
+    assert scope.cancelled_caught
+    assert store.version == 0
+
+
+@pytest.mark.trio
+async def test_a_store_that_lost_its_claim_commits_nothing() -> None:
+    # EVIDENCE-OF: P-4
+    memory = MemoryStore()
+    claim = memory.claim(1)
+    store = await StateStore.open(claim, version=0, at=None, generation=1)
+    position = await commit(store, 1, {"a": 1})
+    newer = await opened(memory, 2, 1, position)
+    with pytest.raises(FencedError):
+        await commit(store, 2, {"a": 2})
+    assert await loaded(newer) == {"one": {"a": 1}}
+    await newer.aclose()
+    with pytest.raises(ClosedError):
+        await commit(newer, 2, {"a": 3})
+
+
+@pytest.mark.trio
+async def test_versions_only_rise_and_go_with_their_position() -> None:
+    memory = MemoryStore()
+    store = await opened(memory, 1, 0, None)
+    position = await commit(store, 4, {"a": 1})
+    with pytest.raises(LocalProtocolError, match="cut 4 is not above version 4"):
+        await commit(store, 4, {})
+    for epoch, version, at in ((2, 0, position), (3, 3, None)):
+        with pytest.raises(LocalProtocolError, match="only version 0 has none"):
+            await opened(memory, epoch, version, at)
+
+
+@pytest.mark.trio
+async def test_a_snapshot_is_due_by_what_a_restore_would_have_to_read(monkeypatch) -> None:
+    # EVIDENCE-OF: P-9
+    monkeypatch.setattr(limits, "snapshot_bytes_min", 3_000)
+    memory = MemoryStore()
+    store = await opened(memory, 1, 0, None)
+    cut = 0
+    sizes = []
+    for _ in range(3):
+        while not store.snapshot_due:
+            cut += 1
+            await commit(store, cut, {"a": cut})
+        sizes.append(cut)
+        await store.snapshot([("one", data) for data in block({"a": cut})])
+        assert not store.snapshot_due
+    cut += 1
+    position = await commit(store, cut, {"b": 1})
+    await store.aclose()
+    again = await opened(memory, 2, cut, position)
+    assert again.replayed_bytes < 6_000
+    assert await loaded(again) == {"one": {"a": cut - 1, "b": 1}}
+    assert len(sizes) == 3
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(Op.STATE_BLOCK, ints=(1,), strings=(b"one",)),
+        Record(Op.STATE_BLOCK, ints=(1,), strings=(b"one", b"no arrow stream")),
+    ],
+)
+async def test_a_block_that_is_none_is_named_and_nothing_is_used(record) -> None:
+    # EVIDENCE-OF: P-2
+    memory = MemoryStore()
+    claim = memory.claim(1)
+    state = await take_over(claim, STATE_CHAIN, at=ORIGIN, generation=1)
+    writer = await ChainWriter.open(claim, STATE_CHAIN, state, 1)
+    position = writer.append(record)
+    await writer.wait_synced(position)
+    store = await opened(memory, 2, 1, position)
+    with pytest.raises(CorruptDataError):
+        await store.load()
+
+
+# --- steps ------------------------------------------------------------------------------------------
+
+
+async def log(memory, epoch, after=0):
+    return await StepsLog.open(memory.claim(epoch), after_step=after, generation=1)
+
+
+def sources(number):
+    return {"n": {"s": (number, number + 1)}}
+
+
+@pytest.mark.trio
+async def test_divisions_survive_every_reset_and_are_divided_anew_behind_what_all_have() -> None:
+    # EVIDENCE-OF: P-7
+    memory = MemoryStore()
+    first = await log(memory, 1)
+    for step in range(1, 8):
+        first.record(step, 100 + step, sources(step))
+    await first.synced(7)
+    second = await log(memory, 2, after=3)
+    assert second.last_step == 7
+    assert second.divisions(3, 5) == [Division(n, 100 + n, sources(n)) for n in (4, 5)]
+    second.record(6, 0, sources(60))  # 5 is what all have: 6 and 7 are void
+    assert second.last_step == 6
+    await second.synced(6)
+    third = await log(memory, 3, after=3)
+    assert [d.sources for d in third.divisions(3, 99)] == [sources(4), sources(5), sources(60)]
+
+
+@pytest.mark.trio
+async def test_the_position_of_a_step_is_synced_before_it_is_told() -> None:
+    # EVIDENCE-OF: P-7
+    memory = MemoryStore()
+    claim = memory.claim(1)
+    steps_log = await StepsLog.open(claim, after_step=0, generation=1)
+    position = steps_log.record(1, 0, sources(1))
+    assert await steps_log.synced(1) == position
+    claim.held = True
+    later = steps_log.record(2, 0, sources(2))
+    assert await steps_log.synced(1) == position
+    with trio.move_on_after(0.05) as scope:
+        await steps_log.synced(2)
+    assert scope.cancelled_caught
+    assert steps_log.end == later
+
+
+@pytest.mark.trio
+async def test_a_step_that_leaves_a_hole_is_not_recorded() -> None:
+    memory = MemoryStore()
+    steps_log = await log(memory, 1, after=4)
+    with pytest.raises(LocalProtocolError, match="step 6 cannot be divided after step 4"):
+        steps_log.record(6, 0, sources(6))
+    with pytest.raises(LocalProtocolError, match="step 4 cannot be divided after step 4"):
+        steps_log.record(4, 0, sources(4))
+    steps_log.record(5, 0, sources(5))
+
+
+@pytest.mark.trio
+async def test_steps_below_every_cut_are_forgotten_also_in_the_chain(monkeypatch) -> None:
+    # EVIDENCE-OF: P-9
+    monkeypatch.setattr(limits, "snapshot_bytes_min", 2_000)
+    memory = MemoryStore()
+    steps_log = await log(memory, 1)
+    for step in range(1, 60):
+        steps_log.record(step, 0, sources(step))
+        if step % 10 == 0:
+            await steps_log.forget(step - 3)
+    await steps_log.synced(59)
+    again = await log(memory, 2, after=50)
+    assert [d.step for d in again.divisions(50, 99)] == list(range(51, 60))
+    assert again.replayed_bytes < 6_000
+    early = await log(memory, 3, after=2)
+    assert early.last_step == 2  # trimmed: nothing behind step 2 can be replayed exactly
+    assert STEPS_CHAIN == "steps"
