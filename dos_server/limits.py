@@ -51,7 +51,7 @@ shrink_seconds: Final = 5.0
 """An idle connection gives its large buffer back after this long."""
 
 directories_loaded_max: Final = 256
-objects_loaded_max: Final = 20_000
+objects_loaded_max: Final = 10_000
 """Beyond either, directories that no session uses are forgotten, oldest first."""
 open_files_max: Final = 256
 
