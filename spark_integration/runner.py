@@ -63,6 +63,7 @@ def run(
       never needs it, it makes it faster.
     - `coordinator_address`: the host at which workers dial this driver; `spark.driver.host` when not given.
     - `port_range`: the first and last port that this driver, and each worker, may listen on.
+      Executors whose machines go by another name for others say so in DOS_ADVERTISE_HOST.
     - `insecure`: the links of workers are not encrypted; between machines that must be said to be meant.
     - `start_timeout`: seconds to wait for executors, and for all workers to have joined.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.

@@ -2,11 +2,17 @@
 
 import dataclasses
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 from dataflow.worker import WorkerSpec, run_worker
+
+ADVERTISE_HOST = "DOS_ADVERTISE_HOST"
+"""An executor machine's environment may say under which name others reach it. Without it a worker gives
+the address that its link to the coordinator has on its side.
+"""
 
 
 def run(graph: bytes, fields: dict[str, Any]) -> str:
@@ -19,5 +25,6 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
     given = dict(fields)
     scratch = given.pop("scratch")
     scratch_dir = "" if scratch is None else str(Path(scratch, given["region"], f"w{given['worker']:04d}"))
+    given.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
     spec = WorkerSpec(graph=pickle.loads(graph), scratch_dir=scratch_dir, **given)  # noqa: S301  # see above
     return json.dumps(dataclasses.asdict(run_worker(spec)))

@@ -109,6 +109,14 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_the_tour_names_files_that_are_there() -> None:
+    tour = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", tour, re.M)
+    named = [ROOT / room / name for room, names in rows for name in re.findall(r"`([\w/]+\.py)`", names)]
+    assert len(named) > 10
+    assert not [str(path.relative_to(ROOT)) for path in named if not path.exists()]
+
+
 def test_every_decision_is_in_their_index() -> None:
     decisions = ROOT / "docs" / "decisions"
     index = (decisions / "README.md").read_text(encoding="utf-8")

@@ -204,3 +204,20 @@ def test_executors_that_do_not_fit_end_the_region_at_once(
     region = start(word_count(tmp_path, passes=1), store=store)
     with pytest.raises(ExecutorMismatchError, match=r"driver's is 9\.9\.9"):
         region.awaitTermination(PATIENCE_S)
+
+
+def test_a_worker_that_cannot_be_dialled_is_named_before_anything_runs(
+    start: Start, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_task = on_executor.make_task
+
+    def with_a_wrong_address(expected: on_executor.Expected, graph: bytes, fields: dict[str, Any]) -> Any:
+        wrong = {"advertise_host": "127.0.0.99"} if fields["worker"] == 1 else {}
+        return make_task(expected, graph, {**fields, **wrong})
+
+    monkeypatch.setattr(on_executor, "make_task", with_a_wrong_address)
+    region = start(word_count(tmp_path, passes=1), store=store)
+    with pytest.raises(RegionFailedError, match=r"worker 0: .*worker 1.*127\.0\.0\.99"):
+        region.awaitTermination(PATIENCE_S)
+    assert region.status.step == 0
+    assert sum(path.stat().st_size for path in (tmp_path / "out").glob("part-w*.tsv")) == 0
