@@ -3,7 +3,8 @@ clock.
 
 Pipeline order: `limits` -> `errors`, `names`, `digests` -> `frames` (bytes <-> frames) -> `messages` (frames
 <-> meaning) -> `session_states` (what is legal when). `specification` says the same bytes a second time,
-slowly, for the tests."""
+slowly, for the tests.
+"""
 
 from dos_protocol.digests import PrefixDigest, digest64, prefix_digest
 from dos_protocol.errors import DosError, ErrorCode

@@ -6,7 +6,8 @@ The prefix digest of content c, cut into 64 KiB blocks b_0 .. b_{k-1} and a tail
 
 It does not depend on how c was cut into appends, it can be resumed from (k, D_k) alone plus the tail, and it
 tells two histories of one length apart: an append that names it cannot land after another writer's bytes
-(design section 5)."""
+(design section 5).
+"""
 
 import copy
 from typing import Final
@@ -31,7 +32,8 @@ class PrefixDigest:
 
     Invariants: `size` counts the bytes given; `blocks_digest` is D_k for k = size // 64 KiB; the tail lives
     inside the hasher, so memory does not grow. Resume with `PrefixDigest(size, blocks_digest)` at a multiple
-    of 64 KiB."""
+    of 64 KiB.
+    """
 
     __slots__ = ("_tail", "_tail_bytes", "blocks_digest", "size")
 

@@ -1,7 +1,8 @@
 """Every error of the wire and of the SDK, named by who must act (h11's and trio's split).
 
 Rules of this file: exceptions and their codes, nothing that builds or reads frames. Words are lower case: the
-rule broken, the values seen, the remedy. `ErrorCode` numbers are wire bytes and are never reused."""
+rule broken, the values seen, the remedy. `ErrorCode` numbers are wire bytes and are never reused.
+"""
 
 from enum import Enum, IntEnum, unique
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple

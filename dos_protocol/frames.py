@@ -52,7 +52,8 @@ def frame_head(frame: Frame) -> bytes:
     """Header and meta of the frame; what goes on the wire is this and then `frame.payload`.
 
     Apart from `encode_frame` so that large payloads are sent from where they lie. Raises LocalProtocolError
-    past a limit."""
+    past a limit.
+    """
     meta, payload = frame.meta, frame.payload
     if len(meta) > meta_bytes_max or len(payload) > payload_bytes_max:
         raise LocalProtocolError(
@@ -150,7 +151,8 @@ class FrameDecoder:
         """The next whole frame, or None: more bytes are needed.
 
         Raises RemoteProtocolError (`code` BAD_FRAME, BAD_VERSION, TOO_LARGE or BAD_DIGEST) now and at every
-        later call."""
+        later call.
+        """
         if self._failure is not None:
             raise self._failure
         start = self._start

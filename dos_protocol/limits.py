@@ -16,8 +16,6 @@ meta_bytes_max: Final = 64 * KIB
 payload_bytes_max: Final = 1 * MIB
 """The most one APPEND carries and one DATA answers; also the most one listing takes."""
 
-frame_bytes_max: Final = frame_header_bytes + meta_bytes_max + payload_bytes_max
-
 digest_block_bytes: Final = 64 * KIB
 name_bytes_max: Final = 128
 id_bytes: Final = 16
@@ -25,7 +23,6 @@ id_bytes: Final = 16
 text_bytes_max: Final = 1024
 """Longest error text, remedy, client name: longer ones are cut by the encoder's caller."""
 
-token_bytes_max: Final = 1024
 store_record_bytes_max: Final = 16 * KIB
 store_members_max: Final = 16
 address_bytes_max: Final = 255

@@ -1,7 +1,8 @@
 """The grammar of names, and ids as text. Directories and objects share one grammar, one level, ASCII only.
 
 No normalisation anywhere: U+FF0F becomes a slash under NFKC, and two names that look alike are two names or
-an error. Beginning with a letter or digit keeps `.`, `..`, `-rf` and the server's own dot files out."""
+an error. Beginning with a letter or digit keeps `.`, `..`, `-rf` and the server's own dot files out.
+"""
 
 import re
 from typing import Final

@@ -2,7 +2,8 @@
 keeps them equal.
 
 Rules of this file: states, events, tables, `step`. No effects: those come after the table agreed, in the
-cores."""
+cores.
+"""
 
 from enum import Enum
 from typing import Final

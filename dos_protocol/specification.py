@@ -2,7 +2,8 @@
 
 It is written from protocol.md and not from `frames` or `messages`, and shares no table with them; the
 property tests hold the two together. About a hundred times slower than the struct path: for tests and for
-people who write a client in another language, never for a connection."""
+people who write a client in another language, never for a connection.
+"""
 
 from typing import Any, Final
 

@@ -10,7 +10,8 @@ Layout (big-endian), at most 16 KiB:
     host:port) then xxh3-64 over everything before
 
 Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
-`check`."""
+`check`.
+"""
 
 import struct
 from typing import Final, Literal

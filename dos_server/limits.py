@@ -3,7 +3,8 @@
 
 Together they keep the process under 150 MB whatever the object sizes (P-9): what grows with objects is the
 sparse index (8 KiB an object at most), what grows with peers is bounded per connection and over all
-connections."""
+connections.
+"""
 
 from typing import Final
 
@@ -17,8 +18,8 @@ index_entries_max: Final = 512
 connections_max: Final = 512
 connection_buffer_bytes: Final = 512 * KIB
 """What a busy connection reads into; an idle one holds 16 KiB."""
-large_buffers_max: Final = 48
-"""Connections that may hold a large buffer at once; more of them go at 16 KiB a read."""
+large_buffers_max: Final = 32
+"""Connections that may hold a large buffer at once; more of them go at 64 KiB a read."""
 
 requests_in_flight_max: Final = 1_024
 """Unanswered requests of one connection; beyond it the server stops reading from it."""
@@ -30,10 +31,7 @@ read_pressed_bytes: Final = 64 * KIB
 reads_in_flight_max: Final = 16
 """GETs at the disk at once, over all connections: at most 16 MiB of payload."""
 in_flight_bytes_max: Final = 64 * MIB
-"""Told to clients.
-
-Received and not yet synced, per connection. Beyond it the server stops reading from it.
-"""
+"""Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 
 sync_threads_max: Final = 16
 claim_threads_max: Final = 8
@@ -44,7 +42,6 @@ frame_seconds_max: Final = 30.0
 """From a frame's first byte to its last. An idle session may stay for ever."""
 send_seconds_max: Final = 60.0
 """A peer that takes nothing for this long is cut off (NATS: 10 s)."""
-stop_seconds_max: Final = 10.0
 watermark_seconds_max: Final = 0.1
 """How late a `received` may be told when no sync finishes in the meantime; the promise is a second."""
 shrink_seconds: Final = 5.0

@@ -3,7 +3,8 @@ stored.
 
 At most 512 entries whatever the object's size: when they are full, every second one goes and the spacing
 doubles. A read walks headers from the entry at or before its offset, so the price of the bound is a longer
-walk in a larger object."""
+walk in a larger object.
+"""
 
 from array import array
 from bisect import bisect_right

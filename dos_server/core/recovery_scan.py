@@ -1,7 +1,8 @@
 """Collecting the facts about a file found at start-up, for the table of `recovery`.
 
 Rules of this file: it reads through `read(position, count)` and changes nothing. Memory is bounded: headers
-go by, and only extents that may never have been synced are remembered and have their payloads read."""
+go by, and only extents that may never have been synced are remembered and have their payloads read.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ class Found:
     """An object as its file shows it, and what to do.
 
     size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
-    prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched."""
+    prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched.
+    """
 
     size: int
     file_bytes: int

@@ -3,7 +3,8 @@ been verified.
 
 Rules of this file: it sees a file only through `read(position, count)` (short at the end of the file) that
 the caller passes in, and keeps at most one window of it in memory. What to do about damage is decided in
-`recovery` and `object_state`."""
+`recovery` and `object_state`.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
