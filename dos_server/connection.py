@@ -8,6 +8,7 @@ this peer's answers pile up.
 Rules of this file: bytes and time-outs of one peer. What a frame means is decided in the core.
 """
 
+import contextlib
 import logging
 import socket
 from collections import deque
@@ -22,6 +23,7 @@ from dos_server.limits import (
     connection_buffer_bytes,
     frame_seconds_max,
     hello_seconds_max,
+    linger_seconds,
     outgoing_bytes_max,
     send_seconds_max,
     shrink_seconds,
@@ -31,6 +33,7 @@ log = logging.getLogger("dos.server")
 
 _IOV_MAX: Final = 64
 _SMALL_BUFFER_BYTES: Final = 64 * 1024
+_FIRST_READ_BYTES: Final = 16 * 1024
 
 
 class Owner(Protocol):
@@ -79,6 +82,8 @@ class Connection:
         self._wake_writer = trio.Event()
         self._decoder = FrameDecoder(copy=False, capacity_grown=_SMALL_BUFFER_BYTES)
         self._scope = trio.CancelScope()
+        self._reading = trio.CancelScope()
+        self._all_sent = trio.Event()
         self._frame_began: float | None = None
         self._last_read = 0.0
 
@@ -92,7 +97,10 @@ class Connection:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
-                    await self._read()
+                    with self._reading:
+                        await self._read()
+                    await self._all_sent.wait()
+                    await self._linger()
         except* OSError as group:
             log.debug("session %d: %s", self.session, group.exceptions[0])
         finally:
@@ -103,6 +111,7 @@ class Connection:
     def close(self) -> None:
         """End the connection once what was sent before has left, or at the time-out of sending."""
         self.closing = True
+        self._reading.cancel()
         self._wake_writer.set()
         self._room.set()
 
@@ -252,6 +261,19 @@ class Connection:
                     self.abort()
                     return
             if self.closing:
-                self._scope.cancel()
+                self._all_sent.set()
                 return
             self._wake_writer = trio.Event()
+
+    async def _linger(self) -> None:
+        """Take and drop what the peer still sends, for a second at most.
+
+        Closing with bytes unread resets the connection, and the reset can overtake the error that was sent.
+        """
+        with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
+            self._sock.shutdown(socket.SHUT_WR)
+            scratch = bytearray(_FIRST_READ_BYTES)
+            while True:
+                await trio.lowlevel.wait_readable(self._sock)
+                if not self._sock.recv_into(scratch):
+                    return

@@ -42,6 +42,8 @@ frame_seconds_max: Final = 30.0
 """From a frame's first byte to its last. An idle session may stay for ever."""
 send_seconds_max: Final = 60.0
 """A peer that takes nothing for this long is cut off (NATS: 10 s)."""
+linger_seconds: Final = 1.0
+"""How long the server reads, and drops, what comes after it has said why it closes."""
 watermark_seconds_max: Final = 0.1
 """How late a `received` may be told when no sync finishes in the meantime; the promise is a second."""
 shrink_seconds: Final = 5.0

@@ -260,3 +260,15 @@ def test_two_servers_never_share_a_data_directory(server: embedded.EmbeddedServe
         embedded.start(tmp_path / "one")
     with embedded.start(tmp_path / "one") as again:
         assert again.url.startswith("dos://127.0.0.1:")
+
+
+def test_the_error_reaches_a_peer_that_goes_on_sending(server: embedded.EmbeddedServer) -> None:
+    with Wire(server.address) as wire:
+        wire.sock.sendall(raw_header(payload_bytes=2**32 - 1))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                wire.sock.sendall(bytes(65_536))
+        assert wire.ends()
+        (error,) = wire.unasked
+        assert isinstance(error, m.Error)
+        assert error.code == ErrorCode.TOO_LARGE

@@ -52,6 +52,13 @@ def test_serve_explains_itself_with_an_example() -> None:
         assert word in result.output
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:x", ":9"])
+def test_an_address_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, listen: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "--data", str(tmp_path / "x"), "--listen", listen])
+    assert result.exit_code == 2
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize("host", ["::1", "localhost"])
 def test_loopback_has_other_names(tmp_path: Path, host: str) -> None:
     try:

@@ -1,0 +1,91 @@
+"""The trio shell on the fake disk: what disks do reaches the wire as the core says."""
+
+import errno
+import socket
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from dos_protocol import messages as m
+from dos_protocol.errors import ErrorCode
+from dos_server.server import ObjectServer
+from dos_server.storage import Storage
+from tests.support.fake_disk import FakeDisk
+from tests.support.wire import Wire
+
+pytestmark = pytest.mark.trio
+
+
+async def with_server(disk: FakeDisk, story: Callable[[tuple[str, int]], None]) -> None:
+    """Run the story in a thread against a server on the disk."""
+    server = ObjectServer(Storage(disk))
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, listener)
+        await trio.to_thread.run_sync(story, address)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_failed_sync_answers_poisoned_and_other_objects_go_on() -> None:
+    # EVIDENCE-OF: P-1
+    disk = FakeDisk()
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as wire:
+            wire.claim("dir")
+            wire.append("good", b"", b"abc")
+            wire.wait_synced("good", 3)
+            disk.fail("sync", errno.EIO)
+            assert wire.answer(wire.append("bad", b"", b"abc")).code == ErrorCode.POISONED
+            assert wire.answer(wire.append("bad", b"abc", b"d")).code == ErrorCode.POISONED
+            wire.append("good", b"abc", b"def")
+            wire.wait_synced("good", 6)
+            assert not any(isinstance(one, m.Watermark) and one.name == "bad" for one in wire.unasked)
+
+    await with_server(disk, story)
+
+
+async def test_a_full_disk_answers_no_space_and_the_session_goes_on() -> None:
+    # EVIDENCE-OF: P-8
+    disk = FakeDisk(space=2_000)
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as wire:
+            wire.claim("dir")
+            assert wire.answer(wire.append("o", b"", bytes(5_000))).code == ErrorCode.NO_SPACE
+            disk.space = 1 << 30
+            wire.append("o", b"", bytes(5_000))
+            wire.wait_synced("o", 5_000)
+
+    await with_server(disk, story)
+
+
+async def test_a_disk_that_takes_its_time_holds_up_nobody_else() -> None:
+    disk = FakeDisk()
+    going_on = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    sync = disk.sync
+
+    def slow_sync(handle: int) -> None:
+        if disk._handles[handle][1].endswith("/slow"):
+            trio.from_thread.run(going_on.wait, trio_token=token)
+        sync(handle)
+
+    disk.sync = slow_sync  # type: ignore[method-assign]
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as wire, Wire(address) as other:
+            wire.claim("dir")
+            wire.append("slow", b"", b"abc")
+            other.claim("elsewhere")
+            other.append("quick", b"", b"abc")
+            other.wait_synced("quick", 3)
+            assert other.ask(m.Ping(b"x")) == m.Pong(b"x")
+            watermark = wire.receive()  # written, not synced: told within a second
+            assert watermark == m.Watermark("slow", 3, 0)
+            trio.from_thread.run_sync(going_on.set, trio_token=token)
+            wire.wait_synced("slow", 3)
+
+    await with_server(disk, story)
