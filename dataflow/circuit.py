@@ -10,7 +10,7 @@ their order alone, not on how they were cut into batches: a replay with other ba
 """
 
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -89,6 +89,8 @@ class Circuit:
         self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
+        self._taken: Counter[str] = Counter()
+        self._given: Counter[str] = Counter()
         for node in graph.plan.nodes:
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
@@ -144,9 +146,12 @@ class Circuit:
         return self._wire[channel]
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Operator -> counter -> value."""
-        found = {name: operator.counters() for name, operator in self._operators.items()}
-        return {name: counters for name, counters in found.items() if counters}
+        """Operator -> counter -> value: rows in and out in this incarnation, and what the operator counts."""
+        found = {}
+        for name in self.graph.specs:
+            own = self._operators[name].counters() if name in self._operators else {}
+            found[name] = {"rows_in": self._taken[name], "rows_out": self._given[name], **own}
+        return found
 
     def take_rows_in(self) -> int:
         """Rows that sources gave since the last call."""
@@ -208,12 +213,14 @@ class Circuit:
         schema = self.graph.schemas[node.name]
         assert schema is not None
         for sender, batch in batches:
+            self._given[node.name] += batch.num_rows
             origin = Origin(f"step {run.step}, rows of {node.name!r} from worker {sender}")
             for consumer, index in self._consumers[node.name]:
                 bare = batch if consumer.kind is Kind.COUNT else batch.select(schema.names)
                 self._route(run, consumer, _Input(index, bare, origin))
 
     def _emit(self, run: "_Run", name: str, batch: pa.RecordBatch, origin: Origin) -> None:
+        self._given[name] += batch.num_rows
         for consumer, index in self._consumers[name]:
             self._route(run, consumer, _Input(index, batch, origin))
 
@@ -224,6 +231,7 @@ class Circuit:
             self._held.setdefault(run.step, {}).setdefault(consumer.name, []).append(given)
 
     def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
+        self._taken[node.name] += given.batch.num_rows
         if node.kind is Kind.KEY_BY:
             self._keyed[node.name].append(given)
             return

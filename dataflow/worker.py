@@ -29,7 +29,6 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
     another attempt. Nothing of what it held need survive: the next attempt restores from the store.
     """
     plan = spec.graph.plan()
-    pa.set_cpu_count(1)
     inbox, shared = Inbox(), Shared()
     links = LinkThread(spec, inbox=inbox, shared=shared)
     loop = CircuitLoop(
@@ -40,11 +39,14 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
         shared=shared,
         post=links.post,
     )
+    threads_before = pa.cpu_count()
+    pa.set_cpu_count(1)  # one worker is one core; the process may be used again for something else
     links.start()
     try:
         ended = loop.run()
     finally:
         shared.over.set()
+        pa.set_cpu_count(threads_before)
     links.join()
     if ended.error is not None:
         raise ended.error

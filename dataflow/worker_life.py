@@ -135,7 +135,7 @@ class Life:
     async def run(self) -> Exception | None:
         """Until it fails or is ended; what it failed with, None if it was ended.
 
-        Also None if it was ended while it failed: the next incarnation has begun, and this failure is not its.
+        Also None if it was ended while it failed: the next incarnation has begun, and that did not fail.
         (Peers that reset before us close their links; that must not end the new incarnation as well.)
         """
         try:

@@ -87,13 +87,11 @@ class FileWriter(SinkWriter):
         """Held while syncing: a descriptor closed meanwhile could come back as another file's."""
         self._digest = PrefixDigest()
         self._step: list[memoryview] = []
-        self._rows = 0
 
     # --- the life of a step ---------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         self._step.append(tsv_of(batch))
-        self._rows += batch.num_rows
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
@@ -226,7 +224,7 @@ class FileWriter(SinkWriter):
                 self._fd = -1
 
     def counters(self) -> dict[str, int]:
-        return {"rows_out": self._rows, "bytes_out": self._digest.size}
+        return {"bytes_out": self._digest.size}
 
 
 def _lock(fd: int, path: Path) -> None:

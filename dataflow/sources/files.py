@@ -13,6 +13,7 @@ over: what is appended to the file later waits for the next pass.
 
 import glob
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -308,9 +309,12 @@ class FileReader(SourceReader):
         assert self._current is None
         name, path = self._next
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
         except OSError as error:
             raise InputReadError(f"input {path!r} cannot be opened: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InputReadError(f"input {path!r} is no regular file, so no position in it can be read again")
         self._current = _OpenSplit(name, path, fd, PrefixDigest(), 0)
         return self._current
 

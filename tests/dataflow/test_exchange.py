@@ -1,6 +1,7 @@
 """Merging, partitioning and the bytes of an exchange."""
 
 from collections import Counter
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from checkpoint.core.layout import even_layout
 from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import decode_block, encode_block
 from dataflow import limits
 from dataflow.exchange import Partitioner, decode_batch, encode_batch, frames_of, merge_rows
 from dataflow.operators.base import UserFault
+from dataflow.operators.count import CountOperator
 from dataflow.operators.key_by import wire_schema
 
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
@@ -61,6 +64,40 @@ def test_every_row_goes_to_the_worker_of_its_keys_shard(
                 assert layout.worker_of(row["_hash"]) == worker
                 found[row["word"]] += row.get("_weight", 1)
     assert found == Counter(word for rows in batches for word, _ in rows)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"x", b"y", b"x"]),
+        pa.array([1, -1, 1], pa.int8()),
+        pa.array([2**63 - 1, 0, 2**63 - 1]),
+        pa.array([True, False, True]),
+        pa.array([1, 2, 1], pa.date32()),
+        pa.array([1, 2, 1], pa.timestamp("us", tz="UTC")),
+        pa.array([Decimal("1.20"), Decimal("2"), Decimal("1.20")], pa.decimal128(9, 2)),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_every_type_of_key_is_merged_sent_and_counted(column: pa.Array, beside: bool) -> None:
+    batch = pa.record_batch({"key": column})
+    keys = ["key"]
+    if beside:
+        batch = batch.append_column("other", pa.array(["a", "b", "a"]))
+        keys = ["key", "other"]
+    parts = Partitioner(keys, even_layout(2), 2, keys).partition([batch])
+    output = pa.schema([*batch.schema, ("count", pa.int64())])
+    counts = CountOperator(keys, output)
+    for part in parts:
+        for piece in part:
+            wire = wire_schema(batch.schema, keys)
+            counts.process(decode_batch(bytes(encode_batch(piece)), wire))
+    (made,) = counts.end_step()
+    assert sorted(made.column("count").to_pylist()) == [1, 2]
+    twin = CountOperator(keys, output)
+    twin.restore(decode_block(*encode_block(counts.checkpoint())))
+    assert twin.snapshot().num_rows == 2
 
 
 def test_a_null_key_is_a_fault_with_its_row() -> None:

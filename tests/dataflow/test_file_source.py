@@ -164,6 +164,13 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         reader.read(100)
 
 
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(InputReadError, match="no regular file"):
+            FileReader(FileSource(path), 0, 1).read(100)
+
+
 def test_files_may_be_added_at_the_end_of_the_list_and_not_exchanged(tmp_path: Path) -> None:
     paths = write(tmp_path, ["a\n", "b\n", "c\n"])
     reader = FileReader(FileSource(paths[:2]), 0, 1)

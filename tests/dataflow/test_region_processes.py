@@ -128,6 +128,9 @@ def test_the_word_count_of_a_region_is_that_of_a_counter(
     with running(graph, shared_store, tmp_path, worker_limits=WorkerLimits()) as (control, _):
         assert finished(control), control.status()
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
+    with running(graph, shared_store, tmp_path) as (control, _):
+        assert finished(control), "there is nothing left to do"
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
 
 
 # EVIDENCE-OF: P-7
