@@ -1,7 +1,7 @@
-"""Running a region: `run_coordinator` on a trio loop, `RegionControl` from any thread.
+"""Running a region: `RegionControl`, the thread-safe facade. It runs the coordinator
+(`coordinator_shell.py`) in a thread of its own.
 
-`RegionControl` is the thread-safe facade: it runs the coordinator (`coordinator_shell.py`) in a thread of its
-own.
+It is begun in two parts, `listen` and `start`, because the launcher must know the address before it launches.
 """
 
 import logging
@@ -35,16 +35,7 @@ from dos_protocol.errors import LocalProtocolError
 
 logger: Final = logging.getLogger("dos.checkpoint")
 
-__all__ = ["Observer", "RegionControl", "first_error", "run_coordinator"]
-
-
-async def run_coordinator(
-    spec: RegionSpec, launcher: Launcher, *, observer: Observer | None = None
-) -> RegionState:
-    """Run a region until its end and return how it ended. The trio face of `RegionControl`."""
-    shell = RegionShell(spec, observer)
-    async with listening(spec, shell):
-        return (await run_region(spec, shell, launcher)).state
+__all__ = ["Observer", "RegionControl", "first_error"]
 
 
 class RegionControl:

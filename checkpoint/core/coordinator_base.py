@@ -26,7 +26,7 @@ from checkpoint.core.timers import Timers
 from checkpoint.core.voting import PendingCut
 from dos_protocol.errors import DosError
 
-PATIENCE: Final = ("gather", "restore", "drain", "stop")
+PATIENCE: Final = ("gather", "restore", "drain")
 """Timers that wait for others: while the store has no quorum they stand still."""
 _resets_kept: Final = 100
 
@@ -144,7 +144,7 @@ class CoordinatorBase:
     @property
     def waiting_for(self) -> str:
         """What the region waits for at the store, '' when nothing."""
-        if self.phase in (Phase.NEW, Phase.ENDING, Phase.ENDED):
+        if self.phase in (Phase.NEW, Phase.STOPPING, Phase.ENDING, Phase.ENDED):
             return ""
         waiting = [
             str(worker.index)

@@ -25,7 +25,7 @@ from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.messages import Failed, Join, Refusal, Restore, Restored, Start, StopKind
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from checkpoint.core.region_states import Phase, PhaseEvent, WorkerEvent, WorkerState
-from checkpoint.core.roster import Worker
+from checkpoint.core.roster import Worker, launch_delay_s
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFailedError, RegionFencedError
 
 
@@ -49,6 +49,7 @@ class Recovery(Cutting):
             self.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
             return
         self.move(PhaseEvent.OPENED)
+        self.timers.clear("open")
         self.incarnation, self.last_cut, self.superseded = event.incarnation, event.last_cut, 0
         self.layout = event.last_cut.layout if event.last_cut else even_layout(len(self.roster))
         self._settle_doubt(now)
@@ -303,7 +304,9 @@ class Recovery(Cutting):
     def reset(
         self, reason: str, now: float, *, worker: int = -1, spend: bool = True, delay_s: float = 0.0
     ) -> None:
-        """Back to the last committed cut, in a new incarnation. The manifest comes first."""
+        """Back to the last committed cut, in a new incarnation. The manifest comes first; after several
+        attempts in a row a pause comes before it, so that they outlast a short trouble.
+        """
         if not self._begin_round(reason, now, worker=worker, spend=spend):
             return
         if self.pending is not None and self.pending.appended:
@@ -315,6 +318,7 @@ class Recovery(Cutting):
             if finished.state is WorkerState.DONE:
                 self.roster.schedule(finished, now)
         self.move(PhaseEvent.RESET)
+        delay_s = max(delay_s, launch_delay_s(self.attempts))
         if delay_s:
             self.timers.set("open", now + delay_s)
         else:

@@ -147,8 +147,8 @@ SHOWN: Final[dict[Phase, RegionState]] = {
     Phase.ENDING: RegionState.STOPPING,
 }
 """What users see in each phase. OPENING after the first time shows RESTORING; WAITING_FOR_STORE covers any
-phase from
-OPENING to STOPPING while the store has no quorum; ENDED shows the outcome."""
+phase from OPENING to RUNNING while the store has no quorum; ENDED shows the outcome.
+"""
 
 S = TypeVar("S")
 E = TypeVar("E")

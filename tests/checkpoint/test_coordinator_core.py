@@ -668,6 +668,33 @@ def test_a_worker_that_cannot_restore_for_want_of_the_store_spends_no_attempt() 
     assert not scene.core.over
 
 
+def test_stop_ends_a_region_that_waits_for_its_store() -> None:
+    scene = Scene().run()
+    scene.play(CutWanted(), StoreWaiting("2 of 3 members cannot be reached"))
+    assert scene.state is RegionState.WAITING_FOR_STORE
+    scene.play(StopWanted())
+    assert scene.state is RegionState.STOPPING
+    scene.tick(31)
+    assert [message.kind for _, message in scene.sent(Stop)] == ["stopped", "stopped"]
+
+
+def test_attempts_in_a_row_are_spread_so_that_they_outlast_a_short_trouble() -> None:
+    # EVIDENCE-OF: P-10
+    scene = Scene().run()
+    waits = []
+    for _ in range(5):
+        scene.hear(0, Failed, kind="peer", peer=1, message="worker 1 refused the connection")
+        began = scene.now
+        while not scene.take(OpenManifest):
+            scene.now = scene.core.deadline()
+            for worker in (0, 1):
+                scene.hear(worker, Progress, counters=Counters())
+            scene.play(Tick(scene.now))
+        waits.append(round(scene.now - began, 3))
+        scene.opened()
+    assert waits == [0.0, 0.5, 1.0, 2.0, 4.0]
+
+
 def test_a_newer_driver_fences_this_one() -> None:
     # EVIDENCE-OF: P-4
     scene = Scene().run()

@@ -1,0 +1,109 @@
+"""The tables of protocol.md that this package owns, drawn from the code: `python -m
+tests.checkpoint.protocol_tables`.
+
+Each stands between `<!-- table: checkpoint/NAME -->` and `<!-- end -->`; `test_protocol_md.py` demands that
+they agree.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import get_args
+
+from checkpoint.core import messages as m
+from checkpoint.core.channel_frames import Frame, FrameFlag, FrameType, encode
+from checkpoint.core.keys import canonical_key, key_hash
+from checkpoint.core.participant import PARTICIPANT
+from checkpoint.core.region_states import PHASES, WORKERS
+
+PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
+
+KEYS = [
+    (("string",), ("",)),
+    (("string",), ("the",)),
+    (("string",), ("Größe",)),
+    (("binary",), (b"\x00\xff",)),
+    (("bool",), (True,)),
+    (("int",), (-1,)),
+    (("int",), (258,)),
+    (("uint",), (2**64 - 1,)),
+    (("float",), (-0.0,)),
+    (("float",), (1.5,)),
+    (("float",), (float("nan"),)),
+    (("decimal",), (-2,)),
+    (("date",), (19_000,)),
+    (("timestamp",), (1_000_000,)),
+    (("string",), (None,)),
+    (("string", "int"), ("ab", 1)),
+    (("string", "string"), ("", None)),
+]
+
+
+def _first_sentence(text: str | None) -> str:
+    words = " ".join((text or "").split())
+    return words.split(". ")[0].rstrip(".")
+
+
+def frame_vector() -> str:
+    frame = Frame(FrameType.STEP_END, 3, m.job_digest("wordcount"), 7, 42, 5, 9, 1, FrameFlag.FINAL)
+    text = encode(frame).hex()
+    lines = "\n".join(f"    {text[start : start + 64]}" for start in range(0, len(text), 64))
+    return (
+        'STEP_END of sender 3, job "wordcount", sender epoch 7, step 42, cut 5, seq 9, channel 1, flag FINAL:\n\n'
+        f"{lines}"
+    )
+
+
+def key_vectors() -> str:
+    lines = ["| key | canonical bytes | `_hash` |", "|---|---|---|"]
+    for kinds, values in KEYS:
+        shown = ", ".join(f"{kind} {value!r}" for kind, value in zip(kinds, values, strict=True))
+        data = canonical_key(kinds, values)
+        lines.append(f"| {shown} | `{data.hex()}` | `{key_hash(kinds, values):016x}` |")
+    return "\n".join(lines)
+
+
+def control_messages() -> str:
+    lines = [
+        "| from | message | fields besides job, incarnation, epoch, cut | what it says |",
+        "|---|---|---|---|",
+    ]
+    for sender, union in (("worker", m.ToCoordinator), ("coordinator", m.ToWorker)):
+        for kind in get_args(union):
+            fields = [name for name in kind.__struct_fields__ if name not in m.Message.__struct_fields__]
+            says = _first_sentence(kind.__doc__)
+            lines.append(f"| {sender} | {kind.__name__} | {', '.join(fields) or '-'} | {says} |")
+    return "\n".join(lines)
+
+
+def _diagram(table: Mapping[Enum, Mapping[Enum, Enum]]) -> str:
+    lines = [
+        f"    {state.name} --> {after.name}: {event.name}"
+        for state, row in table.items()
+        for event, after in row.items()
+    ]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+TABLES = {
+    "frame vector": frame_vector,
+    "key vectors": key_vectors,
+    "control messages": control_messages,
+    "coordinator diagram": lambda: _diagram(PHASES),
+    "worker diagram": lambda: _diagram(WORKERS),
+    "participant diagram": lambda: _diagram(PARTICIPANT),
+}
+
+
+def with_tables(text: str) -> str:
+    """The text with every table of ours as the code says it. Raises KeyError for one that nobody draws."""
+
+    def draw(match: re.Match[str]) -> str:
+        return f"<!-- table: checkpoint/{match[1]} -->\n\n{TABLES[match[1]]()}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: checkpoint/([\w ]+) -->.*?<!-- end -->", draw, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PROTOCOL.write_text(with_tables(PROTOCOL.read_text(encoding="utf-8")), encoding="utf-8")
