@@ -28,8 +28,8 @@ outgoing_bytes_max: Final = 2 * MIB
 outgoing_total_bytes_max: Final = 32 * MIB
 read_pressed_bytes: Final = 64 * KIB
 """Beyond that total, a GET is answered with this much, and only to a peer that took everything before."""
-reads_in_flight_max: Final = 16
-"""GETs at the disk at once, over all connections: at most 16 MiB of payload."""
+reads_in_flight_max: Final = 8
+"""GETs at the disk at once, over all connections: at most 20 MiB read for 8 MiB of payload."""
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 

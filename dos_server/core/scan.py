@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest, digest64
-from dos_protocol.limits import KIB, digest_block_bytes
+from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
 from dos_server.core.extent import ExtentHeader, HeaderFault, decode_header
 from dos_server.core.index import Place
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 ReadAt = Callable[[int, int], bytes]
 _HEADER_WINDOW_BYTES: Final = 16 * KIB
-CONTENT_WINDOW_BYTES: Final = extent_payload_bytes_max + 4 * KIB
+CONTENT_WINDOW_BYTES: Final = payload_bytes_max + extent_payload_bytes_max + 16 * KIB
+"""One read serves the largest GET, wherever its extents begin."""
 
 
 class DamagedExtentError(Exception):
@@ -114,7 +115,7 @@ def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) ->
         header = placed.header
         if payload is None:
             raise DamagedExtentError(header.offset, "the payload digest does not match")
-        parts.append(bytes(payload[max(start - header.offset, 0) : end - header.offset]))
+        parts.append(payload[max(start - header.offset, 0) : end - header.offset])
         if header.end >= end:
             break
     return b"".join(parts)
