@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, StateChanged  # noqa: E402
 from dataflow import FileSink, FileSource, Graph  # noqa: E402
+from dataflow.limits import MIB, WorkerLimits, step_bytes_max  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
 from examples.demo.corpus import make_corpus  # noqa: E402
@@ -64,7 +65,7 @@ def children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(passes: int, workers: int, servers: int, folder: Path) -> dict[str, Any]:
+def measure(passes: int, workers: int, servers: int, folder: Path, limits: WorkerLimits) -> dict[str, Any]:
     corpus = make_corpus(folder / "corpus", 8)
     clock = Clock()
     with contextlib.ExitStack() as stack:
@@ -74,7 +75,13 @@ def measure(passes: int, workers: int, servers: int, folder: Path) -> dict[str, 
         before = children_cpu_s()
         graph = word_count(list(corpus.paths), folder / "out", passes)
         control = run_local(
-            graph, name="wordcount", workers=workers, store=url, observer=clock, logs=folder / "logs"
+            graph,
+            name="wordcount",
+            workers=workers,
+            store=url,
+            observer=clock,
+            logs=folder / "logs",
+            worker_limits=limits,
         )
         control.wait()
         if control.status().state is not RegionState.FINISHED:
@@ -106,10 +113,17 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--step-mib", type=int, default=step_bytes_max // MIB, help="input of one step")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
-        figures = measure(options.passes, options.workers, options.servers, Path(name))
+        figures = measure(
+            options.passes,
+            options.workers,
+            options.servers,
+            Path(name),
+            WorkerLimits(step_bytes_max=options.step_mib * MIB),
+        )
     if options.json:
         print(json.dumps(figures))
     else:
