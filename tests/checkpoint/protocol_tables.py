@@ -50,7 +50,7 @@ def frame_vector() -> str:
     text = encode(frame).hex()
     lines = "\n".join(f"    {text[start : start + 64]}" for start in range(0, len(text), 64))
     return (
-        'STEP_END of sender 3, job "wordcount", sender epoch 7, step 42, cut 5, seq 9, channel 1, flag FINAL:\n\n'
+        'STEP_END of sender 3, job "wordcount", sender epoch 7, step 42, cut 5, seq 9, channel 1, FINAL:\n\n'
         f"{lines}"
     )
 

@@ -14,7 +14,7 @@ from tests.checkpoint.region_model import World
 
 choices = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2**16)), max_size=400)
 
-WALKS = 40
+WALKS = 25
 FAULTS = ("kill", "kill driver", "append and die", "new driver", "stale vote", "cut link")
 
 
@@ -63,7 +63,7 @@ def commits_two_more(world: World) -> Callable[[], bool]:
 
 @given(choices, st.integers(1, 3))
 @example([], 1)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_interleaving_breaks_a_cut_and_progress_comes_back(moves, workers) -> None:
     # EVIDENCE-OF: P-4, P-6, P-10
     world = World(workers, max_consecutive_reset_attempts=50)

@@ -1,0 +1,103 @@
+"""RegionControl from plain threads: what it says before, after and when nothing can begin; where keys never
+show.
+"""
+
+import logging
+
+import pytest
+import trio
+
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.errors import HandshakeError
+from checkpoint.link import connect_link
+from dos_client import StoreNotReadyError
+from dos_protocol.errors import BadNameError, BrokenConnectionError, LocalProtocolError
+from tests.checkpoint.test_link import HELLO
+
+KEY = bytes(range(32))
+NOWHERE = "dos://127.0.0.1:1"
+
+
+def a_spec(**fields):
+    return RegionSpec(**{"name": "app", "workers": 1, "store_url": NOWHERE, "job_key": KEY, **fields})
+
+
+class NoLauncher:
+    """Launches nothing."""
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, worker, attempt):
+        self.started.append((worker, attempt))
+
+    def cancel(self, worker):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"name": "a/b"}, BadNameError),
+        ({"name": "x" * 125}, BadNameError),
+        ({"workers": 0}, ValueError),
+        ({"workers": 5000}, ValueError),
+        ({"checkpoint_interval_s": 0.0}, ValueError),
+        ({"drain_timeout_s": float("nan")}, ValueError),
+        ({"reset_timeout_s": float("inf")}, ValueError),
+        ({"max_consecutive_reset_attempts": -1}, ValueError),
+    ],
+)
+def test_a_region_that_cannot_be_is_refused_before_anything_starts(fields, error) -> None:
+    # EVIDENCE-OF: P-8
+    with pytest.raises(error):
+        a_spec(**fields)
+
+
+def test_a_spec_shows_neither_its_key_nor_its_token() -> None:
+    text = repr(a_spec(token=b"secret-token"))
+    assert "secret-token" not in text
+    assert str(KEY) not in text
+    assert KEY.hex() not in text
+
+
+def test_a_store_that_is_not_there_fails_the_region_with_the_reason(monkeypatch, caplog) -> None:
+    monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
+    caplog.set_level(logging.DEBUG, logger="dos.checkpoint")
+    control, launcher = RegionControl(a_spec()), NoLauncher()
+    with pytest.raises(LocalProtocolError, match="call listen"):
+        _ = control.address
+    assert control.status().state is RegionState.STARTING
+    control.start(launcher)
+    assert control.wait(20)
+    assert control.status().state is RegionState.FAILED
+    assert isinstance(control.exception(), StoreNotReadyError)
+    assert launcher.started == []
+    assert not control.wait_cut(1, 0.1)
+    control.stop()
+    control.reset()
+    control.worker_ended(0, 1, None)
+    assert KEY.hex() not in caplog.text
+
+
+def test_stop_before_start_ends_at_once() -> None:
+    control = RegionControl(a_spec())
+    control.listen()
+    control.stop()
+    assert control.wait(10)
+    assert control.status().state is RegionState.STOPPED
+    assert control.exception() is None
+
+
+def test_the_listener_is_there_before_the_region_begins_and_knows_its_own() -> None:
+    control = RegionControl(a_spec())
+    address = control.listen()
+    assert control.listen() == address
+    with pytest.raises(HandshakeError):
+        trio.run(lambda: connect_link(*address, key=b"w" * 32, hello=HELLO))
+    taken = RegionControl(a_spec(port_range=(address[1], address[1])))
+    with pytest.raises(BrokenConnectionError, match="Address already in use"):
+        taken.listen()
+    control.stop()
+    assert control.wait(10)
