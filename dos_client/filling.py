@@ -1,7 +1,7 @@
 """Filling the member that joins, and proving that it is filled.
 
 Rules of this file: everything that F old members hold, and the claims they hold, on the joining member;
-nothing is written anywhere else. What it rests on: docs/decisions/0002.
+nothing is written anywhere else. What it rests on: docs/decisions/0010.
 
 Each directory is looked at once, on F members that have the new generation; the longest copy of each object
 there is *wanted*. A live writer fills its own directory; a directory without one is filled here. Here

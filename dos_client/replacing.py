@@ -1,7 +1,7 @@
 """Replacing a member: from one store record to the next, and to the one after that.
 
 Rules of this file: the order of the steps. Which records, `core.replacement`; how one is decided,
-`record_log`; how the new member is filled, `filling`; why all that is safe, docs/decisions/0002.
+`record_log`; how the new member is filled, `filling`; why all that is safe, docs/decisions/0010.
 """
 
 import logging

@@ -94,9 +94,14 @@ class Target:
         self.goal_size, self.goal_digest = size, digest
 
     def requorum(self, quorums: Quorums) -> None:
-        """Another store record counts."""
+        """Another store record counts. What was told in sessions of the one before does not count in it:
+        members tell it again when they are claimed again. (The model of docs/decisions/0010 finds the loss
+        without that.)"""
         self._quorums = quorums
-        self._recount()
+        self.sizes.clear()
+        self.received_sizes.clear()
+        self.without.clear()
+        self.unsure.clear()
 
     def note(self, server_id: bytes, received: int, synced: int) -> None:
         """A member has this much, of agreeing content."""

@@ -5,7 +5,7 @@ counts: shown by `max(majority, N - Qa + 1)` of its own members that are "in". A
 identity alone: one server under two addresses is one, a wiped one has a new identity and is in no record, a
 joining one does not confirm.
 
-**Helping.** A record is only ever written to a server after it was decided (docs/decisions/0002), so
+**Helping.** A record is only ever written to a server after it was decided (docs/decisions/0010), so
 whoever meets one may hand it on to the members it names that hold an older one of the same store, or none.
 That is how a store whose `dos store replace` died half-way goes on by itself (P-10).
 

@@ -2,7 +2,7 @@
 
 **Sets.** A record with N members "in" has one set: those. A record with a *joining* member has two, the old
 one (the members "in") and the new one (the joining member in the place of the one it replaces), and every
-quorum is a quorum in both. That is what makes replacement safe (docs/decisions/0002): whatever is
+quorum is a quorum in both. That is what makes replacement safe (docs/decisions/0010): whatever is
 acknowledged while the new member joins holds in the set before and in the set after, whichever of the two
 another client believes in.
 

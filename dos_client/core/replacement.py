@@ -1,6 +1,6 @@
 """The records of a replacement: from generation g to g+1 (joining) to g+2 (in). Pure.
 
-Rules of this file: which record comes next, or why none does. Why this order is safe: docs/decisions/0002.
+Rules of this file: which record comes next, or why none does. Why this order is safe: docs/decisions/0010.
 """
 
 from enum import Enum
