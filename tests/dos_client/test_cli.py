@@ -1,0 +1,167 @@
+"""The commands, run as a user runs them. They work without `dos_cli` too: they are typer commands."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from dos_client import open_store
+from dos_client.cli import app
+from dos_client.founding import init_store
+from tests.dos_client.support import ThreadServer, new_writer, url_of
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+
+def dos(*arguments: str, stdin: bytes = b"") -> Done:
+    """Run a command in this process: starting Python for each would take most of the time."""
+    done = CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "100", "NO_COLOR": "1"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Done(done.exit_code, done.stdout_bytes, done.stderr)
+
+
+def answered(*arguments: str, stdin: bytes = b"") -> bytes:
+    done = dos(*arguments, stdin=stdin)
+    assert done.code == 0, done
+    return done.stdout
+
+
+def refused(code: int, *arguments: str, stdin: bytes = b"") -> str:
+    done = dos(*arguments, stdin=stdin)
+    assert done.code == code, done
+    assert done.stdout == b""
+    return done.stderr
+
+
+@pytest.mark.process
+def test_as_a_program_of_its_own_it_exits_with_words_and_without_a_traceback(alone: ThreadServer) -> None:
+    program = "from dos_client.cli import app; app(prog_name='dos')"
+    good, bad = (
+        subprocess.run([sys.executable, "-c", program, "ping", url], capture_output=True, timeout=60)
+        for url in (alone.url, "dos://127.0.0.1:1")
+    )
+    assert good.returncode == 0
+    assert b"least / mean / most" in good.stdout
+    assert bad.returncode == 3
+    assert b"Traceback" not in bad.stderr
+
+
+def test_objects_on_one_server_from_the_command_line(alone: ThreadServer, tmp_path: Path) -> None:
+    url = f"{alone.url}/notes/x"
+    data = os.urandom(100_000)
+    (tmp_path / "file").write_bytes(data)
+    assert answered("append", url, str(tmp_path / "file")) == b"100000 bytes appended, 100000 durable\n"
+    assert json.loads(answered("append", url, "--json", stdin=b"more"))["size"] == 100_004
+    assert answered("get", url) == data + b"more"
+    assert answered("get", url, "--offset", "99999", "--max", "3") == data[-1:] + b"mo"
+    line = json.loads(answered("get", url, "--offset", "100002", "--json"))
+    assert (line["offset"], base64.b64decode(line["data"])) == (100_002, b"re")
+    assert answered("ls", alone.url) == b"notes\n"
+    assert answered("ls", f"{alone.url}/notes").split() == [b"100004", b"x"]
+    assert json.loads(answered("stat", url, "--json"))[0]["synced"] == 100_004
+    assert f"server_id={alone.server_id}" in answered("stat", alone.url).decode()
+    assert json.loads(answered("ping", alone.url, "--json", "--count", "2"))[0]["count"] == 2
+
+
+def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: Path) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(three)
+    assert "no store record is confirmed" in refused(3, "store", "status", url)
+    assert "make one: dos store init" in refused(3, "ls", url)
+    assert b"of 3 servers, acknowledged by 2, generation 1" in answered("store", "init", url)
+    assert json.loads(answered("store", "init", url, "--json"))["generation"] == 1
+    answered("append", f"{url}/notes/x", stdin=b"one ")
+    answered("append", f"{url}/notes/x", stdin=b"two")
+    assert answered("get", f"{url}/notes/x") == b"one two"
+    assert len(json.loads(answered("stat", f"{url}/notes/x", "--json"))) == 3
+    assert [row["epoch"] for row in json.loads(answered("stat", f"{url}/notes", "--json"))] == [2, 2, 2]
+    three[2].kill()
+    status = dos("store", "status", url, "--json")
+    assert status.code == 1
+    assert json.loads(status.stdout)["usable"] is True
+    new = ThreadServer(tmp_path / "new")
+    try:
+        done = dos("store", "replace", url, three[2].location, new.location)
+        assert done.code == 0, done
+        assert (
+            f"{new.location} is in, in the place of {three[2].location}: generation 3" in done.stdout.decode()
+        )
+        assert "finishing, " in done.stderr
+        assert b"usable" in answered("store", "status", url_of([three[0], new]))
+        assert (
+            json.loads(answered("store", "replace", url, three[2].location, new.location, "--json"))[
+                "generation"
+            ]
+            == 3
+        )
+        three[1].kill()
+        assert answered("get", f"{url_of([three[0], new])}/notes/x") == b"one two"
+    finally:
+        new.kill()
+
+
+def test_a_directory_with_a_writer_is_not_taken_over_unasked(three: list[ThreadServer]) -> None:
+    # EVIDENCE-OF: P-4
+    url = url_of(three)
+
+    async def write() -> None:
+        await init_store(url)
+        async with open_store(url) as store, await store.claim("app", 1, new_writer()) as claim:
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"theirs "))
+
+    trio.run(write)
+    assert "say --take-over if you mean that" in refused(2, "append", f"{url}/app/x", stdin=b"mine")
+    answered("append", f"{url}/app/x", "--take-over", stdin=b"mine")
+    assert answered("get", f"{url}/app/x") == b"theirs mine"
+
+
+def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
+    alone: ThreadServer, three: list[ThreadServer]
+) -> None:
+    answered("append", f"{alone.url}/notes/x", stdin=b"x")
+    assert "no object nothing in notes" in refused(1, "get", f"{alone.url}/notes/nothing")
+    assert "no directory nowhere" in refused(1, "ls", f"{alone.url}/nowhere")
+    assert "cannot connect to 127.0.0.1:1" in refused(3, "ls", "dos://127.0.0.1:1")
+    assert "a URL begins with dos://" in refused(2, "ls", "http://x")
+    assert "a name must match" in refused(2, "get", f"{alone.url}/../x")
+    assert "must name an object" in refused(2, "get", f"{alone.url}/notes")
+    assert "cannot read" in refused(2, "append", f"{alone.url}/notes/x", "/does/not/exist")
+    assert "of which 1 bytes are durable" in refused(2, "get", f"{alone.url}/notes/x", "--offset", "9")
+    assert "holds the directory notes" in refused(2, "store", "init", url_of([alone, three[0]]))
+    assert dos("ping", "dos://127.0.0.1:1").code == 3
+    assert dos("ping", f"{alone.url},127.0.0.1:1").code == 1
+    assert dos("get").code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ls"],
+        ["get"],
+        ["append"],
+        ["stat"],
+        ["ping"],
+        ["store", "init"],
+        ["store", "status"],
+        ["store", "replace"],
+    ],
+)
+def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+    shown = answered(*command, "--help").decode()
+    assert "Example: " in shown
+    assert f"dos {' '.join(command)}" in shown

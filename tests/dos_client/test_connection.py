@@ -1,0 +1,165 @@
+"""One session: requests and answers, refusals, silence, and peers that talk nonsense."""
+
+import pytest
+import trio
+import trio.testing
+
+from dos_client.connection import open_connection
+from dos_client.core.window import Chunk, append_head
+from dos_client.dialling import dial
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
+    NotFoundError,
+    PastEndError,
+    RefusedError,
+    RemoteProtocolError,
+    SizeMismatchError,
+    WrongStoreError,
+)
+from dos_protocol.frames import encode_frame
+from dos_protocol.messages import encode
+from dos_protocol.vocabulary import Pong, Watermark, Welcome
+from tests.dos_client.support import ThreadServer, new_writer, proxies
+
+pytestmark = pytest.mark.trio
+
+
+async def test_requests_pipeline_and_each_gets_its_own_answer(alone: ThreadServer) -> None:
+    async with open_connection(alone.location, client="test") as connection:
+        assert connection.server_id.hex() == alone.server_id
+        assert connection.record is None
+        found: dict[int, float] = {}
+
+        async def ping(number: int) -> None:
+            found[number] = await connection.ping(b"%d" % number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(ping, number)
+        assert len(found) == 50
+
+
+async def test_reading_and_refusals_leave_the_session_usable(alone: ThreadServer) -> None:
+    # EVIDENCE-OF: P-2, P-8
+    async with open_connection(alone.location) as connection:
+        marks: list[Watermark] = []
+        synced = trio.Event()
+        refused: list[tuple[int, RefusedError]] = []
+
+        def take(mark: Watermark) -> None:
+            marks.append(mark)
+            if mark.synced == 5:
+                synced.set()
+
+        connection.on_watermark = take
+        connection.on_append_refused = lambda tag, error: refused.append((tag, error))
+        await connection.claim("d", 1, new_writer())
+        connection.post(append_head("x", 7, Chunk(0, 0, b"hello")), b"hello")
+        await synced.wait()
+        connection.post(append_head("x", 9, Chunk(3, 0, b"lo")), b"lo")
+        assert await connection.get("x", 1, 3) == b"ell"
+        assert await connection.get("x", 5, 3) == b""
+        (tag, error) = refused[0]
+        assert tag == 9
+        assert isinstance(error, SizeMismatchError)
+        assert error.actual == 5
+        with pytest.raises(PastEndError):
+            await connection.get("x", 6, 3)
+        with pytest.raises(NotFoundError):
+            await connection.stat("nothing")
+        result = await connection.stat("x", 4)
+        assert result.digest == prefix_digest(b"hell")
+        assert [info.name for info in await connection.list_all()] == ["x"]
+
+
+async def test_a_server_that_is_not_there_says_so(alone: ThreadServer) -> None:
+    alone.kill()
+    with pytest.raises(BrokenConnectionError, match="cannot connect to"):
+        async with open_connection(alone.location):
+            pass
+
+
+async def test_a_refused_hello_is_raised_as_what_it_is(alone: ThreadServer) -> None:
+    with pytest.raises(WrongStoreError):
+        async with open_connection(alone.location, store_id=b"x" * 16, generation=1):
+            pass
+
+
+async def test_when_the_server_goes_every_waiter_hears_it(alone: ThreadServer) -> None:
+    async with proxies([alone]) as (proxy,), open_connection(proxy.location) as connection:
+        proxy.answers_pass = False
+        broken = 0
+
+        async def ask() -> None:
+            nonlocal broken
+            with pytest.raises(BrokenConnectionError):
+                await connection.ping()
+            broken += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            proxy.cut()
+        assert broken == 3
+        with pytest.raises(BrokenConnectionError):
+            await connection.ping()
+
+
+async def test_after_its_end_a_session_says_closed(alone: ThreadServer) -> None:
+    async with open_connection(alone.location) as connection:
+        await connection.ping()
+    with pytest.raises(ClosedError):
+        await connection.ping()
+
+
+async def test_an_answer_that_does_not_come_in_time_is_an_error(alone: ThreadServer) -> None:
+    async with proxies([alone]) as (proxy,), open_connection(proxy.location) as connection:
+        proxy.answers_pass = False
+        with pytest.raises(BrokenConnectionError, match="gave no answer to Ping within"):
+            await connection.ping(timeout_s=0.1)
+
+
+async def test_an_answer_nobody_waits_for_any_more_is_dropped(alone: ThreadServer) -> None:
+    async with open_connection(alone.location) as connection:
+        with trio.move_on_after(0):
+            await connection.ping()
+        assert await connection.ping() >= 0
+
+
+async def test_an_exception_of_the_body_leaves_as_it_is(alone: ThreadServer) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        async with open_connection(alone.location):
+            raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\nthis is no frame at all", "a frame begins with d05e"),
+        (encode_frame(encode(Pong(b"x"), 1)), "answered Hello with Pong"),
+        (encode_frame(encode(Pong(b"x"), 77)), "request 77, which was never sent"),
+        (encode_frame(encode(Welcome(1, b"i" * 16, 100, 100, 100), 1)), "takes only 100 bytes a frame"),
+        (b"", "closed the connection"),
+    ],
+)
+async def test_a_peer_that_talks_nonsense_is_a_named_error(answer: bytes, what: str) -> None:
+    async def talk(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(1 << 16)
+            await stream.send_all(answer)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, talk, 0)
+        port = listeners[0].socket.getsockname()[1]
+        with pytest.raises((RemoteProtocolError, BrokenConnectionError), match=what):
+            async with open_connection(f"127.0.0.1:{port}"):
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_is_dialled_at_the_address_of_one_that_is_gone() -> None:
+    with pytest.raises(BrokenConnectionError, match="belongs to the server that replaces it"):
+        await dial("00112233445566778899aabbccddeeff.gone.invalid:1")
