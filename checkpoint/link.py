@@ -35,9 +35,14 @@ class Link:
         self.local_address: tuple[str, int] = stream.socket.getsockname()[:2]
         self.peer_address: tuple[str, int] = stream.socket.getpeername()[:2]
         self._stream = stream
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(handshake=True)
         self._send_lock = trio.Lock()
         self._mid_send = False
+
+    def proved(self, hello: Hello) -> None:
+        """Both ends have the key: from now on any frame is taken. For this module's handshakes."""
+        self.hello = hello
+        self._decoder.handshake = False
 
     async def send(self, frame: Frame) -> None:
         """Send one frame. Raises BrokenConnectionError, ClosedError. Cancelled midway: broken."""
@@ -130,6 +135,7 @@ async def _dial(stream: trio.SocketStream, key: bytes, hello: Hello) -> Link:
     await link.send(dialler.hello())
     await link.send(dialler.challenged(await link.receive()))
     dialler.accepted(await link.receive())
+    link.proved(hello)
     return link
 
 
@@ -156,11 +162,12 @@ async def _accept(stream: trio.SocketStream, job: str, key: bytes) -> Link:
     link = Link(stream, Hello(role="control", job=job, worker=-1, attempt=-1))
     try:
         await link.send(acceptor.received(await link.receive()))
-        link.hello, accepted = acceptor.proved(await link.receive())
+        proved, accepted = acceptor.proved(await link.receive())
     except HandshakeError as error:
         with suppress(BrokenConnectionError):
             await link.send(acceptor.refusal(error))
         raise
+    link.proved(proved)
     await link.send(accepted)
     return link
 

@@ -185,7 +185,11 @@ class FrameDecoder:
     no further use: it raises the same error again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, handshake: bool = False) -> None:
+        self.handshake = handshake
+        """Only HANDSHAKE frames are taken: the other end has proved nothing yet, so nothing large is kept
+        for it.
+        """
         self._buffer = bytearray()
         self._start = 0
         self._header: _Header | None = None
@@ -226,6 +230,10 @@ class FrameDecoder:
                 return None
             with memoryview(self._buffer) as view:
                 self._header = _check_header(view[self._start : self._start + _HEAD.size])
+            if self.handshake and self._header.kind is not FrameType.HANDSHAKE:
+                raise ChannelFrameError(
+                    f"a {self._header.kind.name} frame came before the handshake was done"
+                )
         if held < HEADER_BYTES + self._header.payload_bytes:
             return None
         return self._take(self._header)

@@ -114,6 +114,18 @@ async def test_another_job_is_refused_by_name() -> None:
             await connect_link(*address, key=KEY, hello=HELLO)
 
 
+async def test_nothing_large_is_kept_for_one_that_has_proved_nothing() -> None:
+    # EVIDENCE-OF: P-9
+    head = encode(Frame(FrameType.DATA, payload=bytes(60_000_000)))[:64]
+    async with served(echo) as (host, port):
+        stream = await trio.open_tcp_stream(host, port)
+        await stream.send_all(head)
+        with trio.fail_after(2):  # at once, not when the time of the handshake is over
+            while await stream.receive_some(4096):
+                pass
+        await stream.aclose()
+
+
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(100), b"\xd0\x43" + bytes(200)]
 )

@@ -2,6 +2,7 @@
 
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import trio
 
@@ -187,12 +188,11 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(three_server
         assert opened.last_cut.cut == 20
         assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
         chain = await look_chain(keeper.log._store, "app.coord", "manifest")
-        found = [
-            record.ints[0]
-            async for _, record in read_records(keeper.log._store, chain, directory="app.coord")
-            if record.op is Op.CUT
-        ]
-        assert found == [19, 20, 21]
+        records = [r async for _, r in read_records(keeper.log._store, chain, directory="app.coord")]
+        assert [record.ints[0] for record in records if record.op is Op.CUT] == [19, 20, 21]
+        starts = [msgspec.json.decode(r.strings[0]) for r in records if r.op is Op.SEGMENT_START]
+        assert [start["pipelined"] for start in starts] == [False] * len(starts)  # R9: readers rely on it
+        assert starts
 
 
 @pytest.mark.parametrize(
