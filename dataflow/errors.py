@@ -6,12 +6,7 @@ in `OperatorError`, which keeps the original traceback as text, because the driv
 classes.
 """
 
-from typing import TYPE_CHECKING
-
 from dos_protocol.errors import DosError
-
-if TYPE_CHECKING:
-    from dataflow.worker_messages import CircuitFailed
 
 
 class GraphError(DosError):
@@ -124,11 +119,7 @@ class PeerLostError(DosError):
 
 
 class CircuitStoppedError(DosError):
-    """The circuit of this worker cannot go on; `report` is what the coordinator is told."""
-
-    def __init__(self, message: str, *, report: "CircuitFailed") -> None:
-        super().__init__(message)
-        self.report = report
+    """The circuit of this worker met an error of its own; the process ends and another attempt begins."""
 
 
 __all__ = [

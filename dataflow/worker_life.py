@@ -25,11 +25,10 @@ from checkpoint.participant import Participant
 from checkpoint.state_store import StateStore
 from checkpoint.steps_log import StepsLog
 from dataflow import limits
-from dataflow.errors import CircuitStoppedError, PeerLostError
+from dataflow.errors import PeerLostError
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_messages import (
     BlockLoaded,
-    CircuitFailed,
     CutTaken,
     Inbox,
     Published,
@@ -97,11 +96,9 @@ class Life:
             self._block_room.release()
         elif isinstance(message, StateLoaded):
             self._loaded.set()
-        elif isinstance(message, CircuitFailed):
-            self.fail(CircuitStoppedError(message.message, report=message))
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
-        else:
+        elif isinstance(message, StageEnded | Published):
             self._to_serve.send_nowait(message)
 
     def start(self, order: Start) -> None:

@@ -20,7 +20,15 @@ from checkpoint.participant import Participant, open_participant
 from dataflow import limits
 from dataflow.errors import CircuitStoppedError, PeerLostError
 from dataflow.worker_life import Life, first_error
-from dataflow.worker_messages import CutCommitted, CutRequested, Inbox, LinksEnded, Shared, ToLinks
+from dataflow.worker_messages import (
+    CircuitFailed,
+    CutCommitted,
+    CutRequested,
+    Inbox,
+    LinksEnded,
+    Shared,
+    ToLinks,
+)
 from dataflow.worker_spec import WorkerSpec
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError, FencedError
@@ -38,6 +46,8 @@ class LinkThread:
         self._life: Life | None = None
         self._new_life = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
+        self._nursery: trio.Nursery | None = None
+        self._control: Participant | None = None
         self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
 
     def start(self) -> None:
@@ -55,8 +65,13 @@ class LinkThread:
             logger.debug("dropped %s: the links have ended", type(message).__name__)
 
     def _deliver(self, message: ToLinks) -> None:
-        if self._life is not None and message.incarnation == self._life.number:
-            self._life.deliver(message)
+        life, nursery = self._life, self._nursery
+        if life is None or nursery is None or message.incarnation != life.number:
+            return
+        if isinstance(message, CircuitFailed):
+            nursery.start_soon(self._report_circuit, message)
+        else:
+            life.deliver(message)
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -89,6 +104,7 @@ class LinkThread:
             open_store(spec.store_url, token=spec.token, client=f"{spec.region}.w{spec.worker}") as store,
             trio.open_nursery() as nursery,
         ):
+            self._control, self._nursery = control, nursery
             serve = partial(
                 serve_links,
                 self._accepted,
@@ -145,11 +161,15 @@ class LinkThread:
         with suppress(StaleIncarnationError):  # a newer order has come: nobody asks any more
             await self._report(failure, control)
 
-    async def _report(self, error: Exception, control: Participant) -> None:
-        """Tell the coordinator what ended an incarnation; end the process if nothing can follow."""
-        if isinstance(error, CircuitStoppedError):
-            report = error.report
-            await control.failed(
+    async def _report_circuit(self, report: CircuitFailed) -> None:
+        """The circuit cannot go on. Our links stay open until the coordinator says what follows.
+
+        If they closed, peers would report a lost worker, perhaps before this report arrives: the region would
+        reset, meet the same row again, and in the end not say what was wrong with it.
+        """
+        assert self._control is not None
+        with suppress(StaleIncarnationError):
+            await self._control.failed(
                 report.kind,
                 message=report.message,
                 operator=report.operator,
@@ -157,8 +177,10 @@ class LinkThread:
                 traceback=report.traceback,
             )
             if report.kind == "internal":
-                raise error
-            return
+                raise CircuitStoppedError(report.message)
+
+    async def _report(self, error: Exception, control: Participant) -> None:
+        """Tell the coordinator what ended an incarnation; end the process if nothing can follow."""
         logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
         if isinstance(error, FencedError):
             await control.failed("fenced", message=str(error), epoch_held=error.epoch_held)

@@ -5,11 +5,13 @@ import shutil
 import signal
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import trio
 
@@ -19,7 +21,7 @@ from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_client import init_store
-from tests.dataflow.support import last_counts, true_counts, word_count
+from tests.dataflow.support import last_counts, split_words, true_counts, word_count
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
@@ -103,14 +105,19 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
 
 
-def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 4, truncate: bool = True) -> Graph:
-    """By a row function: slow enough to be met in the middle."""
+def unhurried(batch: pa.RecordBatch) -> pa.Array:
+    """A function that takes its time over each batch, so that a region is met in the middle of its work."""
+    time.sleep(0.05)
+    return split_words(batch)
+
+
+def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 3, truncate: bool = True) -> Graph:
+    """Under SMALL_STEPS some 1.3 MB a second and worker, on any machine."""
     graph = Graph("wordcount")
     lines = graph.source("lines", FileSource([*paths], repeat=repeat, errors="replace"))
-    words = lines.flat_map("words", lambda row: row["line"].encode().split(), schema="word binary")
-    texts = words.map("texts", lambda row: row["word"].decode(), schema="word string")
+    words = lines.flat_map("words", unhurried, schema="word string", takes="batch")
     sink = FileSink(out, truncate_on_reset=truncate)
-    texts.key_by("by_word", "word").count("counts").sink("out", sink)
+    words.key_by("by_word", "word").count("counts").sink("out", sink)
     return graph
 
 
@@ -148,7 +155,7 @@ def test_killed_workers_leave_no_trace_in_the_output(
         watch.wait(lambda event: isinstance(event, ResetReport), 2)
         assert finished(control), control.status()
         assert control.status().incarnation == 3, "one reset a kill"
-    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 4))
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
 def test_without_truncation_a_killed_worker_shows_in_the_output(
@@ -168,34 +175,24 @@ def test_without_truncation_a_killed_worker_shows_in_the_output(
 
 
 # EVIDENCE-OF: P-5
-def test_a_killed_server_is_not_noticed_by_the_result(
+# EVIDENCE-OF: P-10
+def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_itself(
     store: str, three_servers: list[ServerProcess], texts: list[Path], tmp_path: Path
 ) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, store, tmp_path) as (control, watch):
         watch.cuts(2)
         three_servers[1].kill()
-        watch.cuts(4)
         kill(control, 0, wipe=True)
-        assert finished(control), control.status()
-    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 4))
-
-
-# EVIDENCE-OF: P-10
-def test_without_a_quorum_the_region_waits_and_then_goes_on_by_itself(
-    store: str, three_servers: list[ServerProcess], texts: list[Path], tmp_path: Path
-) -> None:
-    graph = slow_word_count(texts, tmp_path / "out")
-    with running(graph, store, tmp_path) as (control, watch):
-        watch.cuts(2)
-        for server in three_servers[:2]:
-            server.kill()
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        watch.cuts(4)
+        three_servers[0].kill()
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.WAITING_FOR_STORE)
         for server in three_servers[:2]:
             server.restart()
         assert finished(control), control.status()
-        assert control.status().incarnation == 1, "no worker was killed, nothing was reset"
-    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 4))
+        assert control.status().incarnation == 2, "waiting for the store resets nothing"
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
 def fail_at(word: str, row: dict[str, Any]) -> list[str]:
@@ -237,7 +234,7 @@ def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_r
 ) -> None:
     """One stop; then the input shrinks, changes, and at last has only grown."""
     path, out = tmp_path / "input.txt", tmp_path / "out"
-    lines = [f"word{number % 5000} and{number % 7} another\n" for number in range(120_000)]
+    lines = [f"word{number % 5000} and{number % 7} another\n" for number in range(150_000)]
     path.write_text("".join(lines))
     content = path.read_bytes()
 

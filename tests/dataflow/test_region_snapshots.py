@@ -101,7 +101,7 @@ def test_a_restore_begins_at_the_newest_snapshot(
             file.write(f"word{number * 7919 % 3001} and{number % 7} another\n")
     trio.run(lambda: init_store(one_server.url))
     watch = Watch()
-    graph = slow_word_count([path], tmp_path / "out", repeat=10)
+    graph = slow_word_count([path], tmp_path / "out", repeat=4)
     control = run_in_threads(graph, one_server.url, watch, SMALL_STEPS)
     for round_ in (1, 2):
         watch.cuts(3 * round_)
@@ -110,7 +110,7 @@ def test_a_restore_begins_at_the_newest_snapshot(
     assert control.wait(WAIT_S), control.status()
     assert control.status().state is RegionState.FINISHED, control.exception()
     assert control.status().incarnation == 3
-    assert last_counts(tmp_path / "out") == dict(true_counts([path], 10))
+    assert last_counts(tmp_path / "out") == dict(true_counts([path], 4))
     for worker in (0, 1):
         segments = segments_of(one_server.url, worker)
         epochs = [epoch for epoch, _ in segments]
