@@ -136,13 +136,11 @@ class Demo:
         injector = Injector(faults, cluster, lambda text: self.display.happened(text, "bold"))
         if faults:
             self.display.happened(f"seed {options.seed}: will lose {', '.join(map(str, faults))}")
-        speed, clock = Speedometer(), Clock(corpus.size_bytes * passes)
-        shown = 0.0
+        speed, shown = Speedometer(), 0.0
         while region.isActive:
             now, status = time.monotonic(), region.status
             speed.sample(status, now)
-            clock.look(status, speed)
-            injector.look(status, clock.progress(now - self._began))
+            injector.look(status, speed.position_bytes / (corpus.size_bytes * passes))
             if now - shown >= SHOWN_EVERY_S:
                 shown = now
                 self.display.show(picture_of(status, speed, corpus, cluster, injector))
@@ -233,25 +231,6 @@ class Demo:
         }
 
 
-class Clock:
-    """How far the run is, as a part of the time that it would take without faults.
-
-    The time is estimated once, when the second cut is committed, from the speed until then.
-    """
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._expected_s = math.inf
-
-    def look(self, status: RegionStatus, speed: Speedometer) -> None:
-        if math.isinf(self._expected_s) and status.cuts_committed >= 2 and speed.bytes_per_s > 0:
-            self._expected_s = self._total_bytes / speed.bytes_per_s
-
-    def progress(self, elapsed_s: float) -> float:
-        """0 before the estimate is there, and while `elapsed_s` is not a number yet."""
-        return 0.0 if math.isnan(elapsed_s) else elapsed_s / self._expected_s
-
-
 def default_passes(corpus: Corpus) -> int:
     """So many that the counting takes about `AIM_S` on a machine as fast as this one just was."""
     words_per_s = SPEED_OF_COUNTER * corpus.words / corpus.counting_s
@@ -271,7 +250,7 @@ def picture_of(
         servers.append(("replacement", injector.filling))
     return Picture(
         state=status.state.value,
-        words=round(speed.bytes_read * words_per_byte),
+        words=round(speed.position_bytes * words_per_byte),
         words_per_s=speed.bytes_per_s * words_per_byte,
         step=status.step,
         cuts=status.last_cut,

@@ -81,22 +81,34 @@ def errors_to(path: Path) -> Iterator[None]:
 
 
 class Speedometer:
-    """Bytes read by all workers, from counters that begin again at 0 when a worker is started again.
+    """How fast the workers read, and how far the input is counted, from what they say of themselves.
 
-    What is read again after a reset counts again: it is speed that is measured, not progress.
+    A worker's counter begins again at 0 when it is started again. What is read again after a reset counts for
+    the speed and not for the position, which goes back to where it was at the last cut. Workers report once a
+    second, so the position may be that late.
     """
 
     def __init__(self) -> None:
-        self.bytes_read = 0
+        self.position_bytes = 0
+        self._at_cut = 0
+        self._cut = 0
+        self._incarnation = 0
+        self._read_bytes = 0
         self._seen: dict[int, int] = {}
         self._samples: list[tuple[float, int]] = []
 
     def sample(self, status: RegionStatus, now: float) -> None:
+        if status.incarnation != self._incarnation:
+            self._incarnation, self.position_bytes = status.incarnation, self._at_cut
         for worker in status.workers:
             size, before = worker.counters.bytes_in, self._seen.get(worker.index, 0)
-            self.bytes_read += size - before if size >= before else size
+            read = size - before if size >= before else size
+            self._read_bytes += read
+            self.position_bytes += read
             self._seen[worker.index] = size
-        self._samples = [s for s in self._samples if now - s[0] < WINDOW_S] + [(now, self.bytes_read)]
+        if status.last_cut != self._cut:
+            self._cut, self._at_cut = status.last_cut, self.position_bytes
+        self._samples = [s for s in self._samples if now - s[0] < WINDOW_S] + [(now, self._read_bytes)]
 
     @property
     def bytes_per_s(self) -> float:

@@ -1,8 +1,7 @@
 """What is broken, and when: drawn from a seed, so that a run can be told to somebody else. Pure.
 
-A moment is a part of the run that would be without faults; the demo turns it into a time when it knows the
-speed. The same seed gives the same faults in the same order at the same parts; what the machine does between
-them is its own.
+A moment is a part of the input: the fault comes when so much of it is counted. The same seed gives the same
+faults in the same order at the same parts; what the machine does between them is its own.
 """
 
 import random
