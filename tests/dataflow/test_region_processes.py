@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import trio
 
 from checkpoint.coordinator import RegionControl
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, ResetReport
-from dataflow import FileSink, FileSource, Graph, GraphError
+from dataflow import FileSink, FileSource, Graph, GraphError, local
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_client import init_store
+from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.support import last_counts, split_words, true_counts, word_count
 from tests.support.servers import ServerProcess, three_servers, url_of
 
@@ -29,6 +31,12 @@ pytestmark = pytest.mark.process
 
 SMALL_STEPS = WorkerLimits(step_bytes_max=128 * 1024, batch_bytes_max=64 * 1024)
 WAIT_S = 60.0
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start at once."""
+    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +150,7 @@ def test_the_word_count_of_a_region_is_that_of_a_counter(
 
 # EVIDENCE-OF: P-7
 # EVIDENCE-OF: P-10
+@pytest.mark.usefixtures("forks")
 def test_killed_workers_leave_no_trace_in_the_output(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
@@ -158,6 +167,7 @@ def test_killed_workers_leave_no_trace_in_the_output(
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
+@pytest.mark.usefixtures("forks")
 def test_without_truncation_a_killed_worker_shows_in_the_output(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
@@ -176,6 +186,7 @@ def test_without_truncation_a_killed_worker_shows_in_the_output(
 
 # EVIDENCE-OF: P-5
 # EVIDENCE-OF: P-10
+@pytest.mark.usefixtures("forks")
 def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_itself(
     store: str, three_servers: list[ServerProcess], texts: list[Path], tmp_path: Path
 ) -> None:
@@ -201,6 +212,7 @@ def fail_at(word: str, row: dict[str, Any]) -> list[str]:
     return [row["line"]]
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_user_function_that_raises_stops_the_region_and_says_where(
     shared_store: str, tmp_path: Path
 ) -> None:
@@ -208,7 +220,7 @@ def test_a_user_function_that_raises_stops_the_region_and_says_where(
     path.write_text("fine\n" * 1000 + "bad luck\n" + "fine\n" * 10)
     graph = Graph("g")
     lines = graph.source("lines", FileSource(path))
-    bad = lines.flat_map("picky", lambda row: fail_at("bad", row), schema="line string")
+    bad = lines.flat_map("picky", partial(fail_at, "bad"), schema="line string")
     bad.sink("out", FileSink(tmp_path / "out"))
     with running(graph, shared_store, tmp_path) as (control, _):
         assert control.wait(WAIT_S)
@@ -229,6 +241,7 @@ def test_a_graph_that_breaks_a_rule_starts_nothing(shared_store: str, tmp_path: 
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_read(
     shared_store: str, tmp_path: Path
 ) -> None:
