@@ -185,9 +185,10 @@ def test_output_into_a_pipe_that_closes_ends_quietly(tmp_path: Path) -> None:
 def test_progress_shows_on_a_terminal_and_only_there(tmp_path: Path) -> None:
     path = file_of(tmp_path, encode(Record(Op.WRITE, ints=(0,), strings=(b"p", b"x" * 4000))) * 20_000)
     command = [sys.executable, "-m", "dos_cli", "journal", "verify", str(path)]
+    wide = os.environ | {"COLUMNS": "400"}  # the path is long, and must not be cut to fit
     ours, theirs = pty.openpty()
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=True, timeout=60)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=wide, check=True, timeout=60)
         os.close(theirs)
         shown = os.read(ours, 100_000)
     finally:
