@@ -188,7 +188,9 @@ def test_progress_shows_on_a_terminal_and_only_there(tmp_path: Path) -> None:
     wide = os.environ | {"COLUMNS": "400"}  # the path is long, and must not be cut to fit
     ours, theirs = pty.openpty()
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=wide, check=True, timeout=60)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=theirs, env=wide, check=True, timeout=60
+        )
         os.close(theirs)
         shown = os.read(ours, 100_000)
     finally:
