@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from checkpoint.core.region import RegionState
@@ -193,6 +194,33 @@ def test_a_wrong_graph_is_refused_before_anything_starts(start: Start, tmp_path:
 def test_a_region_that_would_take_every_slot_is_refused(start: Start, tmp_path: Path) -> None:
     with pytest.raises(NotEnoughSlotsError, match=r"local\[6\] has 6 in all: use local\[8\]"):
         start(word_count(tmp_path, passes=1), workers=6, data_dir=tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_region_gives_up_when_other_jobs_keep_the_slots(
+    spark: SparkSession, start: Start, tmp_path: Path
+) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+
+    def occupy(batches: Any) -> Any:
+        begun.touch()
+        for batch in batches:
+            while not go_on.exists():
+                time.sleep(0.02)
+            yield batch
+
+    job = InheritableThread(target=spark.range(0, 5, 1, 5).mapInArrow(occupy, "id long").collect)
+    job.start()
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(NotEnoughSlotsError, match=r"2 free slots are needed, 1 are there .* of waiting"):
+            start(word_count(tmp_path, passes=1), data_dir=tmp_path / "data", start_timeout=1.0)
+    finally:
+        go_on.touch()
+        job.join()
     assert not (tmp_path / "data").exists()
 
 
