@@ -179,7 +179,10 @@ class Link:
                 self.claim.member_claimed(self, opened)
                 for target in list(self.claim.targets.values()):
                     self.enter(target)
-                await connection.wait_broken()
+                try:
+                    await connection.wait_broken()
+                finally:
+                    self._nursery = None  # it closes: an object entered now waits for the next session
                 nursery.cancel_scope.cancel()
         finally:
             self._left()
@@ -235,8 +238,8 @@ class Link:
         self.claim.changed()
 
     def _fill(self, replica: Replica, info: ObjectInfo | None = None) -> None:
-        assert self._nursery is not None
-        self._nursery.start_soon(catch_up.fill, self, replica, info)
+        if self._nursery is not None:  # else the session is ending, and the next one begins anew
+            self._nursery.start_soon(catch_up.fill, self, replica, info)
 
     def _lacks(self, replica: Replica, synced: int) -> None:
         if synced < replica.target.size:
