@@ -10,7 +10,7 @@ What may happen next is a list of named actions; a test picks among them. Oracle
 
 The manifest is modelled as one linear log with a claim: a claim fences appends of lower epochs for ever; an
 append may be lost with its coordinator, or be in the log without anyone knowing. That the real quorum
-behaves so is the journal's matter (takeover.md R1-R10).
+behaves so is the journal's matter (decision 0003, R1-R10).
 """
 
 from collections import deque

@@ -1,6 +1,9 @@
 """The manifest on real servers: what was acknowledged is found again, the older of two is fenced."""
 
+import contextlib
+import re
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -22,7 +25,7 @@ from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.manifest_log import ManifestLog, cut_record
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, look_chain, read_records, take_over
-from tests.support.servers import three_servers, url_of
+from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.trio]
@@ -47,9 +50,9 @@ def a_cut(number, incarnation, parent=None):
 class Keeper:
     """A ManifestLog with its events."""
 
-    def __init__(self, store):
+    def __init__(self, store, region):
         self.events = []
-        self.log = ManifestLog(store, "app", self._emit)
+        self.log = ManifestLog(store, region, self._emit)
         self._more = trio.Event()
 
     def _emit(self, event):
@@ -77,21 +80,35 @@ class Keeper:
         return events[-1] if events else None
 
 
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory):
+    """Three servers for all tests that leave them alone."""
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("servers")
+        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
+        trio.run(init_store, url_of(servers))
+        yield url_of(servers)
+
+
+@pytest.fixture
+def keepers(shared_store, request):
+    """keepers(count): manifest keepers of a region of this test's own."""
+    name = re.sub(r"[^a-z0-9]", "-", request.node.name)[:60]
+    return partial(opened, shared_store, name)
+
+
 @asynccontextmanager
-async def keepers(servers, count=1):
-    async with trio.open_nursery() as nursery:
-        await init_store(url_of(servers))
-        async with open_store(url_of(servers)) as one, open_store(url_of(servers)) as other:
-            found = [Keeper(one), Keeper(other)][:count]
-            yield found if count > 1 else found[0]
-            for keeper in found:
-                await keeper.log.aclose()
-        nursery.cancel_scope.cancel()
+async def opened(url, region, count=1):
+    async with open_store(url) as one, open_store(url) as other:
+        found = [Keeper(one, region), Keeper(other, region)][:count]
+        yield found if count > 1 else found[0]
+        for keeper in found:
+            await keeper.log.aclose()
 
 
-async def test_cuts_are_found_again_by_the_next_incarnation(three_servers) -> None:
+async def test_cuts_are_found_again_by_the_next_incarnation(keepers) -> None:
     # EVIDENCE-OF: P-6
-    async with keepers(three_servers) as keeper:
+    async with keepers() as keeper:
         assert await keeper.open() == ManifestOpened(1, None)
         first = await keeper.append(a_cut(1, 1))
         assert isinstance(first, CutAppended)
@@ -101,9 +118,9 @@ async def test_cuts_are_found_again_by_the_next_incarnation(three_servers) -> No
         assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.cut)
 
 
-async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(three_servers) -> None:
+async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(keepers) -> None:
     # EVIDENCE-OF: P-4
-    async with keepers(three_servers, 2) as (older, newer):
+    async with keepers(2) as (older, newer):
         await older.open()
         committed = await older.append(a_cut(1, 1))
         assert await newer.open() == ManifestOpened(2, committed.cut)
@@ -114,8 +131,8 @@ async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(thr
         assert isinstance(await newer.append(a_cut(2, 2)), CutAppended)
 
 
-async def test_a_claim_lost_while_nothing_is_appended_is_told(three_servers) -> None:
-    async with keepers(three_servers, 2) as (older, newer), trio.open_nursery() as nursery:
+async def test_a_claim_lost_while_nothing_is_appended_is_told(keepers) -> None:
+    async with keepers(2) as (older, newer), trio.open_nursery() as nursery:
         await older.open()
         nursery.start_soon(older.log.watch)
         await newer.open()
@@ -124,22 +141,22 @@ async def test_a_claim_lost_while_nothing_is_appended_is_told(three_servers) -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(three_servers, monkeypatch) -> None:
+async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(keepers, monkeypatch) -> None:
     # EVIDENCE-OF: P-10  (R18)
     monkeypatch.setattr("checkpoint.limits.claimant_wait_s", 0.2)
-    async with keepers(three_servers, 2) as (older, newer):
+    async with keepers(2) as (older, newer):
         await older.open()
         committed = await older.append(a_cut(1, 1))
         store = newer.log._store
-        async with await store.claim("app.coord", 7, b"x" * 16):
+        async with await store.claim(newer.log._directory, 7, b"x" * 16):
             pass
         assert isinstance(await older.append(a_cut(2, 1)), ManifestLost)
         opened = await older.open(held=1)
         assert opened == ManifestOpened(8, committed.cut)
 
 
-async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart(three_servers) -> None:
-    async with keepers(three_servers, 2) as pair:
+async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart(keepers) -> None:
+    async with keepers(2) as pair:
         answers = []
 
         async def contend(keeper):
@@ -160,7 +177,8 @@ async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart
 
 async def test_a_server_killed_meanwhile_changes_nothing_two_make_it_wait(three_servers) -> None:
     # EVIDENCE-OF: P-5, P-10
-    async with keepers(three_servers) as keeper:
+    await init_store(url_of(three_servers))
+    async with opened(url_of(three_servers), "app") as keeper:
         await keeper.open()
         await keeper.append(a_cut(1, 1))
         three_servers[0].kill()
@@ -177,18 +195,20 @@ async def test_a_server_killed_meanwhile_changes_nothing_two_make_it_wait(three_
             nursery.cancel_scope.cancel()
 
 
-async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(three_servers, monkeypatch) -> None:
+async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, monkeypatch) -> None:
     monkeypatch.setattr("checkpoint.limits.manifest_replay_bytes_max", 2_000)
     monkeypatch.setattr("checkpoint.limits.manifest_segment_bytes_max", 4_000)
-    async with keepers(three_servers) as keeper:
+    async with keepers() as keeper:
         await keeper.open()
         for number in range(1, 21):
             await keeper.append(a_cut(number, 1))
         opened = await keeper.open(held=1)
         assert opened.last_cut.cut == 20
         assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
-        chain = await look_chain(keeper.log._store, "app.coord", "manifest")
-        records = [r async for _, r in read_records(keeper.log._store, chain, directory="app.coord")]
+        chain = await look_chain(keeper.log._store, keeper.log._directory, "manifest")
+        records = [
+            r async for _, r in read_records(keeper.log._store, chain, directory=keeper.log._directory)
+        ]
         assert [record.ints[0] for record in records if record.op is Op.CUT] == [19, 20, 21]
         starts = [msgspec.json.decode(r.strings[0]) for r in records if r.op is Op.SEGMENT_START]
         assert [start["pipelined"] for start in starts] == [False] * len(starts)  # R9: readers rely on it
@@ -203,9 +223,9 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(three_server
         (Record(Op.CUT, ints=(2, 1, 1), strings=cut_record(a_cut(1, 1)).strings), "the record says"),
     ],
 )
-async def test_a_manifest_with_a_cut_that_cannot_be_is_refused(three_servers, record, reason) -> None:
-    async with keepers(three_servers) as keeper:
-        async with await keeper.log._store.claim("app.coord", 1, b"x" * 16) as claim:
+async def test_a_manifest_with_a_cut_that_cannot_be_is_refused(keepers, record, reason) -> None:
+    async with keepers() as keeper:
+        async with await keeper.log._store.claim(keeper.log._directory, 1, b"x" * 16) as claim:
             state = await take_over(claim, "manifest", generation=keeper.log._store.record.generation)
             writer = await ChainWriter.open(claim, "manifest", state, 1, pipelined=False)
             await writer.wait_synced(writer.append(record))
