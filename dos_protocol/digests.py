@@ -5,8 +5,7 @@ The prefix digest of content c, cut into 64 KiB blocks b_0 .. b_{k-1} and a tail
     D_0 = 0;  D_{i+1} = xxh3_64(b_i, seed=D_i);  value = D_k if t is empty, else xxh3_64(t, seed=D_k)
 
 It does not depend on how c was cut into appends, it can be resumed from (k, D_k) alone plus the tail, and it
-tells two histories of one length apart: an append that names it cannot land after another writer's bytes
-(design section 5).
+tells two histories of one length apart: an append that names it cannot land after another writer's bytes.
 """
 
 import copy

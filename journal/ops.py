@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class Op(IntEnum):
-    """What a record does. Source: design section 7; the first three are version 0's."""
+    """What a record does. The first three are version 0's."""
 
     TRUNCATE = 0
     WRITE = 1

@@ -4,7 +4,7 @@ Rules of this file: `handle(event, now) -> effects`; the order of everything tha
 decided here and in the two parts below it (`cutting.py`, `recovery.py`). `now` is a monotonic clock in
 seconds. It does not know sockets, threads, the journal or the launcher.
 
-The order that keeps cuts safe (design section 8; takeover.md R8-R13):
+The order that keeps cuts safe (decision 0003, R8-R13):
 
 1. OpenManifest; nothing is ordered until ManifestOpened says that the new segment's start is on the quorum.
 Its epoch
