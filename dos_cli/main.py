@@ -1,12 +1,13 @@
-"""The one command, `dos`: knows the names of all commands, and imports a package only when one of its commands is run.
+"""The one command, `dos`: knows the names of all commands, and imports a package only when one of them is run.
 
-Rules of this file: no package of ours is imported at the top, and no command does its work here. A command lives in its
-package's own `cli` module; this file holds the table that says where, and the line that `dos --help` shows for it. So
-`dos --help`, `dos --version` and the completion of a command's name need neither trio nor a server's code, and start in
-the time that typer takes.
+Rules of this file: no package of ours is imported at the top, and no command does its work here. A command
+lives in its package's own `cli` module; this file holds the table that says where, and the line that
+`dos --help` shows for it. So `dos --help`, `dos --version` and the completion of a command's name need
+neither trio nor a server's code, and start in the time that typer takes.
 
-Adding a command: write it in your package's `cli.py` (as a command of its `app`, or as a plain function), and add its
-row to `COMMANDS`. A test runs `--help` of every row, so a row without its command does not stay unnoticed.
+Adding a command: write it in your package's `cli.py` (as a command of its `app`, or as a plain function), and
+add its row to `COMMANDS`. A test runs `--help` of every row, so a row without its command does not stay
+unnoticed.
 """
 
 import importlib
@@ -49,10 +50,10 @@ def load_command(name: str) -> Any:
 class LazyGroup(typer_core.TyperGroup):
     """A command group that lists from the table and imports on use."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - typer's signature
         if cmd_name not in COMMANDS:
             return None
         return _NotLoaded(cmd_name, help=COMMANDS[cmd_name][1])
@@ -82,7 +83,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """DOS, the durable object service: append-only objects on one, two or three servers."""
