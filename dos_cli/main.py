@@ -1,4 +1,4 @@
-"""The one command, `dos`: knows the names of all commands, and imports a package only when one of them is run.
+"""The one command, `dos`: knows the names of all commands, and imports a package only on use.
 
 Rules of this file: no package of ours is imported at the top, and no command does its work here. A command
 lives in its package's own `cli` module; this file holds the table that says where, and the line that
