@@ -127,6 +127,17 @@ def joining(state: State) -> State:
     return replace(state, servers=servers, tool=Tool(decided=1))
 
 
+def filled(state: State) -> State:
+    """Everybody is at generation 1, and d holds what there is; nothing is decided beyond."""
+    first, second, third, _ = state.servers
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    held = [server._replace(generation=1) for server in (first, second, third)]
+    most = Server(1, max(s.claim for s in held), max(s.first for s in held), max(s.second for s in held))
+    return replace(state, servers=(*held, most), tool=Tool(decided=1, filled=True))
+
+
 def quorum(rules: Rules, generation: int, members: frozenset[int], needed: int) -> bool:
     sets = SETS[generation] if rules.both_sets else (VOTERS[generation],)
     return all(len(group & members) >= needed for group in sets)

@@ -109,13 +109,16 @@ async def has(server: AnyServer, directory: str, name: str, content: bytes) -> N
 class Proxy:
     """A TCP proxy in front of one server. `answers_pass` False: what the server says is swallowed.
 
-    `cut` ends all connections through it, `accepts` False refuses new ones at once."""
+    `stalled`: nothing is taken from the client any more, so its socket fills up. `cut` ends all connections
+    through it, `accepts` False refuses new ones at once. `target` may be another server from the next
+    connection on."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.answers_pass = True
         self.requests_pass = True
         self.accepts = True
+        self.stalled = False
         self.port = 0
         self._scopes: set[trio.CancelScope] = set()
 
@@ -161,6 +164,8 @@ class Proxy:
     ) -> None:
         try:
             while data := await source.receive_some(65_536):
+                while self.stalled:  # noqa: ASYNC110 - set from outside
+                    await trio.sleep(0.01)
                 if passes():
                     await sink.send_all(data)
         except trio.BrokenResourceError:

@@ -5,6 +5,7 @@ directory.
 """
 
 import shutil
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -315,6 +316,96 @@ async def put_behind_the_stores_back(server: ThreadServer, name: str, data: byte
         synced = trio.Event()
         connection.post(append_head(name, 1, Chunk(0, 0, data)), data)
         await synced.wait()
+
+
+async def test_a_shorter_copy_of_another_content_is_unmasked_by_another_member(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    await init_store(url_of(three))
+    await put_behind_the_stores_back(three[2], "x", b"other")
+    await trio.to_thread.run_sync(three[2].kill)
+    async with claimed(three, epoch=2) as (store, claim):
+        writer = claim.open_object("x")
+        for _ in range(3 * window_bytes_max // 65_536):
+            writer.append(bytes(65_536))
+            await writer.wait_room()
+        await writer.wait_synced(writer.size)
+        await trio.to_thread.run_sync(three[2].restart)
+        await until(lambda: any(one.state == "broken" for one in store.members()), "it is shown as broken")
+    assert await content_of(three[2], "d", "x") == b"other"
+
+
+async def test_a_member_that_takes_nothing_for_a_while_falls_behind_and_catches_up(three: Threads) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    async with proxies(three) as between:
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (_, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"begin"))
+            between[2].stalled = True
+            block = bytes(range(256)) * 256
+            for _ in range(4 * window_bytes_max // len(block)):
+                writer.append(block)
+                await writer.wait_room()
+            await writer.wait_synced(writer.size)
+            target = claim.targets["x"]
+            assert target.window is not None
+            assert target.window.base > target.sizes[bytes.fromhex(three[2].server_id)] + window_bytes_max
+            between[2].stalled = False
+            await writer.wait_synced(writer.append(b"end"))
+            await has(three[2], "d", "x", b"begin" + block * (4 * window_bytes_max // len(block)) + b"end")
+
+
+async def test_one_server_at_two_members_addresses_counts_once(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    async with proxies(three) as between:
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (store, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"kept"))
+            between[2].accepts = False
+            between[0].target = three[1].address
+            for proxy in between:
+                proxy.cut()
+            size = writer.append(b"?")
+            await has(three[1], "d", "x", b"kept?")
+            await until(
+                lambda: any("the record names" in one.error for one in store.members()), "it is recognised"
+            )
+            await until(lambda: claim.waiting, "one server is no quorum")
+            assert writer.synced == 4
+            between[2].accepts = True
+            await writer.wait_synced(size)
+
+
+async def test_whoever_waits_when_the_claim_is_lost_hears_it(three: Threads) -> None:
+    # EVIDENCE-OF: P-4
+    async with proxies(three) as between:
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (_, old):
+            writer = old.open_object("x")
+            await writer.wait_synced(writer.append(b"kept"))
+            for proxy in between:
+                proxy.requests_pass = False
+            raised = []
+
+            async def wait(call: Callable[[int], Awaitable[None]]) -> None:
+                with pytest.raises(FencedError):
+                    await call(9)
+                raised.append(call)
+
+            newer = new_writer()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, writer.wait_synced)
+                nursery.start_soon(wait, writer.wait_received)
+                writer.append(b"never")
+                for server in three:
+                    async with open_connection(server.location) as direct:
+                        await direct.claim("d", 2, newer)
+                for proxy in between:
+                    proxy.cut()
+                    proxy.requests_pass = True
+                await until(lambda: len(raised) == 2, "both have heard it")
+            assert writer.synced == 4
 
 
 async def test_a_single_member_store_survives_its_servers_restart(alone: ThreadServer) -> None:

@@ -354,6 +354,21 @@ async def test_contents_that_contradict_each_other_stop_the_replacement(four: Th
         await replace_member(url, old=four[2].location, new=four[3].location)
 
 
+async def test_a_new_server_with_another_content_is_never_let_in(four: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(four[:3])
+    record = await init_store(url)
+    await write_idle(url, "d", 1, b"right")
+    async with connect(four[3].url) as server, await server.claim("d", 1, new_writer()) as claim:
+        writer = claim.open_object("o0")
+        await writer.wait_synced(writer.append(b"wrong"))
+    joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
+    for server in four:
+        await hand_over(server.location, joining)
+    with pytest.raises(ReplacementError, match="another content on the new server"):
+        await replace_member(url, old=four[2].location, new=four[3].location)
+
+
 @pytest.mark.process
 async def test_with_real_processes_a_member_killed_and_wiped_is_replaced(
     three_servers: list[ServerProcess],  # noqa: F811

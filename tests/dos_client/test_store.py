@@ -242,6 +242,22 @@ async def test_looking_claims_nothing_and_says_when_too_few_answer(three: Server
         assert await reader.read("d", "x", 0, 10) == b"abc", "reading needs one member only"
 
 
+async def test_a_member_that_lags_does_not_end_the_reading(three: Servers) -> None:
+    await init_store(url_of(three))
+    async with claimed(three) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"abc"))
+        await has(three[2], "d", "x", b"abc")
+        await trio.to_thread.run_sync(three[2].kill)
+        await writer.wait_synced(writer.append(b"def"))
+        for server in three[:2]:
+            await has(server, "d", "x", b"abcdef")
+    await trio.to_thread.run_sync(three[2].restart)
+    async with open_store(url_of(three)) as store:
+        await store.ping()
+        assert {await store.read("d", "x", 3, 9) for _ in range(20)} == {b"def"}
+
+
 async def test_a_member_with_a_damaged_object_has_not_answered(three: Servers) -> None:
     # EVIDENCE-OF: P-5
     await init_store(url_of(three))

@@ -1,0 +1,124 @@
+"""What counts as acknowledged, and how much is remembered."""
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_client import init_store
+from dos_client.core.quorum import Quorums
+from dos_client.core.window import Window
+from dos_client.limits import journal_lag_bytes_max, window_bytes_max
+from dos_client.target import Target, Waiters
+from tests.dos_client.records import record, server_id
+from tests.dos_client.support import ThreadServer, claimed, until, url_of
+
+A, B, C, J = (server_id(letter) for letter in "abcj")
+OLD = Quorums(record("abc", 2))
+JOINING = Quorums(record("abc", 2, 2, joining="j", after="c"))
+NEW = Quorums(record("abj", 2, 3))
+
+
+def target_of(size: int) -> Target:
+    window = Window()
+    for _ in range(size // 65_536):
+        window.append(bytes(65_536))
+    window.append(bytes(size % 65_536))
+    return Target("x", 1, OLD, window)
+
+
+@pytest.mark.trio
+async def test_received_is_not_synced() -> None:
+    # EVIDENCE-OF: P-1
+    target = target_of(100)
+    target.note(A, 100, 40)
+    target.note(B, 90, 30)
+    assert (target.received, target.synced) == (90, 30)
+
+
+@pytest.mark.trio
+async def test_what_a_member_told_in_one_generation_does_not_count_in_the_next() -> None:
+    # EVIDENCE-OF: P-4
+    target = target_of(100)
+    target.note(A, 100, 100)
+    target.requorum(JOINING)
+    target.note(J, 100, 100)
+    target.requorum(NEW)
+    assert target.synced == 0, "a told it in the first generation, j in the second, nobody in the third"
+    target.note(A, 100, 100)
+    assert target.synced == 0
+    target.note(J, 100, 100)
+    assert target.synced == 100
+
+
+@pytest.mark.trio
+async def test_what_was_acknowledged_stays_acknowledged() -> None:
+    target = target_of(100)
+    target.note(A, 100, 100)
+    target.note(B, 100, 100)
+    target.requorum(JOINING)
+    target.note(A, 50, 50)
+    assert target.synced == target.received == 100
+
+
+@pytest.mark.trio
+async def test_a_member_that_is_away_keeps_no_more_than_the_window_in_memory() -> None:
+    # EVIDENCE-OF: P-9
+    target = target_of(3 * window_bytes_max)
+    for size in range(0, 3 * window_bytes_max + 1, 65_536):
+        target.note(A, size, size)
+        target.note(B, size, size)
+    assert target.window is not None
+    assert target.window.retained_bytes <= window_bytes_max + (1 << 20)
+
+
+@pytest.mark.trio
+async def test_what_no_quorum_has_is_never_forgotten() -> None:
+    # EVIDENCE-OF: P-5
+    target = target_of(3 * window_bytes_max)
+    target.note(A, 3 * window_bytes_max, 3 * window_bytes_max)
+    target.trim(window_bytes_max)
+    assert target.window is not None
+    assert target.window.base == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 1000)), max_size=20))
+def test_the_quorum_watermark_never_goes_back(told: list[tuple[bytes, int]]) -> None:
+    async def run() -> None:
+        target, last = target_of(1000), 0
+        for member, size in told:
+            target.note(member, size, size)
+            assert target.synced >= last
+            last = target.synced
+
+    trio.run(run)
+
+
+def test_waiters_are_woken_when_their_size_is_reached() -> None:
+    waiters = Waiters()
+    low, high = waiters.add(5), waiters.add(9)
+    waiters.wake(5)
+    assert low.is_set()
+    assert not high.is_set()
+    waiters.wake_all()
+    assert high.is_set()
+
+
+@pytest.mark.trio
+async def test_a_writer_without_a_quorum_is_held_back_at_the_lag_allowed(three: list[ThreadServer]) -> None:
+    # EVIDENCE-OF: P-9
+    await init_store(url_of(three))
+    async with claimed(three) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a"))
+        for server in three[1:]:
+            await trio.to_thread.run_sync(server.kill)
+        await until(lambda: claim.waiting, "waiting")
+        with trio.move_on_after(1.5) as scope:
+            while True:
+                writer.append(bytes(1 << 20))
+                await writer.wait_room()
+        assert scope.cancelled_caught
+        assert journal_lag_bytes_max <= writer.size - writer.synced <= journal_lag_bytes_max + (1 << 20)
+        await trio.to_thread.run_sync(three[1].restart)
+        await writer.wait_room()
