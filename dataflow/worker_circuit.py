@@ -77,6 +77,8 @@ class CircuitLoop:
         self._post = post
         self._state = LoopState.IDLE
         self._run: Incarnation | None = None
+        self._waiting = False
+        """The incarnation can do nothing until a message comes."""
         self.incarnations = 0
 
     def run(self) -> LinksEnded:
@@ -96,9 +98,6 @@ class CircuitLoop:
             return self._inbox.take_nowait()
         self._waiting = False
         return self._inbox.take()
-
-    _waiting = False
-    """The incarnation can do nothing until a message comes."""
 
     def _advance(self) -> None:
         assert self._run is not None

@@ -117,10 +117,6 @@ class Life:
             self._failure = error
             self._scope.cancel()
 
-    def expect_the_end(self) -> None:
-        """The region is over: peers may go before us, and that is no failure."""
-        self._ending = True
-
     async def end(self) -> None:
         """Stop everything of this incarnation and wait until it has stopped."""
         self._ending = True
