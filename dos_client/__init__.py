@@ -23,7 +23,8 @@ from dos_client.errors import (
 )
 from dos_client.filling import ReplaceProgress
 from dos_client.founding import init_store
-from dos_client.live_store import DirectoryView, Store
+from dos_client.live_store import Store
+from dos_client.looking import DirectoryView
 from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
 from dos_client.replacing import replace_member

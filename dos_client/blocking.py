@@ -20,7 +20,8 @@ import trio
 
 from dos_client import store as trio_store
 from dos_client.claim import Claim
-from dos_client.live_store import DirectoryView, Store
+from dos_client.live_store import Store
+from dos_client.looking import DirectoryView
 from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
 from dos_client.urls import DosUrl

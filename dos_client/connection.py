@@ -116,6 +116,7 @@ class Connection:
         self._next_id = 1
         self._broken = trio.Event()
         self._heard = trio.current_time()
+        self._quitting = False
 
     @property
     def server_id(self) -> bytes:
@@ -140,7 +141,9 @@ class Connection:
     def fail(self, error: DosError) -> None:
         """End the session. The first error is the one that counts."""
         if self.failure is None:
-            self.failure = error
+            self.failure = (
+                ClosedError(f"the session with {self.address} was closed") if self._quitting else error
+            )
             self._broken.set()
             for slot in self._pending.values():
                 slot.event.set()
@@ -337,6 +340,7 @@ class Connection:
 
     async def _quit(self) -> None:
         """Say goodbye, if that costs no time."""
+        self._quitting = True
         with trio.move_on_after(_quit_timeout_s):
             try:
                 await self.ask(Quit(), Bye, math.inf)

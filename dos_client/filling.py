@@ -32,7 +32,8 @@ from dos_client.limits import (
     fill_in_flight_bytes_max,
     fill_stall_s,
 )
-from dos_client.live_store import DirectoryView, Store
+from dos_client.live_store import Store
+from dos_client.looking import DirectoryView
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, NotFoundError, RefusedError
 from dos_protocol.names import NO_ID

@@ -59,6 +59,8 @@ answer_timeout_s: Final = 10.0
 
 probe_timeout_s: Final = 3.0
 read_timeout_s: Final = 5.0
+look_timeout_s: Final = 3.0
+"""How long members that do not answer a look are tried again, when too few have answered."""
 
 silence_ping_s: Final = 5.0
 silence_broken_s: Final = 15.0

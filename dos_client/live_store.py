@@ -7,7 +7,6 @@ are in `claim`, reads in `reading`, the making and changing of stores in `foundi
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -20,7 +19,8 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
 from dos_client.discovery import find_membership
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import answers_grace_s, read_timeout_s
+from dos_client.limits import answers_grace_s, look_timeout_s, read_timeout_s
+from dos_client.looking import DirectoryView, trusted_members, view_of
 from dos_client.members import MemberStatus, Watch
 from dos_client.reading import Readers, read_all
 from dos_client.urls import DosUrl
@@ -28,23 +28,9 @@ from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, StatResult
+from dos_protocol.vocabulary import DirectoryOpened, StatResult
 
 log: Final = logging.getLogger("dos.client")
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryView:
-    """A directory, looked at without claiming it.
-
-    `answers`: per trusted member, its objects. `epochs`: per member that answered, the claim it holds,
-    (epoch, writer id). `epoch_seen`: the highest of them, 0 when nobody ever claimed it. `reachable`: how
-    many members answered."""
-
-    answers: dict[bytes, dict[str, ObjectInfo]]
-    epochs: dict[bytes, tuple[int, bytes]]
-    epoch_seen: int
-    reachable: int
 
 
 class Store:
@@ -116,32 +102,11 @@ class Store:
 
         Raises QuorumUnavailableError when fewer answer in time."""
         check_name(directory)
-        quorums = Quorums(self.record)
-        opened: dict[bytes, DirectoryOpened] = {}
-        errors = await self._ask_members(
-            directory,
-            opened,
-            lambda: quorums.can_take_over([one for one in opened if _trusted(opened[one])]),
-        )
-        answers = {
-            server_id: {info.name: info for info in answer.entries}
-            for server_id, answer in opened.items()
-            if _trusted(answer)
-        }
-        if not quorums.can_take_over(answers):
-            damaged = [f"{id_text(one)} has damaged objects" for one in opened if one not in answers]
-            raise QuorumUnavailableError(
-                f"{quorums.claims_needed} sound members are needed to look at {directory},"
-                f" {len(answers)} answered",
-                [*errors, *damaged],
-            )
-        epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}
-        return DirectoryView(
-            {one: found for one, found in answers.items() if one in quorums.sets[0]},
-            epochs,
-            max((epoch for epoch, _ in epochs.values()), default=0),
-            len(opened),
-        )
+        while True:
+            record = self.record
+            opened, errors = await self._open_on_members(directory)
+            if self.record == record:
+                return view_of(directory, Quorums(record), opened, errors)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
         """Names of directories that any of F members has. Raises QuorumUnavailableError."""
@@ -152,7 +117,7 @@ class Store:
 
         async def ask(member: Member) -> None:
             try:
-                connection = await self._watched(member)
+                connection = await self._watched(member, patient=True)
                 names.update(info.name for info in await connection.list_all(prefix))
                 asked[member.server_id] = True
             except DosError as error:
@@ -160,9 +125,10 @@ class Store:
 
         await self._all_members(ask, lambda: quorums.can_take_over(asked))
         if not quorums.can_take_over(asked):
+            away = [self._watches[one.server_id] for one in self.record.members if one.server_id not in asked]
             raise QuorumUnavailableError(
                 f"{quorums.claims_needed} members are needed to list directories, {len(asked)} answered",
-                [f"{address}: {error}" for address, error in errors.items()],
+                [errors.get(one.member.address, f"{one.member.address}: {one.error}") for one in away],
             )
         return sorted(names)
 
@@ -310,32 +276,42 @@ class Store:
                 remedy=f"use the store: dos://{servers}",
             )
 
-    async def _watched(self, member: Member) -> Connection:
-        """The idle session with a member, waiting for it if it is just being made."""
+    async def _watched(self, member: Member, *, patient: bool = False) -> Connection:
+        """The idle session with a member, waiting for it if it is just being made; `patient`: or being made
+        anew."""
         while True:
             watch = self._watches.get(member.server_id)
             if watch is not None and watch.connection is not None:
                 return watch.connection
-            if watch is None or watch.tried:
+            if watch is None or (watch.tried and not patient):
                 raise QuorumUnavailableError(
                     f"{member.address}: {watch.error if watch is not None else 'no member any more'}"
                 )
             with trio.move_on_after(0.05):
                 await self._change.wait()
 
-    async def _ask_members(
-        self, directory: str, opened: dict[bytes, DirectoryOpened], enough: Callable[[], bool]
-    ) -> list[str]:
+    async def _open_on_members(self, directory: str) -> tuple[dict[bytes, DirectoryOpened], dict[str, str]]:
+        """A directory on every member that answers before the time is up; and the last error of each other
+        one."""
+        quorums = Quorums(self.record)
+        opened: dict[bytes, DirectoryOpened] = {}
         errors: dict[str, str] = {}
 
         async def ask(member: Member) -> None:
-            try:
-                opened[member.server_id] = await self._readers.session(member, directory).opened()
-            except DosError as error:
-                errors[member.address] = str(error.args[0])
+            attempt = 0
+            while True:
+                try:
+                    opened[member.server_id] = await self._readers.session(member, directory).opened()
+                except DosError as error:
+                    errors[member.address] = str(error.args[0])
+                else:
+                    errors.pop(member.address, None)
+                    return
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, self.chance.random()))
 
-        await self._all_members(ask, enough)
-        return [f"{address}: {error}" for address, error in errors.items()]
+        await self._all_members(ask, lambda: quorums.can_take_over(trusted_members(opened)))
+        return opened, errors
 
     async def _all_members(
         self, ask: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
@@ -351,7 +327,7 @@ class Store:
             if enough() or not remaining:
                 done.set()
 
-        with trio.move_on_after(read_timeout_s):
+        with trio.move_on_after(look_timeout_s):
             async with trio.open_nursery() as nursery:
                 for member in self.record.members:
                     nursery.start_soon(one, member)
@@ -384,7 +360,3 @@ class Store:
         else:
             state = "catching up" if lag else "in sync"
         return MemberStatus(member.address, member.server_id, state, lag, connected, error)
-
-
-def _trusted(opened: DirectoryOpened) -> bool:
-    return not any(info.corrupt or info.poisoned for info in opened.entries)

@@ -180,7 +180,7 @@ async def test_interrupted_anywhere_it_goes_on_where_it_was(four: Threads, phase
     for number in range(1, 5):
         await write_idle(url, f"idle{number}", 1, b"x" * 300_000 * number)
     await off(four[2])
-    for calls in range(1, 30, 4):
+    for calls in (1, 9, 20):
         with trio.CancelScope() as scope:
             seen = 0
 

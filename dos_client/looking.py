@@ -1,0 +1,54 @@
+"""What a look at a directory makes of its members' answers. Claims nothing.
+
+Rules of this file: answers in, a view or a refusal out. Who asks, and how long, is the store's matter.
+"""
+
+from dataclasses import dataclass
+
+from dos_client.core.quorum import Quorums
+from dos_client.errors import QuorumUnavailableError
+from dos_protocol.names import id_text
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryView:
+    """A directory, looked at without claiming it.
+
+    `answers`: per trusted member, its objects. `epochs`: per member that answered, the claim it holds,
+    (epoch, writer id). `epoch_seen`: the highest of them, 0 when nobody ever claimed it. `reachable`: how
+    many members answered."""
+
+    answers: dict[bytes, dict[str, ObjectInfo]]
+    epochs: dict[bytes, tuple[int, bytes]]
+    epoch_seen: int
+    reachable: int
+
+
+def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
+    """The members whose answers hold nothing damaged (R4)."""
+    return [
+        server_id
+        for server_id, answer in opened.items()
+        if not any(info.corrupt or info.poisoned for info in answer.entries)
+    ]
+
+
+def view_of(
+    directory: str, quorums: Quorums, opened: dict[bytes, DirectoryOpened], errors: dict[str, str]
+) -> DirectoryView:
+    trusted = trusted_members(opened)
+    if not quorums.can_take_over(trusted):
+        missing = [f"{address}: {error}" for address, error in errors.items()]
+        missing += [f"{id_text(one)} has damaged objects" for one in opened if one not in trusted]
+        raise QuorumUnavailableError(
+            f"{quorums.claims_needed} sound members are needed to look at {directory}, {len(trusted)} answered",
+            missing,
+        )
+    epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}
+    return DirectoryView(
+        {one: {info.name: info for info in opened[one].entries} for one in trusted if one in quorums.sets[0]},
+        epochs,
+        max((epoch for epoch, _ in epochs.values()), default=0),
+        len(opened),
+    )
