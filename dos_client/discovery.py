@@ -13,7 +13,7 @@ import trio
 
 from dos_client.connection import open_connection
 from dos_client.core.membership import Membership, ServerAnswer, decide
-from dos_client.limits import probe_timeout_s
+from dos_client.limits import probe_grace_s, probe_timeout_s
 from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_protocol.store_record import StoreRecord
 
@@ -41,19 +41,27 @@ async def probe(address: str, *, token: bytes = b"", client: str = "") -> Server
     raise BrokenConnectionError(f"{address} did not answer within {probe_timeout_s:g} s")
 
 
-async def survey(addresses: Iterable[str], *, token: bytes = b"", client: str = "") -> Survey:
-    """Ask several servers at once. Never raises for one of them."""
+async def survey(
+    addresses: Iterable[str], *, token: bytes = b"", client: str = "", hurry: bool = False
+) -> Survey:
+    """Ask several servers at once. Never raises for one of them. `hurry`: once some record is confirmed,
+    the others get only a moment more."""
     answers: list[ServerAnswer] = []
-    errors: dict[str, str] = {}
+    errors = dict.fromkeys(addresses, "gave no answer in time")
 
     async def ask(address: str) -> None:
         try:
             answers.append(await probe(address, token=token, client=client))
+            del errors[address]
         except DosError as error:
             errors[address] = str(error.args[0])
+        if hurry and decide(answers).record is not None:
+            nursery.cancel_scope.deadline = min(
+                nursery.cancel_scope.deadline, trio.current_time() + probe_grace_s
+            )
 
     async with trio.open_nursery() as nursery:
-        for address in dict.fromkeys(addresses):
+        for address in list(errors):
             nursery.start_soon(ask, address)
     return Survey(tuple(sorted(answers, key=lambda one: one.address)), dict(sorted(errors.items())))
 
@@ -68,13 +76,20 @@ async def hand_over(address: str, record: StoreRecord, *, token: bytes = b"", cl
 
 
 async def find_membership(
-    addresses: Iterable[str], *, token: bytes = b"", client: str = "", store_id: bytes | None = None
+    addresses: Iterable[str],
+    *,
+    token: bytes = b"",
+    client: str = "",
+    store_id: bytes | None = None,
+    hurry: bool = False,
 ) -> tuple[Membership, Survey]:
-    """Which record counts, after following addresses in records and helping members that hold older ones."""
+    """Which record counts, after following addresses in records and helping members that hold older ones.
+
+    `hurry`: do not wait long for servers that are not needed for that."""
     known = dict.fromkeys(addresses)
     helped: set[tuple[str, int]] = set()
     while True:
-        seen = await survey(known, token=token, client=client)
+        seen = await survey(known, token=token, client=client, hurry=hurry)
         membership = decide(seen.answers, store_id)
         named = {
             member.address for answer in seen.answers if answer.record for member in answer.record.members

@@ -68,9 +68,16 @@ silence_broken_s: Final = 15.0
 
 backoff_first_s: Final = 0.05
 backoff_max_s: Final = 2.0
+session_worked_s: Final = 5.0
+"""A session that brought no watermark and lived no longer than this does not shorten the wait before the
+next."""
 
 answers_grace_s: Final = 0.25
 """When enough members have answered a claim or a look, the others get this much longer to be heard too."""
+
+probe_grace_s: Final = 0.5
+"""When enough servers have shown a record to open a store by it, the others get this much longer to be
+heard too."""
 
 open_timeout_s: Final = 10.0
 """How long `open_store` looks for enough members to know the record."""

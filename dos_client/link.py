@@ -23,7 +23,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import Refusal, climb, judge_fenced
 from dos_client.core.replica import Comparison, ReplicaEvent, ReplicaState, compare, step
 from dos_client.core.window import append_head
-from dos_client.limits import in_flight_bytes_max, send_batch_bytes, superseded_joining_s
+from dos_client.limits import in_flight_bytes_max, send_batch_bytes, session_worked_s, superseded_joining_s
 from dos_client.members import admit_or_act
 from dos_client.target import Target
 from dos_protocol.digests import Buffer
@@ -172,7 +172,8 @@ class Link:
         connection.on_append_refused = self._append_refused
         if self.error:
             log.debug("%s holds %s at epoch %d", self.member.address, self.claim.directory, self.claim.epoch)
-        self.error, self._worked, self.connection = "", True, connection
+        self.error, self.connection = "", connection
+        begun = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -185,6 +186,7 @@ class Link:
                     self._nursery = None  # it closes: an object entered now waits for the next session
                 nursery.cancel_scope.cancel()
         finally:
+            self._worked = self._worked or trio.current_time() - begun > session_worked_s
             self._left()
         assert connection.failure is not None
         raise connection.failure
@@ -291,6 +293,9 @@ class Link:
             allowed = min(room, self._in_flight_max - (replica.sent - replica.received))
             if allowed > 0:
                 room -= self._take(replica, buffers, allowed)
+                self._active[replica.target.name] = self._active.pop(
+                    replica.target.name
+                )  # the others come first
 
     def _take(self, replica: Replica, buffers: list[Buffer], room: int) -> int:
         target, taken = replica.target, 0
@@ -318,6 +323,9 @@ class Link:
                 f"watermark {mark.received}/{mark.synced} of {mark.name}: {replica.sent} bytes were sent,"
                 f" {replica.synced} were synced before"
             )
+        if replica.state is ReplicaState.BROKEN:
+            return
+        self._worked = True
         limited = replica.sent - replica.received >= self._in_flight_max
         replica.received, replica.synced = mark.received, mark.synced
         replica.target.note(self.server_id, mark.received, mark.synced)

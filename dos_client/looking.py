@@ -42,7 +42,8 @@ def view_of(
         missing = [f"{address}: {error}" for address, error in errors.items()]
         missing += [f"{id_text(one)} has damaged objects" for one in opened if one not in trusted]
         raise QuorumUnavailableError(
-            f"{quorums.claims_needed} sound members are needed to look at {directory}, {len(trusted)} answered",
+            f"{quorums.claims_needed} sound members are needed to look at {directory},"
+            f" {len(trusted)} answered",
             missing,
         )
     epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}

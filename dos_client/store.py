@@ -74,7 +74,7 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
     deadline = trio.current_time() + open_timeout_s
     attempt = 0
     while True:
-        membership, seen = await find_membership(url.servers, token=token, client=client)
+        membership, seen = await find_membership(url.servers, token=token, client=client, hurry=True)
         if membership.record is not None:
             return membership.record
         attempt += 1

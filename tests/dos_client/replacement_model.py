@@ -138,6 +138,14 @@ def filled(state: State) -> State:
     return replace(state, servers=(*held, most), tool=Tool(decided=1, filled=True))
 
 
+def filled_early(state: State) -> State:
+    """d was filled at once, before anyone had heard of generation 1: only `fence_first` forbids it."""
+    *others, _ = state.servers
+    held = [server for server in others if server is not None]
+    most = Server(0, max(s.claim for s in held), max(s.first for s in held), max(s.second for s in held))
+    return replace(state, servers=(*others, most), tool=Tool(decided=1, filled=True))
+
+
 def quorum(rules: Rules, generation: int, members: frozenset[int], needed: int) -> bool:
     sets = SETS[generation] if rules.both_sets else (VOTERS[generation],)
     return all(len(group & members) >= needed for group in sets)

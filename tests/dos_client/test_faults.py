@@ -136,6 +136,23 @@ async def test_a_stopped_member_costs_the_others_nothing(three_servers: Processe
 
 
 @pytest.mark.process
+async def test_a_stopped_member_holds_up_no_opening_looking_or_claiming(three_servers: Processes) -> None:  # noqa: F811
+    # EVIDENCE-OF: P-10
+    await init_store(url_of(three_servers))
+    three_servers[0].pause()
+    try:
+        begin = trio.current_time()
+        async with claimed(three_servers) as (store, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"abc"))
+            assert (await store.look("d")).reachable == 2
+            assert await claim.read("x", 0, 9) == b"abc"
+        assert trio.current_time() - begin < 3
+    finally:
+        three_servers[0].resume()
+
+
+@pytest.mark.process
 async def test_with_two_stopped_members_it_says_that_it_waits(three_servers: Processes) -> None:  # noqa: F811
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (_, claim):
