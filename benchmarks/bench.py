@@ -221,7 +221,8 @@ PAGE = """\
 Written by `./run bench` on {date}, not by hand. Medians of {pairs} runs; what is compared ran in turn
 (A B A B). Such figures drift by tens of per cent on a shared machine: read the ratios.
 
-Machine: {machine}. Everything ran on it: clients, servers and Spark.
+Machine: {machine}.
+Everything ran on it: clients, servers and Spark.
 
 | what | measured | beside it | aim |
 |---|---|---|---|
@@ -234,8 +235,8 @@ Machine: {machine}. Everything ran on it: clients, servers and Spark.
   bytes from a socket to a file, with `fdatasync` each 64 MB and at the end.
 - **Replay**: a journal on disk, every record's checksum verified and its fields read, in one process.
 - **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
-  {passes} times, from the first byte read to the region's end; then the output is verified. Beside it the
-  same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots, one file a
+  {passes} times, from the moment that all workers run to the region's end; then the output is verified.
+  Beside it the same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots, one file a
   micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches committed by then, over the time
   to the last commit.
 - **Memory**: the high-water mark of resident memory.
