@@ -237,8 +237,8 @@ Everything ran on it: clients, servers and Spark.
 - **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
   {passes} times, from the moment that all workers run to the region's end; then the output is verified.
   Beside it the same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots,
-  one file a micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches committed by then, over
-  the time to the last commit.
+  one file a micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches that were
+  committed by then, over the time to the last commit.
 - **Memory**: the high-water mark of resident memory.
 """
 
