@@ -19,7 +19,7 @@ from checkpoint.core.region import CutCommitted, RegionEvent, RegionStatus, Stat
 from checkpoint.errors import RegionFailedError
 from spark_integration.core.progress import ProgressMeter
 from spark_integration.launcher import SparkLauncher
-from spark_integration.limits import JOBS_END_TIMEOUT_S, RECENT_PROGRESS_MAX, STOP_TIMEOUT_S
+from spark_integration.limits import JOBS_END_TIMEOUT_S, RECENT_PROGRESS_MAX, STOP_TIMEOUT_S, WATCH_S
 
 log = logging.getLogger("dos.spark_integration")
 
@@ -129,11 +129,16 @@ class RegionHandle:
     def _watch(self) -> None:
         ended = False
         while not ended:
-            event = self._events.queue.get()
+            try:
+                event = self._events.queue.get(timeout=WATCH_S)
+            except queue.Empty:  # an end that the coordinator's own bug brought is told by no event
+                ended = self._control.wait(0)
+                continue
             if isinstance(event, CutCommitted):
                 self._recent.append(self._report(event))
             self._tell(event)
             ended = isinstance(event, StateChanged) and event.state.is_end
+        self._control.wait(JOBS_END_TIMEOUT_S)  # the end is told before its error is at hand
         if not self._launcher.wait_idle(JOBS_END_TIMEOUT_S):
             log.warning("%s: has ended, but not all its jobs; cancelling them", self.name)
         self._launcher.close(JOBS_END_TIMEOUT_S)

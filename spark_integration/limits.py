@@ -28,3 +28,5 @@ JOBS_END_TIMEOUT_S = 15.0
 """How long the jobs of a region that has ended may take to end by themselves, and again after a cancel."""
 
 STORE_ANSWER_S = 30.0
+WATCH_S = 1.0
+"""How often a handle to which no event comes looks whether the region is over."""

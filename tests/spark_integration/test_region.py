@@ -240,6 +240,7 @@ def test_executors_that_do_not_fit_end_the_region_at_once(
         region.awaitTermination(PATIENCE_S)
 
 
+@pytest.mark.timeout(240)  # five attempts, with a longer pause before each
 def test_a_worker_that_cannot_be_dialled_is_named_before_anything_runs(
     start: Start, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,6 @@ def test_a_worker_that_cannot_be_dialled_is_named_before_anything_runs(
     monkeypatch.setattr(on_executor, "make_task", with_a_wrong_address)
     region = start(word_count(tmp_path, passes=1), store=store)
     with pytest.raises(RegionFailedError, match=r"worker 0: .*worker 1.*127\.0\.0\.99"):
-        region.awaitTermination(PATIENCE_S)
+        region.awaitTermination(200)
     assert region.status.step == 0
     assert sum(path.stat().st_size for path in (tmp_path / "out").glob("part-w*.tsv")) == 0
