@@ -26,12 +26,12 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
 from dos_client.core.window import Window
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_client.limits import answer_timeout_s, answers_grace_s, waiting_after_s
+from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s, waiting_after_s
 from dos_client.link import Link
 from dos_client.object_writer import ObjectWriter
 from dos_client.reading import read_all
 from dos_client.target import Target
-from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
+from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError, LocalProtocolError
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -113,18 +113,22 @@ class Claim:
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         """Durable bytes of an object, from `member` or from the best one; short only at that member's end.
 
-        Raises QuorumUnavailableError when no claimed member can answer, else what the last one asked
-        answered."""
-        self.check()
-        links = (
-            [self._links[member]] if member in self._links else self._readers(name) if member is None else []
-        )
-        return await read_all(
-            ((link.member.address, link.connection) for link in links if link.connection),
-            name,
-            offset,
-            max_bytes,
-        )
+        A session that is just being made anew is waited for. Raises QuorumUnavailableError or
+        BrokenConnectionError when no claimed member can answer for some seconds, else what the last one
+        asked answered."""
+        patience = trio.current_time() + read_timeout_s
+        while True:
+            self.check()
+            link = self._links.get(member) if member is not None else None
+            links = [link] if link is not None else self._readers(name) if member is None else []
+            try:
+                return await read_all(
+                    ((one.member.address, one.connection) for one in links), name, offset, max_bytes
+                )
+            except (QuorumUnavailableError, BrokenConnectionError):
+                if trio.current_time() > patience:
+                    raise
+            await self.wait_changed(0.5)
 
     async def settle(self, name: str, size: int, digest: int) -> None:
         """Have the prefix of that size, with that digest, synced on a quorum of claimed members (R7).
@@ -319,8 +323,6 @@ class Claim:
             return max(known, info.synced if info is not None else 0)
 
         joined = [link for link in self._links.values() if link.connection and link.member.state == "in"]
-        if not joined:
-            raise QuorumUnavailableError(f"no member of {self.directory} is connected")
         return sorted(joined, key=has, reverse=True)
 
     def _nobody_has(self, target: Target) -> bool:

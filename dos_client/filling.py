@@ -82,8 +82,17 @@ class Wanted:
 class Filling:
     """See the module. One run fills one joining member."""
 
-    def __init__(self, store: Store, joining: Member, tell: Callable[[int, int, int, int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        joining: Member,
+        tell: Callable[[int, int, int, int], None],
+        check: Callable[[], None],
+    ) -> None:
+        """`check` raises when this run is no longer the one to do it."""
         self._store = store
+        self._generation = store.record.generation
+        self._check = check
         self._joining = joining
         self._tell = tell
         self._wanted: list[Wanted] = []
@@ -116,6 +125,7 @@ class Filling:
         self._wanted.append(wanted)
         attempt, last = 0, (-1, trio.current_time())
         while True:
+            self._still_ours()
             try:
                 missing, live = await self._missing(wanted)
                 self._count()
@@ -136,6 +146,14 @@ class Filling:
                 await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
         self._finished += 1
         self._count()
+
+    def _still_ours(self) -> None:
+        self._check()
+        if self._store.record.generation != self._generation:
+            raise ReplacementError(
+                f"generation {self._store.record.generation} came while {self._generation} was being filled",
+                remedy="look at `dos store status`: another replacement was begun",
+            )
 
     async def _look(self, name: str) -> Wanted:
         view = await self._store.look(name)

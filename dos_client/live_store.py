@@ -24,7 +24,7 @@ from dos_client.looking import DirectoryView, trusted_members, view_of
 from dos_client.members import MemberStatus, Watch
 from dos_client.reading import Readers, read_all
 from dos_client.urls import DosUrl
-from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.errors import BrokenConnectionError, DosError, LocalProtocolError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
@@ -135,28 +135,39 @@ class Store:
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         """Durable bytes from any good member, short only at that member's end.
 
-        Raises NotFoundError, PastEndError, CorruptError as the last member asked answered, or
-        QuorumUnavailableError."""
+        Raises NotFoundError, PastEndError, CorruptError as the last member asked answered;
+        QuorumUnavailableError or BrokenConnectionError when none could be asked for some seconds."""
         check_name(directory)
-        members = sorted(self.record.voters, key=lambda member: self._distance(member.server_id))
-        last: DosError | None = None
+        patience = trio.current_time() + read_timeout_s
+        while True:
+            try:
+                return await self._read_from_any(directory, name, offset, max_bytes)
+            except (QuorumUnavailableError, BrokenConnectionError):
+                if trio.current_time() > patience:
+                    raise
+            with trio.move_on_after(0.1):
+                await self._change.wait()
+
+    async def _read_from_any(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        last: DosError = QuorumUnavailableError("the store has no members")
         empty = False
-        for member in members:
+        for member in sorted(self.record.voters, key=lambda one: self._distance(one.server_id)):
             try:
                 with trio.fail_after(read_timeout_s):
-                    connection = await self._readers.session(member, directory).connection()
+                    connection = await self.reader(member, directory)
                 data = await read_all([(member.address, connection)], name, offset, max_bytes)
             except trio.TooSlowError:
-                last = last or QuorumUnavailableError(f"{member.address} did not answer in time")
+                last = QuorumUnavailableError(f"{member.address} did not answer in time")
             except DosError as error:
-                last = error
+                answered = not isinstance(last, QuorumUnavailableError | BrokenConnectionError)
+                last = last if answered and isinstance(error, BrokenConnectionError) else error
             else:
                 if data:
                     return data
                 empty = True
         if empty:
             return b""
-        raise last or QuorumUnavailableError("the store has no members")
+        raise last
 
     async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
         """Sizes of an object, and the digest of a prefix, on every member that answers."""

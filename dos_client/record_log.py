@@ -24,9 +24,14 @@ from dos_protocol.store_record import StoreRecord
 class RecordLog:
     """The log, taken over. `last`: the newest record decided or in use."""
 
-    def __init__(self, writer: ObjectWriter, last: StoreRecord) -> None:
+    def __init__(self, claim: Claim, writer: ObjectWriter, last: StoreRecord) -> None:
         self.last = last
+        self._claim = claim
         self._writer = writer
+
+    def check(self) -> None:
+        """Raise FencedError if another run has taken the log over: this one is over then."""
+        self._claim.check()
 
     async def decide(self, record: StoreRecord) -> None:
         """Make the record the one of its generation. Raises FencedError when another run has taken the log
@@ -72,7 +77,7 @@ async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
         with trio.CancelScope(shield=True):
             await claim.aclose()
         raise
-    return claim, RecordLog(writer, last)
+    return claim, RecordLog(claim, writer, last)
 
 
 async def _settle_all(claim: Claim) -> list[StoreRecord]:

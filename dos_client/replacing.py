@@ -11,17 +11,18 @@ import trio
 
 from dos_client.connection import open_connection
 from dos_client.core.backoff import backoff_s
+from dos_client.core.membership import ServerAnswer
 from dos_client.core.quorum import joining_member, replaced_member
-from dos_client.core.replacement import Step, finish, plan
+from dos_client.core.replacement import Plan, Step, finish, plan
 from dos_client.discovery import hand_over, probe
 from dos_client.errors import ReplacementError
 from dos_client.filling import Filling, Progress, ReplaceProgress
-from dos_client.limits import install_timeout_s
+from dos_client.limits import install_timeout_s, look_timeout_s
 from dos_client.live_store import Store
 from dos_client.record_log import RecordLog, open_record_log
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
-from dos_protocol.errors import DosError
+from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 
 log: Final = logging.getLogger("dos.client")
@@ -49,24 +50,45 @@ async def replace_member(
     new_address = parse_address(new)
     async with open_store(parse_url(url), token=token, client=client) as store:
         answer = await probe(new_address, token=token, client=client)
-        if _plan(store.record, old_name, answer.server_id, new_address)[0] is Step.DONE:
-            return store.record
-        async with open_record_log(store) as records:
-            if records.last.generation > store.record.generation:
-                await _install(store, records.last)
-            step, record = _plan(store.record, old_name, answer.server_id, new_address)
-            if step is Step.BEGIN:
-                await _must_be_new(store, new_address)
-                await _decide_and_install(store, records, record)
-            if step is not Step.DONE:
-                await _fill(store, tell)
-                leaving = replaced_member(store.record)
-                tell.phase("finishing")
-                await _decide_and_install(store, records, finish(store.record))
-                if leaving is not None:
-                    await _tell_leaving(store, leaving.address)
+        try:
+            await _replace(store, old_name, answer, tell)
+        except FencedError:
+            # another run took over: it may have finished what this one had decided
+            if not await _is_in(store, answer.server_id):
+                raise
         tell.phase("done")
         return store.record
+
+
+async def _replace(store: Store, old: str, new: ServerAnswer, tell: "_Teller") -> None:
+    if _plan(store.record, old, new)[0] is Step.DONE:
+        return
+    async with open_record_log(store) as records:
+        if records.last.generation > store.record.generation:
+            await _install(store, records.last)
+        step, record = _plan(store.record, old, new)
+        if step is Step.BEGIN:
+            await _must_be_new(store, new.address)
+            await _decide_and_install(store, records, record)
+        if step is not Step.DONE:
+            await _fill(store, records, tell)
+            leaving = replaced_member(store.record)
+            tell.phase("finishing")
+            await _decide_and_install(store, records, finish(store.record))
+            if leaving is not None:
+                await _tell_leaving(store, leaving.address)
+
+
+async def _is_in(store: Store, server_id: bytes) -> bool:
+    """Whether the server is, or within moments becomes, a member that counts."""
+    store.reread_membership()
+    with trio.move_on_after(look_timeout_s):
+        while True:
+            member = store.record.member(server_id)
+            if member is not None and member.state == "in":
+                return True
+            await store.wait_generation(store.record.generation + 1)
+    return False
 
 
 class _Teller:
@@ -89,9 +111,9 @@ class _Teller:
             self._callback(self._now)
 
 
-def _plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> tuple[Step, StoreRecord]:
+def _plan(record: StoreRecord, old: str, new: ServerAnswer) -> Plan:
     try:
-        return plan(record, old, new_id, new_address)
+        return plan(record, old, new.server_id, new.address)
     except ValueError as error:
         raise ReplacementError(str(error)) from error
 
@@ -133,12 +155,12 @@ async def _install(store: Store, record: StoreRecord) -> None:
         )
 
 
-async def _fill(store: Store, tell: _Teller) -> None:
+async def _fill(store: Store, records: RecordLog, tell: _Teller) -> None:
     joining = joining_member(store.record)
     if joining is None:
         raise ReplacementError(f"no member joins in generation {store.record.generation}")
     tell.phase("filling")
-    await Filling(store, joining, tell.counts).run()
+    await Filling(store, joining, tell.counts, records.check).run()
 
 
 async def _tell_leaving(store: Store, address: str) -> None:
