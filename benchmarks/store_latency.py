@@ -1,0 +1,89 @@
+"""One small append at a time, acknowledged by two of three: with all members there, and with one stopped
+(SIGSTOP).
+
+    python benchmarks/store_latency.py [--appends 1000] [--folder DIR] [--json]
+
+A stopped member must cost the others nothing: the aim is a 99th percentile within 1.5 of the one without
+it. Exit 1 beyond that.
+"""
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import trio
+from store_stream import running_servers
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dos_client import ObjectWriter, init_store, open_store  # noqa: E402
+
+RECORD = os.urandom(100)
+AIM = 1.5
+
+
+async def times(writer: ObjectWriter, count: int) -> list[float]:
+    """Milliseconds of each append, until a quorum has it durably."""
+    found = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        await writer.wait_synced(writer.append(RECORD))
+        found.append(1_000 * (time.perf_counter() - begin))
+    return found
+
+
+async def measure(url: str, pids: list[int], count: int) -> tuple[list[float], list[float]]:
+    """With all three, and with one of them stopped."""
+    await init_store(url)
+    async with (
+        open_store(url, client="store_latency") as store,
+        await store.claim("bench", 1, secrets.token_bytes(16)) as claim,
+    ):
+        writer = claim.open_object("records")
+        await times(writer, count // 10)
+        all_there = await times(writer, count)
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            one_stopped = await times(writer, count)
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        return all_there, one_stopped
+
+
+def percentiles(found: list[float]) -> dict[str, float]:
+    """p50 and p99, in milliseconds."""
+    cuts = statistics.quantiles(found, n=100)
+    return {"p50_ms": cuts[49], "p99_ms": cuts[98]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--appends", type=int, default=1_000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as data,
+        running_servers(Path(data), 3) as (url, pids),
+    ):
+        there, stopped = map(percentiles, trio.run(measure, url, pids, options.appends))
+    ratio = stopped["p99_ms"] / there["p99_ms"]
+    if options.json:
+        print(json.dumps({"all_there": there, "one_stopped": stopped, "ratio": ratio}))
+    else:
+        for what, figures in (("all three there", there), ("one stopped", stopped)):
+            print(f"{what:<16} p50 {figures['p50_ms']:.2f} ms   p99 {figures['p99_ms']:.2f} ms")
+        print(f"ratio of p99: {ratio:.2f} (aim {AIM})")
+    sys.exit(0 if ratio <= AIM else 1)
+
+
+if __name__ == "__main__":
+    main()
