@@ -32,7 +32,7 @@ from examples.demo.verdict import Verdict, judge
 from spark_integration import RegionHandle, run
 
 REGION = "wordcount"
-AIM_S = 50.0
+AIM_S = 60.0
 """How long the counting should last by the default number of passes: at least 40 s and 15 cuts."""
 SPEED_OF_COUNTER = 0.7
 """A region's words/s as a part of what `Counter` does on one core: what the default number of passes rests
