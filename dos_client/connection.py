@@ -113,6 +113,7 @@ class Connection:
         self._outbox: list[Buffer] = []
         self._parked = trio.lowlevel.ParkingLot()
         self._pending: dict[int, _Slot] = {}
+        self._owed: set[int] = set()
         self._next_id = 1
         self._broken = trio.Event()
         self._heard = trio.current_time()
@@ -122,6 +123,12 @@ class Connection:
     def server_id(self) -> bytes:
         """The server's identity, as it said in WELCOME."""
         return self.welcome.server_id
+
+    @property
+    def owed(self) -> int:
+        """Answers that nobody waits for any more and that are late: dropped when they come. (A GET that
+        waits for more bytes is not late.)"""
+        return len(self._owed)
 
     async def wait_broken(self) -> DosError:
         """Wait until the session has failed; returns why."""
@@ -154,7 +161,7 @@ class Connection:
 
         Raises the RefusedError of an ERROR answer, and BrokenConnectionError when the session ends first or
         the answer takes longer than `timeout_s`. When cancelled, the request may or may not be carried
-        out."""
+        out, and its answer is `owed`."""
         if self.failure is not None:
             raise again(self.failure)
         request_id, self._next_id = self._next_id, self._next_id + 1
@@ -167,6 +174,8 @@ class Connection:
                 await slot.event.wait()
         finally:
             del self._pending[request_id]
+            if slot.message is None and not (isinstance(message, Get) and message.wait_ms):
+                self._owed.add(request_id)
         if slot.message is None:
             if self.failure is not None:
                 raise again(self.failure)
@@ -307,7 +316,9 @@ class Connection:
         if slot is not None:
             slot.message = decode(frame)
             slot.event.set()
-        elif frame.opcode == _ERROR:
+            return
+        self._owed.discard(frame.request_id)
+        if frame.opcode == _ERROR:
             self._refused(frame)
         elif frame.request_id == 0 or frame.request_id >= self._next_id:
             raise RemoteProtocolError(

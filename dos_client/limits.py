@@ -87,9 +87,39 @@ waiting_after_s: Final = 3.0
 
 reader_sessions_max: Final = 32
 
+hedge_percentile: Final = 0.95
+hedge_delay_min_s: Final = 0.002
+hedge_delay_max_s: Final = 0.25
+hedge_delay_first_s: Final = 0.02
+"""Another member is asked too when the answer takes longer than so large a share of the last answers did, but
+not before and not after these. The last counts while fewer answers than `hedge_samples_min` are known."""
+
+hedge_samples_min: Final = 16
+hedge_samples_max: Final = 64
+hedge_sample_age_s: Final = 30.0
+"""What is known of a member's answer times: the last so many, none older."""
+
+hedge_share: Final = 0.05
+hedge_burst: Final = 10
+"""So many questions may be asked twice: this share of all, and so many saved up."""
+
+hedge_rescue_s: Final = 0.5
+"""Without budget another member is asked after this long: something is wrong then, and waiting is worse."""
+
+read_settle_s: Final = 1.0
+"""When F members are at an object's end, or have no such object, the others get this long to know more."""
+
+answers_owed_max: Final = 8
+"""Answers that nobody waits for any more, per session; who owes more is not asked until it gave some."""
+
+damage_reports_max: Final = 1_000
+"""Copies known to be wrong; beyond it the oldest note goes, and that copy is found out again when read."""
+
 if chunk_bytes_max % digest_block_bytes or chunk_bytes_max > payload_bytes_max:
     raise ValueError("a chunk is whole blocks of the digest, and fits one frame")
 if catch_up_chunk_bytes + catch_up_in_flight_bytes_max > MIB:
     raise ValueError("catching up takes at most 1 MiB a member")
+if not 0 < hedge_delay_min_s <= hedge_delay_first_s <= hedge_delay_max_s <= hedge_rescue_s < read_timeout_s:
+    raise ValueError("hedging has its turn before a rescue, and that before the time is up")
 if window_bytes_max < 2 * chunk_bytes_max or journal_lag_bytes_max < window_bytes_max:
     raise ValueError("the window holds some chunks, and the lag allowed is at least the window")

@@ -14,17 +14,20 @@ import trio
 from dos_client.claim import Claim
 from dos_client.connection import Connection
 from dos_client.core.backoff import backoff_s
+from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
+from dos_client.damage import Damage
 from dos_client.discovery import find_membership
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import answers_grace_s, look_timeout_s, read_timeout_s
+from dos_client.limits import answers_grace_s, look_timeout_s
 from dos_client.looking import DirectoryView, trusted_members, view_of
 from dos_client.members import MemberStatus, Watch
-from dos_client.reading import Readers, read_all
+from dos_client.reading import Readers
+from dos_client.store_reads import read_any
 from dos_client.urls import DosUrl
-from dos_protocol.errors import BrokenConnectionError, DosError, LocalProtocolError
+from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
@@ -38,7 +41,7 @@ class Store:
     made it.
 
     `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
-    any."""
+    any. `damage`: the copies that were found to be wrong. `pace`: how fast members answer reads."""
 
     def __init__(
         self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
@@ -49,6 +52,8 @@ class Store:
         self.client = client
         self.chance = random.Random()  # noqa: S311 - spreads load, no secret
         self.server_record: StoreRecord | None = None
+        self.damage = Damage()
+        self.pace = Pace()
         self._nursery = nursery
         self._claims: set[Claim] = set()
         self._watches: dict[bytes, Watch] = {}
@@ -133,41 +138,12 @@ class Store:
         return sorted(names)
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        """Durable bytes from any good member, short only at that member's end.
+        """Durable bytes from any good member, short only at that member's end. Hedged: when one is slow,
+        another is asked too.
 
-        Raises NotFoundError, PastEndError, CorruptError as the last member asked answered;
-        QuorumUnavailableError or BrokenConnectionError when none could be asked for some seconds."""
-        check_name(directory)
-        patience = trio.current_time() + read_timeout_s
-        while True:
-            try:
-                return await self._read_from_any(directory, name, offset, max_bytes)
-            except (QuorumUnavailableError, BrokenConnectionError):
-                if trio.current_time() > patience:
-                    raise
-            with trio.move_on_after(0.1):
-                await self._change.wait()
-
-    async def _read_from_any(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        last: DosError = QuorumUnavailableError("the store has no members")
-        empty = False
-        for member in sorted(self.record.voters, key=lambda one: self._distance(one.server_id)):
-            try:
-                with trio.fail_after(read_timeout_s):
-                    connection = await self.reader(member, directory)
-                data = await read_all([(member.address, connection)], name, offset, max_bytes)
-            except trio.TooSlowError:
-                last = QuorumUnavailableError(f"{member.address} did not answer in time")
-            except DosError as error:
-                answered = not isinstance(last, QuorumUnavailableError | BrokenConnectionError)
-                last = last if answered and isinstance(error, BrokenConnectionError) else error
-            else:
-                if data:
-                    return data
-                empty = True
-        if empty:
-            return b""
-        raise last
+        Raises NotFoundError or PastEndError when F members say so, CorruptError as a member answered;
+        QuorumUnavailableError or BrokenConnectionError when too few could be asked for some seconds."""
+        return await read_any(self, directory, name, offset, max_bytes)
 
     async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
         """Sizes of an object, and the digest of a prefix, on every member that answers."""
@@ -217,6 +193,20 @@ class Store:
         """A directory of one member as it is now. Raises BrokenConnectionError."""
         return await self._readers.session(member, directory).opened()
 
+    def owed(self, member: Member, directory: str) -> int:
+        """Answers that a reader session still owes to nobody in particular."""
+        return self._readers.owed(member, directory)
+
+    def is_connected(self, server_id: bytes) -> bool:
+        """Whether the member is there, as far as is known."""
+        watch = self._watches.get(server_id)
+        return watch is not None and watch.connection is not None
+
+    async def wait_moved(self, timeout_s: float) -> None:
+        """Wait until a member comes or goes, or the time is up."""
+        with trio.move_on_after(timeout_s):
+            await self._change.wait()
+
     def forget(self, claim: Claim) -> None:
         """The claim is over."""
         self._claims.discard(claim)
@@ -255,6 +245,9 @@ class Store:
         log.info("store %s is at generation %d", id_text(record.store_id), record.generation)
         self.record = record
         self._readers.end_all()
+        members = [member.server_id for member in record.members]
+        self.damage.keep_only(members)
+        self.pace.keep_only(members)
         self._watch_members()
         for claim in list(self._claims):
             claim.record_changed()
@@ -264,8 +257,7 @@ class Store:
         """Wait until a record of that generation, or a later one, is in use."""
         while self.record.generation < generation:
             self.reread_membership()
-            with trio.move_on_after(1.0):
-                await self._change.wait()
+            await self.wait_moved(1.0)
 
     def _watch_members(self) -> None:
         for watch in self._watches.values():
@@ -298,8 +290,7 @@ class Store:
                 raise QuorumUnavailableError(
                     f"{member.address}: {watch.error if watch is not None else 'no member any more'}"
                 )
-            with trio.move_on_after(0.05):
-                await self._change.wait()
+            await self.wait_moved(0.05)
 
     async def _open_on_members(self, directory: str) -> tuple[dict[bytes, DirectoryOpened], dict[str, str]]:
         """A directory on every member that answers before the time is up; and the last error of each other
@@ -345,11 +336,6 @@ class Store:
                 await done.wait()
                 if remaining:
                     nursery.cancel_scope.deadline = trio.current_time() + answers_grace_s
-
-    def _distance(self, server_id: bytes) -> float:
-        """Members that are connected come first, in random order."""
-        watch = self._watches.get(server_id)
-        return self.chance.random() + (0 if watch is not None and watch.connection is not None else 1)
 
     def _status(self, member: Member) -> MemberStatus:
         watch = self._watches[member.server_id]

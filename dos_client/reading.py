@@ -1,7 +1,7 @@
 """Reading from members: sessions without a claim, and the first good answer.
 
-Rules of this file: reads only. Which members are worth asking, and in what order, the caller says.
-(Hedging, asking a second member when the first is slow, is a later policy on the same call.)
+Rules of this file: reads only. Which members are worth asking, and in what order, the caller says: for a
+store's readers `asking`, with hedging; for a claim its own links, in `read_all`.
 """
 
 import logging
@@ -88,6 +88,11 @@ class ReaderSession:
     def over(self) -> bool:
         return self._error is not None
 
+    @property
+    def owed(self) -> int:
+        """See `Connection.owed`."""
+        return 0 if self._connection is None else self._connection.owed
+
     async def run(self) -> None:
         """Until it breaks, or the pool has no more use for it."""
         store = self._store
@@ -156,6 +161,11 @@ class Readers:
             _, oldest = self._sessions.popitem(last=False)
             oldest.scope.cancel()
         return session
+
+    def owed(self, member: Member, directory: str) -> int:
+        """Answers that the session still owes to nobody in particular."""
+        session = self._sessions.get((member.server_id, directory))
+        return 0 if session is None else session.owed
 
     def end_all(self) -> None:
         """Another record counts: all sessions are made anew when needed."""

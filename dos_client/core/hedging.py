@@ -1,0 +1,287 @@
+"""Whom to ask first, when to ask another one too, and when it is over. Pure: time and chance come in.
+
+The idea (Dean and Barroso, The Tail at Scale): ask one member; when its answer takes longer than 95 of 100
+answers did, ask the next one too; the first good answer wins, and nobody waits for the others any more. That
+costs one request in twenty when all is well. When everything is slow at once it would double the load, so
+there is a budget: only so many requests in a hundred may be asked twice.
+
+Rules of this file: one *race* is one question that any member can answer. What is asked, and what makes an
+answer good, the caller knows; it says how many answers are *lacking* still. Nobody is asked twice in a race.
+
+    event                        effect
+    Begin                        as many are asked as answers are lacking
+    Answered, none lacking       won: the others are dropped
+    Answered, some lacking       the next are asked, until as many are under way as are lacking
+    Failed                       likewise: a refusal or a broken session costs no budget
+    the delay passed             one more is asked, if the budget has it; without it, after `hedge_rescue_s`
+    one took `read_timeout_s`    dropped, and counted as failed
+    nobody left                  lost: what was answered so far is all there is
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dos_client.limits import (
+    hedge_burst,
+    hedge_delay_first_s,
+    hedge_delay_max_s,
+    hedge_delay_min_s,
+    hedge_percentile,
+    hedge_rescue_s,
+    hedge_sample_age_s,
+    hedge_samples_max,
+    hedge_samples_min,
+    hedge_share,
+    read_settle_s,
+    read_timeout_s,
+)
+from dos_protocol.limits import digest_block_bytes
+
+_NEAR_FACTOR: Final = 1.5
+_NEAR_S: Final = 0.0005
+"""Members whose usual time is that close to the best one's are as good as it, and share the load."""
+
+
+class Latencies:
+    """How long answers took lately: the last few, none older than `hedge_sample_age_s`, so that a member
+    that was slow is tried again some time."""
+
+    __slots__ = ("_samples", "_sorted")
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, seconds: float, now: float) -> None:
+        if len(self._samples) == hedge_samples_max:
+            self._forget_oldest()
+        self._samples.append((now, seconds))
+        insort(self._sorted, seconds)
+
+    def quantile(self, share: float, now: float) -> float | None:
+        """The time that `share` of the answers did not exceed; None without answers."""
+        while self._samples and self._samples[0][0] < now - hedge_sample_age_s:
+            self._forget_oldest()
+        if not self._samples:
+            return None
+        return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def _forget_oldest(self) -> None:
+        _, seconds = self._samples.popleft()
+        del self._sorted[bisect_left(self._sorted, seconds)]
+
+
+class Budget:
+    """Questions that may be asked twice: each question earns a share of one, and a few may be saved up.
+
+    Invariant: over any number n of questions, at most hedge_burst + n * hedge_share are taken."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens = float(hedge_burst)
+
+    def earn(self) -> None:
+        self._tokens = min(float(hedge_burst), self._tokens + hedge_share)
+
+    def take(self) -> bool:
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A member that could be asked. `owed`: answers that nobody waits for any more and that it still owes."""
+
+    server_id: bytes
+    connected: bool = True
+    avoided: bool = False
+    owed: int = 0
+
+
+class Pace:
+    """How fast each member answers, by the size of what is asked; and the budget they share.
+
+    `races`, `hedges`: how many questions there were, and how many members were asked only because of a
+    delay."""
+
+    def __init__(self) -> None:
+        self.budget = Budget()
+        self.races = 0
+        self.hedges = 0
+        self._times: dict[tuple[bytes, int], Latencies] = {}
+
+    def note(self, server_id: bytes, size: int, seconds: float, now: float) -> None:
+        """An answer took so long; or, of one that was dropped, at least so long."""
+        self._of(server_id, size).add(seconds, now)
+
+    def keep_only(self, server_ids: Sequence[bytes]) -> None:
+        """Forget who is no member any more."""
+        self._times = {key: times for key, times in self._times.items() if key[0] in server_ids}
+
+    def delay_s(self, server_id: bytes, size: int, now: float) -> float:
+        """After how long without an answer of this member another one is asked."""
+        times = self._of(server_id, size)
+        slow = times.quantile(hedge_percentile, now)
+        if slow is None or len(times) < hedge_samples_min:
+            return hedge_delay_first_s
+        return min(max(slow, hedge_delay_min_s), hedge_delay_max_s)
+
+    def order(self, candidates: Sequence[Candidate], size: int, now: float, chance: float) -> list[bytes]:
+        """Whom to ask first, second, and so on. Members about as fast as the best one share the load, by
+        `chance` (from 0 to 1)."""
+        usual = {one.server_id: self._of(one.server_id, size).quantile(0.5, now) or 0.0 for one in candidates}
+        known = [
+            seconds
+            for one in candidates
+            if (seconds := usual[one.server_id]) and one.connected and not one.avoided
+        ]
+        near = min(known, default=0.0) * _NEAR_FACTOR + _NEAR_S
+
+        def rank(one: Candidate) -> tuple[bool, bool, bool, float]:
+            seconds = usual[one.server_id]
+            return (one.avoided, not one.connected, one.owed > 0, 0.0 if seconds <= near else seconds)
+
+        ranked = sorted(candidates, key=rank)
+        equals = sum(rank(one) == rank(ranked[0]) for one in ranked)
+        turn = int(chance * equals)
+        return [one.server_id for one in (*ranked[turn:equals], *ranked[:turn], *ranked[equals:])]
+
+    def _of(self, server_id: bytes, size: int) -> Latencies:
+        key = (server_id, _class_of(size))
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = Latencies()
+        return times
+
+
+def _class_of(size: int) -> int:
+    """Answers are compared with answers of about the size: up to 64 KiB, then by powers of four."""
+    blocks = max(size - 1, 0) // digest_block_bytes
+    return (blocks.bit_length() + 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask this member. `hedge`: only because another one is slow."""
+
+    server_id: bytes
+    hedge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Wait no longer for this member's answer; it was asked so many seconds ago."""
+
+    server_id: bytes
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """The answers there are suffice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nobody is left who could answer."""
+
+
+Effect = Ask | Drop | Won | Lost
+
+
+class Race:
+    """One question. `begin` first, then what happens, until `over`; at `deadline` call `time_is_up`.
+
+    Invariants: each member is asked at most once; as many are under way as answers are lacking, while
+    members are left, and more only by a delay; after Won or Lost nobody is under way."""
+
+    def __init__(self, order: Sequence[bytes], delay_s: float, budget: Budget, *, lacking: int = 1) -> None:
+        self.over = False
+        self._left = deque(order)
+        self._under_way: dict[bytes, float] = {}
+        self._delay_s = delay_s
+        self._budget = budget
+        self._lacking = lacking
+        self._last_asked = 0.0
+        self._settles_at: float | None = None
+
+    def begin(self, now: float) -> list[Effect]:
+        self._budget.earn()
+        return self._go_on(now)
+
+    def answered(self, server_id: bytes, now: float, *, lacking: int, settled: bool = False) -> list[Effect]:
+        """A member answered; so many answers are lacking still. `settled`: what is there would do, if the
+        others, who get a moment more, have nothing better."""
+        if self.over or self._under_way.pop(server_id, None) is None:
+            return []
+        self._lacking = lacking
+        if settled and self._settles_at is None:
+            self._settles_at = now + read_settle_s
+        return self._end(now, Won()) if not lacking else self._go_on(now)
+
+    def failed(self, server_id: bytes, now: float) -> list[Effect]:
+        """A member refused, or its session broke."""
+        if self.over or self._under_way.pop(server_id, None) is None:
+            return []
+        return self._go_on(now)
+
+    @property
+    def deadline(self) -> float:
+        """When `time_is_up` is to be called next, if nothing else happens before."""
+        first = min(self._under_way.values(), default=self._last_asked)
+        times = [first + read_timeout_s]
+        if self._left:
+            times.append(self._last_asked + self._delay_s)
+        if self._settles_at is not None:
+            times.append(self._settles_at)
+        return min(times)
+
+    def time_is_up(self, now: float) -> list[Effect]:
+        """The time is `deadline`, or later."""
+        if self.over:
+            return []
+        if self._settles_at is not None and now >= self._settles_at:
+            return self._end(now, Lost())
+        effects: list[Effect] = []
+        for server_id, asked in list(self._under_way.items()):
+            if now >= asked + read_timeout_s:
+                del self._under_way[server_id]
+                effects.append(Drop(server_id, now - asked))
+        if self._left and now >= self._last_asked + self._delay_s and self._may_hedge():
+            effects.append(self._ask_next(now, hedge=True))
+        return effects + self._go_on(now)
+
+    def _may_hedge(self) -> bool:
+        """Whether one more may be asked now. If not, it may at the second, later time."""
+        if self._delay_s >= hedge_rescue_s or self._budget.take():
+            return True
+        self._delay_s = hedge_rescue_s
+        return False
+
+    def _go_on(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._left and len(self._under_way) < self._lacking:
+            effects.append(self._ask_next(now, hedge=False))
+        if not self._under_way:
+            effects += self._end(now, Lost())
+        return effects
+
+    def _ask_next(self, now: float, *, hedge: bool) -> Ask:
+        server_id = self._left.popleft()
+        self._under_way[server_id] = self._last_asked = now
+        return Ask(server_id, hedge)
+
+    def _end(self, now: float, how: Won | Lost) -> list[Effect]:
+        self.over = True
+        dropped = [Drop(server_id, now - asked) for server_id, asked in self._under_way.items()]
+        self._under_way.clear()
+        return [*dropped, how]

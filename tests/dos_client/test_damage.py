@@ -1,0 +1,77 @@
+"""The register of wrong copies."""
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+from dos_client.damage import Damage, Wrong
+from dos_client.limits import damage_reports_max
+
+A, B = b"a" * 16, b"b" * 16
+
+
+@pytest.mark.trio
+async def test_a_wrong_copy_is_reported_once_and_avoided(caplog: pytest.LogCaptureFixture) -> None:
+    damage = Damage()
+    with caplog.at_level(logging.WARNING, "dos.client"):
+        assert damage.note(A, "d", "x", 70, Wrong.DAMAGED)
+        assert not damage.note(A, "d", "x", 80, Wrong.DAMAGED)
+    assert len(caplog.messages) == 1
+    assert "d/x on 61616161616161616161616161616161, from byte 70" in caplog.messages[0]
+    assert damage.avoid(A, "d", "x")
+    assert not damage.refuse(A, "d", "x")
+    assert not damage.avoid(B, "d", "x")
+    assert not damage.avoid(A, "d", "y")
+
+
+@pytest.mark.trio
+async def test_bytes_that_look_sound_and_are_not_are_worse_than_damage() -> None:
+    damage = Damage()
+    damage.note(A, "d", "x", 70, Wrong.DAMAGED)
+    assert damage.note(A, "d", "x", 90, Wrong.DIFFERENT)
+    assert damage.refuse(A, "d", "x")
+    assert [(one.offset, one.why) for one in damage.reports()] == [(70, Wrong.DIFFERENT)]
+    assert damage.note(A, "d", "x", 10, Wrong.DAMAGED), "from an earlier byte on: news"
+    assert [(one.offset, one.why) for one in damage.reports()] == [(10, Wrong.DIFFERENT)]
+
+
+@pytest.mark.trio
+async def test_who_waits_for_reports_misses_none() -> None:
+    damage = Damage()
+    damage.note(A, "d", "before", 0, Wrong.DAMAGED)
+    first = await damage.wait_new(0)
+    async with trio.open_nursery() as nursery:
+        found: list[str] = []
+
+        async def wait() -> None:
+            found.extend(one.name for one in await damage.wait_new(first[-1].number))
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == []
+        damage.note(B, "d", "after", 0, Wrong.POISONED)
+    assert found == ["after"]
+
+
+@pytest.mark.trio
+async def test_what_is_mended_or_no_member_any_more_is_forgotten() -> None:
+    damage = Damage()
+    for server_id in (A, B):
+        damage.note(server_id, "d", "x", 0, Wrong.DAMAGED)
+    damage.mended(A, "d", "x")
+    assert not damage.avoid(A, "d", "x")
+    damage.keep_only([A])
+    assert damage.reports() == []
+    assert damage.note(A, "d", "x", 0, Wrong.DAMAGED), "wrong again: news"
+
+
+@pytest.mark.trio
+async def test_the_register_is_bounded() -> None:
+    # EVIDENCE-OF: P-9
+    damage = Damage()
+    for number in range(damage_reports_max + 1):
+        damage.note(A, "d", f"x{number}", 0, Wrong.DAMAGED)
+    assert len(damage.reports()) == damage_reports_max
+    assert not damage.avoid(A, "d", "x0")
