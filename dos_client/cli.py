@@ -15,8 +15,8 @@ from typing import Annotated, Any, BinaryIO
 import trio
 import typer
 
+from dos_client import cli_mending
 from dos_client.claim import Claim
-from dos_client.cli_store import store_app
 from dos_client.cli_support import (
     NEGATIVE,
     REFUSED,
@@ -40,7 +40,7 @@ from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
-app.add_typer(store_app, name="store")
+app.add_typer(cli_mending.store_app, name="store")
 
 _OURS = b"dos-append"
 """Writer ids of `dos append` begin so: it may take over from itself without being told to."""

@@ -4,20 +4,16 @@ Rules of this file: arguments in, text or JSON out. Exit codes are in `cli_suppo
 """
 
 import sys
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-import trio
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from dos_client.cli_progress import Shown
 from dos_client.cli_support import (
     NEGATIVE,
     UNREACHABLE,
     AsJson,
     TokenFile,
-    count_text,
     print_json,
     read_token,
     run,
@@ -53,6 +49,11 @@ def record_json(record: StoreRecord) -> dict[str, Any]:
             for one in record.members
         ],
     }
+
+
+def replace_text(now: ReplaceProgress) -> str:
+    """The progress of filling a member, in words."""
+    return f"{now.phase}, {now.directories_done} of {now.directories} directories"
 
 
 @store_app.command()
@@ -160,12 +161,14 @@ def replace(
     """
 
     async def work() -> StoreRecord:
-        with _Shown(quiet=as_json) as shown:
+        with Shown(quiet=as_json) as shown:
             return await replace_member(
                 url,
                 old=old,
                 new=new,
-                progress=shown.tell,
+                progress=lambda now: shown.tell(
+                    replace_text(now), now.bytes_done, now.bytes_total, now.phase
+                ),
                 token=read_token(token_file),
                 client="dos store replace",
             )
@@ -175,51 +178,3 @@ def replace(
         print_json(record_json(record))
     else:
         print(f"{new} is in, in the place of {old}: generation {record.generation}")
-
-
-class _Shown:
-    """Progress: a bar on a terminal, else a line now and then, on standard error."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._last = (-10.0, "")
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal and not quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                console=console,
-            )
-            self._task = self._bar.add_task("joining", total=None)
-
-    def tell(self, progress: ReplaceProgress) -> None:
-        """Called by the replacement."""
-        text = f"{progress.phase}, {progress.directories_done} of {progress.directories} directories"
-        if self._bar is not None:
-            self._bar.update(
-                self._task,
-                description=text,
-                total=progress.bytes_total or None,
-                completed=progress.bytes_done,
-            )
-        elif not self._quiet and (trio.current_time() - self._last[0] > 1 or progress.phase != self._last[1]):
-            self._last = (trio.current_time(), progress.phase)
-            print(
-                f"{text}, {count_text(progress.bytes_done)} of {count_text(progress.bytes_total)}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()

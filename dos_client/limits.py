@@ -47,6 +47,9 @@ directory in hand whose writer has brought nothing to the new member for so long
 superseded_joining_s: Final = 2.0
 """How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
 
+verify_pause_s: Final = 0.3
+"""Between the two looks at a directory whose copies are uneven: a writer at work moves them meanwhile."""
+
 take_over_attempts_max: Final = 8
 install_timeout_s: Final = 30.0
 

@@ -50,6 +50,7 @@ class ErrorCode(IntEnum):
     NOT_A_MEMBER = 22
     BUSY = 23
     INTERNAL = 24
+    WOULD_LOSE = 25
 
 
 class Verdict(NamedTuple):
@@ -92,6 +93,9 @@ VERDICTS: Final[dict[ErrorCode, Verdict]] = {
     ErrorCode.NOT_A_MEMBER: Verdict(Blame.STORE, "use the members of the newest store record"),
     ErrorCode.BUSY: Verdict(Blame.SERVER, "try again later"),
     ErrorCode.INTERNAL: Verdict(Blame.SERVER, "please report this, with the server's log"),
+    ErrorCode.WOULD_LOSE: Verdict(
+        Blame.CALLER, "mend it from a copy that has all of `actual` bytes, or show that none ever counted"
+    ),
 }
 
 CLOSING: Final = frozenset(
@@ -300,6 +304,17 @@ class UnsupportedError(RefusedError):
     """The server knows the request and does not do it."""
 
     code_of_class = ErrorCode.UNSUPPORTED
+
+
+class WouldLoseError(RefusedError):
+    """The new copy lacks bytes that the old one had durable, and that may count."""
+
+    code_of_class = ErrorCode.WOULD_LOSE
+
+    @property
+    def durable(self) -> int:
+        """So much the old copy had durable once."""
+        return self.actual
 
 
 class TooLargeError(RefusedError):

@@ -104,6 +104,16 @@ META_SPECS: Final[dict[int, Spec]] = {
     8: Struct("store_record" / Blob, Terminated),
     9: Struct(Terminated),
     10: Struct(Terminated),
+    11: Struct(
+        "offset" / Int64ub,
+        "goal_size" / Int64ub,
+        "goal_digest" / Int64ub,
+        "old_size" / Int64ub,
+        "old_digest" / Int64ub,
+        "overwrite" / Flag,
+        "name" / Name,
+        Terminated,
+    ),
     129: Struct(
         "version" / Int8ub,
         "server_id" / Identity,
@@ -121,6 +131,7 @@ META_SPECS: Final[dict[int, Spec]] = {
     136: Struct("generation" / Int64ub, Terminated),
     137: Struct(Terminated),
     138: Struct(Terminated),
+    139: Struct("size" / Int64ub, "done" / Flag, "name" / Name, Terminated),
     255: Struct(
         "code" / Int16ub,
         "actual" / Int64ub,
@@ -135,6 +146,7 @@ META_SPECS: Final[dict[int, Spec]] = {
 PAYLOADS: Final[dict[int, str]] = {
     3: "bytes",
     9: "bytes",
+    11: "bytes",
     130: "entries",
     132: "bytes",
     133: "entries",

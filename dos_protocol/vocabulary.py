@@ -30,6 +30,7 @@ class Opcode(IntEnum):
     CONFIGURE = 8
     PING = 9
     QUIT = 10
+    MEND = 11
 
     WELCOME = 129
     DIRECTORY_OPENED = 130
@@ -40,6 +41,7 @@ class Opcode(IntEnum):
     CONFIGURED = 136
     PONG = 137
     BYE = 138
+    MENDED = 139
     ERROR = 255
 
 
@@ -199,6 +201,31 @@ class Bye(msgspec.Struct, frozen=True):
     """The last message of a server."""
 
 
+class Mend(msgspec.Struct, frozen=True):
+    """Bytes of a new copy of an object, at `offset` of it. The new copy is put in the place of the old one
+    once it has `goal_size` bytes with the digest `goal_digest`.
+
+    `old_size`, `old_digest`: the copy that is to go, as its entry told of it (0, 0: none). `overwrite`: the
+    caller has shown that nothing it holds beyond the new copy was ever acknowledged."""
+
+    name: str
+    offset: int
+    goal_size: int
+    goal_digest: int
+    old_size: int
+    old_digest: int
+    overwrite: bool
+    payload: Buffer
+
+
+class Mended(msgspec.Struct, frozen=True):
+    """`size` bytes of the new copy are there; `done`: it stands in the place of the old one."""
+
+    name: str
+    size: int
+    done: bool
+
+
 class Error(msgspec.Struct, frozen=True):
     """A refusal.
 
@@ -232,5 +259,7 @@ Message = (
     | Pong
     | Quit
     | Bye
+    | Mend
+    | Mended
     | Error
 )

@@ -33,9 +33,13 @@ reads_in_flight_max: Final = 8
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 
+mends_max: Final = 8
+"""New copies of objects under way at once, over all connections."""
+
 sync_threads_max: Final = 16
 claim_threads_max: Final = 8
 load_threads_max: Final = 4
+mend_threads_max: Final = 4
 
 hello_seconds_max: Final = 5.0
 frame_seconds_max: Final = 30.0

@@ -26,6 +26,7 @@ from dos_server.limits import (
     connections_max,
     large_buffers_max,
     load_threads_max,
+    mend_threads_max,
     outgoing_bytes_max,
     outgoing_total_bytes_max,
     read_pressed_bytes,
@@ -60,6 +61,7 @@ class ObjectServer:
         self._one_more_thread = trio.CapacityLimiter(sync_threads_max)
         self._claim_limiter = trio.CapacityLimiter(claim_threads_max)
         self._load_limiter = trio.CapacityLimiter(load_threads_max)
+        self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
         self._read_limiter = trio.CapacityLimiter(reads_in_flight_max)
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
@@ -73,6 +75,9 @@ class ObjectServer:
             v.ReadData: self._read_data,
             v.ReadDigest: self._read_digest,
             v.StoreRecord: self._store_record,
+            v.WriteMend: self._write_mend,
+            v.InstallMend: self._install_mend,
+            v.DropMend: self._drop_mend,
         }
 
     async def serve(self, listener: socket.socket) -> None:
@@ -254,6 +259,26 @@ class ObjectServer:
             return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
 
         self._start(work, self._claim_limiter)
+
+    def _write_mend(self, effect: v.WriteMend) -> None:
+        self._start(
+            lambda: v.MendWritten(effect.session, self._storage.write_mend(effect)), self._mend_limiter
+        )
+
+    def _install_mend(self, effect: v.InstallMend) -> None:
+        def work() -> v.Event:
+            found = self._storage.install_mend(effect)
+            return v.MendInstalled(effect.session, effect.directory, effect.name, found)
+
+        self._start(work, self._mend_limiter)
+
+    def _drop_mend(self, effect: v.DropMend) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._drop_in_thread, effect)
+
+    async def _drop_in_thread(self, effect: v.DropMend) -> None:
+        """Taking a large file away may take a while."""
+        await trio.to_thread.run_sync(self._storage.drop_mend, effect, limiter=self._mend_limiter)
 
     def _read_digest(self, effect: v.ReadDigest) -> None:
         self._start(lambda: self._storage.digest(effect), self._read_limiter)

@@ -7,6 +7,8 @@
     d/DIR/.marks     what is synced at least, by object
     d/DIR/OBJECT     extents
     d/DIR/.torn.*    torn tails, copied aside before they are cut
+    d/DIR/.mend.*    new copies on their way in; gone at the next start
+    d/DIR/.broken.*  copies that were replaced by a new one
 
 Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
 Errors of the disk are translated here, and only here: no space, or failed.
@@ -18,12 +20,14 @@ for one object by one write and one sync at a time.
 import contextlib
 import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
+from dos_server import side_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
@@ -38,8 +42,7 @@ from dos_server.open_files import OpenFiles
 log = logging.getLogger("dos.server")
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_COPY_BYTES: Final = 1 << 20
-OBJECTS: Final = "d"
+OBJECTS: Final = side_files.OBJECTS
 
 
 def trouble_of(error: OSError) -> v.Trouble:
@@ -64,6 +67,7 @@ class Storage:
         self._disk = disk
         self._files = OpenFiles(disk)
         self._folders: dict[str, _Folder] = {}
+        self._marks_guard = threading.Lock()
 
     # Start and stop
 
@@ -123,6 +127,7 @@ class Storage:
             data = self._read_small(f"{path}/.claim")
             claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
             marks = self._load_marks(path, folder)
+            side_files.remove_leftovers(self._disk, path, names)
             objects = {
                 name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
             }
@@ -130,7 +135,7 @@ class Storage:
                 log.error(
                     "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
                 )
-                objects[name] = lost()
+                objects[name] = lost(marks[name].synced)
             self._disk.sync_folder(path)
         except (OSError, CorruptDataError) as error:
             log.exception("directory %s cannot be used", directory)
@@ -153,7 +158,7 @@ class Storage:
                 found = self._recover(directory, name, file.handle, mark)
         except OSError as error:
             log.error("object %s/%s cannot be read: %s", directory, name, error)
-            return lost()
+            return lost(mark.synced if mark is not None else 0)
         if found.corrupt:
             return found
         if mark is not None and mark.poisoned:
@@ -171,7 +176,7 @@ class Storage:
             self._write_mark(directory, Mark(name, found.size), durable=True)
         except OSError as error:
             log.error("mark of %s/%s: %s", directory, name, error)
-            return lost()
+            return lost(found.size)
         return found
 
     def _recover(self, directory: str, name: str, handle: int, mark: Mark | None) -> Found:
@@ -187,24 +192,12 @@ class Storage:
         if found.corrupt:
             return found
         if found.decision is Decision.COPY_CUT:
-            self._copy_aside(directory, name, handle, found.file_bytes, size)
+            side_files.copy_torn(disk, directory, name, handle, found.file_bytes, size)
         if found.file_bytes < size:
             disk.cut(handle, found.file_bytes)
         if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
             disk.sync(handle)
         return found
-
-    def _copy_aside(self, directory: str, name: str, handle: int, start: int, end: int) -> None:
-        path = f"{OBJECTS}/{directory}/.torn.{name}.{start}"
-        aside = self._disk.open(path, create=True)
-        try:
-            for position in range(start, end, _COPY_BYTES):
-                chunk = self._disk.read(handle, position, min(_COPY_BYTES, end - position))
-                self._disk.write(aside, position - start, [chunk])
-            self._disk.sync(aside)
-        finally:
-            self._disk.close(aside)
-        self._disk.sync_folder(f"{OBJECTS}/{directory}")
 
     def store_claim(self, directory: str, claim: Claim) -> v.Trouble:
         """Put a claim on stable storage, with the folder and its entry."""
@@ -280,13 +273,56 @@ class Storage:
 
     def _write_mark(self, directory: str, mark: Mark, *, durable: bool) -> None:
         folder = self._folders[directory]
-        if folder.marks is None:
-            folder.marks = self._disk.open(f"{OBJECTS}/{directory}/.marks", create=True)
-        slot = folder.slots.setdefault(mark.name, folder.slot_count)
-        folder.slot_count = max(folder.slot_count, slot + 1)
-        self._disk.write(folder.marks, slot * mark_bytes, [records.encode_mark(mark)])
+        with self._marks_guard:  # mending writes marks from a thread
+            if folder.marks is None:
+                folder.marks = self._disk.open(f"{OBJECTS}/{directory}/.marks", create=True)
+            slot = folder.slots.setdefault(mark.name, folder.slot_count)
+            folder.slot_count = max(folder.slot_count, slot + 1)
+            self._disk.write(folder.marks, slot * mark_bytes, [records.encode_mark(mark)])
         if durable:
             self._disk.sync(folder.marks)
+
+    # New copies of objects: see `side_files`
+
+    def write_mend(self, effect: v.WriteMend) -> v.Trouble:
+        """Write a part of a new copy into its own file."""
+        try:
+            if effect.create:
+                self._make_folder(effect.directory)
+            side_files.write(self._disk, effect)
+        except OSError as error:
+            log.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
+            return trouble_of(error)
+        return v.Trouble.NONE
+
+    def install_mend(self, effect: v.InstallMend) -> Found | None:
+        """The new copy on stable storage, the old one aside, the new one in its place. None: it failed."""
+        directory, name = effect.directory, effect.name
+        new = Mark(name, effect.goal_size)
+        try:
+            side_files.sync(self._disk, effect)
+            if effect.exists:
+                # should a crash leave neither copy, this one is known to be lost, not never to have been
+                self._write_mark(directory, Mark(name, effect.durable, effect.poisoned), durable=True)
+                self._disk.sync_folder(f"{OBJECTS}/{directory}")
+                self._files.forget(f"{OBJECTS}/{directory}/{name}")
+            side_files.change_places(self._disk, effect)
+            self._folder_durable(directory)
+            self._write_mark(directory, new, durable=True)
+            found = self._load_object(directory, name, new)
+        except OSError as error:
+            log.error("new copy of %s/%s cannot be put in its place: %s", directory, name, error)
+            return None
+        if found.corrupt or found.size != effect.goal_size:
+            log.error("the new copy of %s/%s is not whole: %d bytes", directory, name, found.size)
+            return None
+        log.warning("object %s/%s was mended, %d bytes; the old copy is aside", directory, name, found.size)
+        return found
+
+    def drop_mend(self, effect: v.DropMend) -> None:
+        """Take a new copy's file away; a failure leaves it to the next start."""
+        with _noted(f"new copy of {effect.directory}/{effect.name}"):
+            side_files.drop(self._disk, effect)
 
     def read(self, effect: v.ReadData) -> v.GotData:
         """Verified content, or where it is damaged."""

@@ -77,12 +77,21 @@ class Claims:
         older = directory.claimant
         if older is not None and older.session is not newcomer:
             self._not_opened(older, ErrorCode.FENCED, text, claim.epoch)
+        self.end_writers(directory, text, claim.epoch, newcomer)
+
+    def end_writers(
+        self, directory: DirectoryState, text: str, epoch: int, newcomer: Session | None = None
+    ) -> None:
+        """Every session that writes there, but the newcomer, is told FENCED with that epoch, and hears no
+        watermark any more. With the epoch held it means: claim again and compare."""
         for other in list(directory.sessions.values()):
             if other is newcomer or other.state is SessionState.SUPERSEDED:
                 continue
             if other.state is SessionState.CLAIMED or other.wrote:
                 other.move(SessionEvent.SUPERSEDED)
-                self._tables.refuse(other, ErrorCode.FENCED, text, 0, claim.epoch)
+                if directory.holder is other:
+                    directory.holder = None
+                self._tables.refuse(other, ErrorCode.FENCED, text, 0, epoch)
 
     def _not_opened(self, opening: Claimant, code: ErrorCode, text: str, actual: int = 0) -> None:
         """CWD is refused: the session is where it was before."""

@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 class ObjectState:
     """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical."""
 
-    def __init__(self, directory: str, name: str, found: Found | None = None) -> None:
+    def __init__(self, directory: str, name: str, found: Found | None = None, version: int = 0) -> None:
         self.directory = directory
         self.name = name
         self.seed = object_seed(directory, name)
@@ -83,6 +83,9 @@ class ObjectState:
         self.synced_digest = self.fold.value
         self.corrupt_from: int | None = found.size if found and found.corrupt else None
         self.poisoned = False
+        self.version = version
+        self.mending = False
+        self._durable = found.durable if found else 0
         self.pieces: list[Piece] = []
         self.tickets: deque[Ticket] = deque()
         self.unwritten_tickets = 0
@@ -99,10 +102,22 @@ class ObjectState:
         return self.fold.size
 
     @property
+    def durable(self) -> int:
+        """So much of it was on stable storage at some time, as far as is known: more than `synced` when it is
+        damaged."""
+        return max(self._durable, self.synced)
+
+    @property
+    def damaged(self) -> bool:
+        """This copy must not be counted."""
+        return self.poisoned or self.corrupt_from is not None
+
+    @property
     def settled(self) -> bool:
-        """Nothing accepted is on its way to the disk, or ever will be."""
+        """Nothing accepted is on its way to the disk, or ever will be, and no new copy of it is."""
         return (
             self.batch is None
+            and not self.mending
             and not self.pieces
             and not self.sync_asked
             and (self.poisoned or not self.needs_sync)
@@ -118,9 +133,14 @@ class ObjectState:
         return self.exists and (self.written > self.synced or not self.entry_durable)
 
     def info(self) -> ObjectInfo:
-        bad = self.poisoned or self.corrupt_from is not None
         return ObjectInfo(
-            self.name, self.written, self.synced, self.synced_digest, bool(self.tickets), bad, self.poisoned
+            self.name,
+            self.written,
+            self.synced,
+            self.synced_digest,
+            bool(self.tickets),
+            self.damaged,
+            self.poisoned,
         )
 
     def refuses(self, append: Append, session: int) -> Refusal | None:
@@ -133,6 +153,8 @@ class ObjectState:
             return Refusal(
                 ErrorCode.CORRUPT, f"{self.name} is damaged from {self.corrupt_from} on", self.corrupt_from
             )
+        if self.mending:
+            return Refusal(ErrorCode.BEING_APPENDED, f"{self.name} is being mended", self.accepted)
         if self.tickets and self.tickets[-1].session != session:
             return Refusal(ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted)
         if append.expected_size != self.accepted:

@@ -26,6 +26,9 @@ class Reads:
         if target is None:
             return
         state = target.state
+        if state.mending:
+            self._tables.refuse(session, ErrorCode.BUSY, f"{state.name} is being mended", request_id)
+            return
         good = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
         if state.corrupt_from is not None and request.offset >= good:
             text = f"{state.name} is damaged from {good} on"
@@ -51,24 +54,41 @@ class Reads:
         place = state.index.find(request.offset)
         end = request.offset + count
         self._tables.effects.append(
-            v.ReadData(session.number, request_id, state.directory, state.name, place, request.offset, end)
+            v.ReadData(
+                session.number,
+                request_id,
+                state.directory,
+                state.name,
+                place,
+                request.offset,
+                end,
+                state.version,
+            )
         )
 
     def got_data(self, event: v.GotData) -> None:
         read = event.read
         session = self._tables.answerable(read.session)
         damaged_at = event.damaged_at
-        if damaged_at is not None:
+        mended = damaged_at is not None and self._mended_meanwhile(read)
+        if damaged_at is not None and not mended:
             self._damaged(read.directory, read.name, damaged_at)
         if session is None:
             return
-        if damaged_at is not None:
+        if mended:
+            self._tables.refuse(session, ErrorCode.BUSY, f"{read.name} was mended meanwhile", read.request_id)
+        elif damaged_at is not None:
             text = f"{read.name} is damaged from {damaged_at} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, damaged_at)
         else:
             state = self._tables.find(read.directory, read.name)
             synced = state.synced if state else read.end
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
+
+    def _mended_meanwhile(self, read: v.ReadData | v.ReadDigest) -> bool:
+        """The file that was read is not the object's any more, or is just being replaced."""
+        state = self._tables.find(read.directory, read.name)
+        return state is not None and (state.mending or state.version != read.version)
 
     def _damaged(self, directory_name: str, name: str, offset: int) -> None:
         """Bytes that were good are not: this copy stops counting from there on."""
@@ -125,7 +145,9 @@ class Reads:
             return
         state = target.state
         at, info = request.digest_at, state.info()
-        if at == m.NO_DIGEST:
+        if at != m.NO_DIGEST and state.mending:
+            self._tables.refuse(session, ErrorCode.BUSY, f"{state.name} is being mended", request_id)
+        elif at == m.NO_DIGEST:
             self._tables.send(session, m.StatResult(info, at, 0), request_id)
         elif at == state.synced and state.corrupt_from is None:
             self._tables.send(session, m.StatResult(info, at, state.synced_digest), request_id)
@@ -139,18 +161,23 @@ class Reads:
             session.pending += 1
             place = state.index.find(fold_start(at))
             self._tables.effects.append(
-                v.ReadDigest(session.number, request_id, state.directory, state.name, place, at)
+                v.ReadDigest(
+                    session.number, request_id, state.directory, state.name, place, at, state.version
+                )
             )
 
     def got_digest(self, event: v.GotDigest) -> None:
         read = event.read
         session = self._tables.answerable(read.session)
-        if event.damaged_at is not None:
+        mended = event.damaged_at is not None and self._mended_meanwhile(read)
+        if event.damaged_at is not None and not mended:
             self._damaged(read.directory, read.name, event.damaged_at)
         state = self._tables.find(read.directory, read.name)
         if session is None:
             return
-        if event.damaged_at is not None or state is None:
+        if mended:
+            self._tables.refuse(session, ErrorCode.BUSY, f"{read.name} was mended meanwhile", read.request_id)
+        elif event.damaged_at is not None or state is None:
             text = f"{read.name} is damaged from {event.damaged_at} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, event.damaged_at or 0)
         else:

@@ -37,7 +37,8 @@ class Found:
     """An object as its file shows it, and what to do.
 
     size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
-    prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched.
+    prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched;
+    durable: what was synced at some time, at least.
     """
 
     size: int
@@ -46,15 +47,16 @@ class Found:
     index: SparseIndex
     letter: str
     decision: Decision
+    durable: int = 0
 
     @property
     def corrupt(self) -> bool:
         return self.decision is Decision.QUARANTINE
 
 
-def lost() -> Found:
+def lost(durable: int = 0) -> Found:
     """An object whose file is gone, or cannot be opened: nothing of it is good here."""
-    return Found(0, 0, PrefixDigest(), SparseIndex(), "G", Decision.QUARANTINE)
+    return Found(0, 0, PrefixDigest(), SparseIndex(), "G", Decision.QUARANTINE, durable)
 
 
 def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
@@ -75,7 +77,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
             scan.stop_at_damage(damage.offset)
             case = ROTTEN_CASE
         else:
-            return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision)
+            return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision, scan.durable)
 
 
 class _Scan:

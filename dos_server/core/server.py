@@ -28,6 +28,7 @@ from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
+from dos_server.core.mends import Mends
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -50,6 +51,7 @@ class ServerCore:
         claims = Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
+        mends = Mends(tables, claims, reads)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
             v.Received: self._received,
@@ -64,6 +66,8 @@ class ServerCore:
             v.GotData: reads.got_data,
             v.GotDigest: reads.got_digest,
             v.RecordStored: self._record_stored,
+            v.MendWritten: mends.written,
+            v.MendInstalled: mends.installed,
             v.Tick: self._tick,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
@@ -77,6 +81,7 @@ class ServerCore:
             m.List: reads.list_entries,
             m.Stat: reads.stat,
             m.Delete: self._delete,
+            m.Mend: mends.mend,
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:

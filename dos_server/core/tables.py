@@ -13,6 +13,7 @@ from dos_protocol.session_states import SessionEvent
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState
+from dos_server.core.mend import Mend
 from dos_server.core.object_state import ObjectState
 from dos_server.core.session import Session
 from dos_server.limits import directories_loaded_max, objects_loaded_max
@@ -42,6 +43,7 @@ class Tables:
         self.waiting: dict[ObjectState, None] = {}
         self.opened: list[Session] = []
         self.settled: list[Session] = []
+        self.mends: dict[int, Mend] = {}
         self.now = 0.0
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
@@ -83,8 +85,20 @@ class Tables:
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is not None:
             directory.leave(session)
+        self.drop_mend(session.number)
         session.directory = None
         session.wrote = False
+
+    def drop_mend(self, session: int) -> None:
+        """The new copy that the session was bringing is not wanted any more, unless it is being installed."""
+        mend = self.mends.get(session)
+        if mend is None:
+            return
+        if mend.busy:
+            mend.orphan = True
+        else:
+            del self.mends[session]
+            self.effects.append(v.DropMend(session, mend.directory, mend.name))
 
     def directory_of(self, session: Session, request_id: int) -> DirectoryState | None:
         """The directory the session is in, or None after refusing NOT_READY."""

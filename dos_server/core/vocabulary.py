@@ -110,6 +110,25 @@ class RecordStored(NamedTuple):
     trouble: Trouble
 
 
+class MendWritten(NamedTuple):
+    """Bytes of a new copy are in its file, or not."""
+
+    session: int
+    trouble: Trouble
+
+
+class MendInstalled(NamedTuple):
+    """The new copy stands in the place of the old one; `found` is what is there now.
+
+    None: it failed, and which of the two is there only a restart can say.
+    """
+
+    session: int
+    directory: str
+    name: str
+    found: Found | None
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
@@ -128,6 +147,8 @@ Event = (
     | GotData
     | GotDigest
     | RecordStored
+    | MendWritten
+    | MendInstalled
     | Tick
 )
 
@@ -206,6 +227,8 @@ class ReadData(NamedTuple):
     place: Place
     start: int
     end: int
+    version: int = 0
+    """Of the object's file: a mended object has another."""
 
 
 class ReadDigest(NamedTuple):
@@ -217,6 +240,7 @@ class ReadDigest(NamedTuple):
     name: str
     place: Place
     size: int
+    version: int = 0
 
 
 class StoreRecord(NamedTuple):
@@ -225,6 +249,42 @@ class StoreRecord(NamedTuple):
     session: int
     request_id: int
     record: bytes
+
+
+class WriteMend(NamedTuple):
+    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it."""
+
+    session: int
+    directory: str
+    name: str
+    position: int
+    buffers: list[Buffer]
+    create: bool
+
+
+class InstallMend(NamedTuple):
+    """Put the new copy on stable storage, the old one aside, and the new one in its place; then report.
+
+    After a crash anywhere on the way there is the old copy, the new one, or one that is known to be lost.
+    `durable`: what the old one had synced at least, `poisoned` as its mark says;
+    `exists`: there is an old one.
+    """
+
+    session: int
+    directory: str
+    name: str
+    exists: bool
+    durable: int
+    poisoned: bool
+    goal_size: int
+
+
+class DropMend(NamedTuple):
+    """Nobody wants the new copy: take its file away."""
+
+    session: int
+    directory: str
+    name: str
 
 
 Effect = (
@@ -239,4 +299,7 @@ Effect = (
     | ReadData
     | ReadDigest
     | StoreRecord
+    | WriteMend
+    | InstallMend
+    | DropMend
 )

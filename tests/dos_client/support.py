@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 from dos_client import Claim, Store, open_store
 from dos_client.connection import open_connection
 from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import CorruptError
 from dos_server import embedded
 from tests.support.servers import ServerProcess
 
@@ -104,6 +106,35 @@ async def has(server: AnyServer, directory: str, name: str, content: bytes) -> N
                 return
             await trio.sleep(0.05)
     raise AssertionError(f"{server.location} has {found} of {directory}/{name}, wanted {wanted}")
+
+
+async def off(*servers: ThreadServer) -> None:
+    """Stop servers."""
+    for server in servers:
+        await trio.to_thread.run_sync(server.kill)
+
+
+async def on(*servers: ThreadServer) -> None:
+    """Start servers again, at their addresses."""
+    for server in servers:
+        await trio.to_thread.run_sync(server.restart)
+
+
+async def damage(
+    server: AnyServer, directory: str, name: str, *, notice: bool = True, at: int = 1_000
+) -> None:
+    """A bit flips in an object's file on a server's disk. `notice`: the server finds out, by being read."""
+    path = server.data / "d" / directory / name
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    if notice:
+        async with open_connection(server.location) as connection:
+            await connection.open_directory(directory)
+            with pytest.raises(CorruptError):
+                await connection.get(name, 0, 1 << 20)
 
 
 class Proxy:

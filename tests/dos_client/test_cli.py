@@ -159,6 +159,7 @@ def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
         ["store", "init"],
         ["store", "status"],
         ["store", "replace"],
+        ["store", "verify"],
     ],
 )
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:

@@ -26,6 +26,8 @@ from tests.dos_client.support import (
     content_of,
     has,
     new_writer,
+    off,
+    on,
     until,
     url_of,
 )
@@ -44,16 +46,6 @@ def four(tmp_path: Path) -> Iterator[Threads]:
     finally:
         for server in servers:
             server.kill()
-
-
-async def off(*servers: ThreadServer) -> None:
-    for server in servers:
-        await trio.to_thread.run_sync(server.kill)
-
-
-async def on(*servers: ThreadServer) -> None:
-    for server in servers:
-        await trio.to_thread.run_sync(server.restart)
 
 
 async def write_idle(url: str, directory: str, epoch: int, *contents: bytes) -> None:

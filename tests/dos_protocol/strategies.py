@@ -40,6 +40,8 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Pong, payloads),
     st.just(m.Quit()),
     st.just(m.Bye()),
+    st.builds(m.Mend, wire_names, u64, u64, u64, u64, u64, st.booleans(), payloads),
+    st.builds(m.Mended, wire_names, u64, st.booleans()),
     st.builds(m.Error, u16, texts, texts, u64, blobs),
 )
 

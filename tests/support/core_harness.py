@@ -66,6 +66,8 @@ class Harness:
                 storage.set_mark(directory, name, synced, poisoned=poisoned)
             case v.ForgetDirectory(directory):
                 storage.forget(directory)
+            case v.DropMend():
+                storage.drop_mend(effect)
             case v.Sync(directory, name):
                 self.core.handle(v.SyncBegins(directory, name), self.now)
                 report = v.Synced(directory, name, storage.sync(effect))
@@ -85,6 +87,10 @@ class Harness:
                 return lambda: storage.read(effect)
             case v.ReadDigest():
                 return lambda: storage.digest(effect)
+            case v.WriteMend(session):
+                return lambda: v.MendWritten(session, storage.write_mend(effect))
+            case v.InstallMend(session, directory, name):
+                return lambda: v.MendInstalled(session, directory, name, storage.install_mend(effect))
             case v.StoreRecord(session, request_id, record):
                 return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
             case _:

@@ -1,0 +1,134 @@
+"""`dos store verify | repair`: commands of `cli_store`'s group.
+
+Rules of this file: arguments in, text or JSON out. Exit codes are in `cli_support`.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dos_client.cli_progress import Shown
+from dos_client.cli_store import StoreUrl, store_app
+
+__all__ = ["store_app"]
+from dos_client.cli_support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.store import open_store
+from dos_client.urls import parse_url
+from dos_client.verifying import Finding, VerifyProgress, VerifyReport, verify_store
+from dos_protocol.names import id_text
+
+Directories = Annotated[
+    list[str] | None,
+    typer.Argument(help="Directories to look at; all when none is named.", metavar="DIRECTORY..."),
+]
+ReadAll = Annotated[
+    bool,
+    typer.Option("--read", help="Read every byte of every copy: finds rot that nobody has stumbled on yet."),
+]
+
+
+@store_app.command()
+def verify(
+    url: StoreUrl,
+    directories: Directories = None,
+    read: ReadAll = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Compare every object on all members, by digest. Changes nothing; writers go on meanwhile.
+
+    A copy that is behind is a prefix of the longest; while a writer is at work that is no difference. Exit
+    code 0 when all copies are equal, or only behind a live writer; 1 when copies are behind without one,
+    missing, different or damaged, or a member is not there; 3 when too few members are there to compare.
+
+    Example: dos store verify dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003
+    """
+
+    async def work() -> VerifyReport:
+        parsed, token = parse_url(url), read_token(token_file)
+        with Shown(quiet=as_json) as shown:
+            async with open_store(parsed, token=token, client="dos store verify") as store:
+                return await verify_store(
+                    store,
+                    directories or (),
+                    read=read,
+                    tell=lambda now: shown.tell(_verify_text(now), now.bytes_read),
+                )
+
+    report = run(work)
+    if as_json:
+        print_json(report_json(report))
+    else:
+        _print_report(report)
+    if report.differences or report.away:
+        raise typer.Exit(NEGATIVE)
+
+
+def _verify_text(now: VerifyProgress) -> str:
+    return f"comparing, {now.directories_done} of {now.directories} directories; read"
+
+
+def finding_json(one: Finding) -> dict[str, Any]:
+    """A finding for programs."""
+    known = one.expected_size >= 0
+    return {
+        "directory": one.directory,
+        "object": one.name,
+        "address": one.address,
+        "server_id": id_text(one.server_id),
+        "verdict": one.verdict.value,
+        "live": one.live,
+        "size": one.size,
+        "digest": f"{one.digest:016x}",
+        "expected_size": one.expected_size if known else None,
+        "expected_digest": f"{one.expected_digest:016x}" if known else None,
+    }
+
+
+def report_json(report: VerifyReport) -> dict[str, Any]:
+    """A report for programs."""
+    return {
+        "equal": not report.differences and not report.away,
+        "directories": report.directories,
+        "objects": report.objects,
+        "members": report.members,
+        "bytes_compared": report.bytes_compared,
+        "findings": [finding_json(one) for one in report.findings],
+        "away": report.away,
+    }
+
+
+def finding_text(one: Finding) -> str:
+    """A finding for people."""
+    known = one.expected_size >= 0
+    wanted = (
+        f"{one.expected_size} bytes of digest {one.expected_digest:016x}"
+        if known
+        else "nobody knows which is right"
+    )
+    what = {
+        "behind": f"is {count_text(one.behind_bytes)} behind {wanted}",
+        "missing": f"is missing, of {wanted}",
+        "differs": f"differs: {one.size} bytes of digest {one.digest:016x}, the others {wanted}",
+        "damaged": f"is damaged: its server does not vouch for it; the others have {wanted}",
+    }[one.verdict.value]
+    return f"{one.directory}/{one.name} on {one.address} {what}{' (being written)' if one.live else ''}"
+
+
+def _print_report(report: VerifyReport) -> None:
+    for one in report.findings:
+        print(finding_text(one))
+    for address, error in report.away.items():
+        print(f"{address} was not compared: {error}")
+    found = len(report.differences)
+    live = len(report.findings) - found
+    words = "all equal" if not report.findings and not report.away else f"{found} differences"
+    moving = f", {live} copies behind a live writer" if live else ""
+    print(
+        f"{report.objects} objects in {report.directories} directories,"
+        f" {count_text(report.bytes_compared)} on {report.members - len(report.away)} of {report.members}"
+        f" members: {words}{moving}"
+    )
+    if found:
+        print("mend them with: dos store repair URL", file=sys.stderr)

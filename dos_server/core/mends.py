@@ -1,0 +1,220 @@
+"""Mending: a whole new copy of an object takes the place of one that is damaged, missing, short or another.
+
+The new copy is brought in pieces into a file of its own, which nobody sees and which counts for nothing;
+the object stays what it is, damaged if it is damaged, until the new copy is complete, has the digest that was
+announced, and is on stable storage. Then the two change places at once, and the old one is kept aside. So
+there is no moment, after no crash, in which a copy that lost its tail looks like a sound one that is merely
+short (docs/decisions/0012).
+
+What is refused, so that no acknowledged byte goes with the old copy:
+
+    the old copy is not the one that the caller looked at, or somebody is appending to it
+    the new copy ends below what the old one had durable once, or has other bytes there
+        - unless the caller says `overwrite`: it has shown that those were never acknowledged
+
+A writer of the directory learns of the change by FENCED with its own epoch: it claims again, and compares.
+
+Rules of this file: the life of a new copy. Its bytes are `mend`'s, the files are `storage`'s.
+"""
+
+from dos_protocol import messages as m
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import ErrorCode
+from dos_protocol.limits import entries_max, object_bytes_max
+from dos_protocol.names import NO_ID
+from dos_server.core import vocabulary as v
+from dos_server.core.claims import Claims
+from dos_server.core.directory_state import DirectoryState
+from dos_server.core.mend import Mend
+from dos_server.core.object_state import ObjectState, Refusal
+from dos_server.core.reads import Reads
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+from dos_server.limits import mends_max
+
+
+class Mends:
+    """See the module."""
+
+    def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
+        self._tables = tables
+        self._claims = claims
+        self._reads = reads
+
+    def mend(self, session: Session, request: m.Mend, request_id: int) -> None:
+        tables = self._tables
+        if session.store_id == NO_ID:
+            text = "only a session of a store mends: say which in HELLO"
+            tables.refuse(session, ErrorCode.NOT_READY, text, request_id)
+            return
+        directory = tables.directory_of(session, request_id)
+        if directory is None or not tables.name_is_good(session, request.name, request_id):
+            return
+        state = directory.objects.get(request.name)
+        if _is_there_already(state, request):
+            tables.drop_mend(session.number)
+            tables.send(session, m.Mended(request.name, request.goal_size, done=True), request_id)
+            return
+        refusal = self._place(session, directory, state, request)
+        if refusal is not None:
+            tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+            return
+        self._take(session, directory, request, request_id)
+
+    def _place(
+        self, session: Session, directory: DirectoryState, state: ObjectState | None, request: m.Mend
+    ) -> Refusal | None:
+        """Find or make the new copy that the request goes on with; or why it cannot."""
+        tables, current = self._tables, self._tables.mends.get(session.number)
+        if current is not None and current.busy:
+            return Refusal(ErrorCode.BUSY, f"the bytes of {current.name} before are not written yet")
+        refusal = refuses(state, request)
+        if refusal is not None:
+            tables.drop_mend(session.number)
+            return refusal
+        if request.offset == 0:
+            tables.drop_mend(session.number)
+            if len(tables.mends) >= mends_max:
+                return Refusal(ErrorCode.BUSY, f"{mends_max} objects are being mended", mends_max)
+            if state is None and len(directory.objects) >= entries_max:
+                text = f"a directory holds at most {entries_max} objects"
+                return Refusal(ErrorCode.NO_SPACE, text, entries_max)
+            current = tables.mends[session.number] = Mend(directory.name, request, 0)
+        size = current.size if current is not None and current.same_as(request) else 0
+        if request.offset != size or request.offset + len(request.payload) > request.goal_size:
+            text = (
+                f"{len(request.payload)} bytes at {request.offset} of a new copy of {request.goal_size},"
+                f" of which {size} are there"
+            )
+            tables.drop_mend(session.number)
+            return Refusal(ErrorCode.SIZE_MISMATCH, text, size)
+        return None
+
+    def _take(self, session: Session, directory: DirectoryState, request: m.Mend, request_id: int) -> None:
+        mend = self._tables.mends[session.number]
+        mend.request_id = request_id
+        if not len(request.payload) and not mend.complete:
+            self._tables.send(session, m.Mended(mend.name, mend.size, done=False), request_id)
+            return
+        create, position = mend.position == 0, mend.position
+        buffers: list[Buffer] = [bytes(one) for one in mend.take(request.payload, directory.claim.epoch)]
+        mend.busy = True
+        session.pending += 1
+        self._tables.effects.append(
+            v.WriteMend(session.number, mend.directory, mend.name, position, buffers, create)
+        )
+
+    def written(self, event: v.MendWritten) -> None:
+        """Bytes of a new copy are in its file."""
+        mend = self._tables.mends[event.session]
+        mend.busy = False
+        session = self._tables.answerable(event.session)
+        if mend.orphan or session is None or session.closed:
+            self._tables.drop_mend(event.session)
+        elif event.trouble is not v.Trouble.NONE:
+            no_space = event.trouble is v.Trouble.NO_SPACE
+            code = ErrorCode.NO_SPACE if no_space else ErrorCode.POISONED
+            self._give_up(session, mend, Refusal(code, f"the new copy of {mend.name} could not be written"))
+        elif not mend.complete:
+            self._tables.send(session, m.Mended(mend.name, mend.size, done=False), mend.request_id)
+        else:
+            self._install(session, mend)
+
+    def _install(self, session: Session, mend: Mend) -> None:
+        directory = self._tables.directories[mend.directory]
+        state = directory.objects.get(mend.name)
+        refusal = refuses(state, mend.request) or _disagrees(mend)
+        if refusal is not None:
+            self._give_up(session, mend, refusal)
+            return
+        if state is None:
+            state = directory.objects[mend.name] = ObjectState(directory.name, mend.name)
+        state.mending = mend.busy = True
+        session.pending += 1
+        self._tables.effects.append(
+            v.InstallMend(
+                session.number,
+                mend.directory,
+                mend.name,
+                state.exists,
+                state.durable,
+                state.poisoned,
+                mend.request.goal_size,
+            )
+        )
+
+    def _give_up(self, session: Session, mend: Mend, refusal: Refusal) -> None:
+        self._tables.drop_mend(session.number)
+        self._tables.refuse(session, refusal.code, refusal.message, mend.request_id, refusal.actual)
+
+    def installed(self, event: v.MendInstalled) -> None:
+        """The copies have changed places, or nobody knows."""
+        tables = self._tables
+        mend = tables.mends.pop(event.session)
+        directory = tables.directories[event.directory]
+        old = directory.objects[event.name]
+        old.mending = False
+        session = tables.answerable(event.session)
+        if event.found is None:
+            old.poison()
+            text = f"the new copy of {event.name} could not be put in its place: restart the server"
+            self._reads.end_waiting(old, ErrorCode.POISONED, text)
+            if session is not None:
+                tables.refuse(session, ErrorCode.POISONED, text, mend.request_id)
+        else:
+            directory.objects[event.name] = ObjectState(
+                event.directory, event.name, event.found, old.version + 1
+            )
+            self._claims.now_exists(directory)
+            text = f"{event.name} was mended: claim {directory.name} again, and compare"
+            self._claims.end_writers(directory, text, directory.claim.epoch, session)
+            tables.untold.pop(old, None)
+            self._reads.wake(old)
+            if session is not None:
+                tables.send(session, m.Mended(event.name, event.found.size, done=True), mend.request_id)
+        self._claims.grant_if_ready(directory)
+
+
+def _is_there_already(state: ObjectState | None, request: m.Mend) -> bool:
+    """A lost answer: the copy is what it is to become."""
+    return (
+        state is not None
+        and state.exists
+        and not state.damaged
+        and state.settled
+        and (state.synced, state.synced_digest) == (request.goal_size, request.goal_digest)
+    )
+
+
+def refuses(state: ObjectState | None, request: m.Mend) -> Refusal | None:
+    """Why the object's copy may not be replaced as asked, whatever the new bytes are; or None."""
+    size, digest = (state.synced, state.synced_digest) if state is not None else (0, 0)
+    if request.goal_size > object_bytes_max:
+        return Refusal(
+            ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
+        )
+    if state is not None and not state.settled:
+        return Refusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
+    if request.old_size != size:
+        text = f"{request.name} has {size} bytes here, not {request.old_size}"
+        return Refusal(ErrorCode.SIZE_MISMATCH, text, size)
+    if request.old_digest != digest:
+        text = f"{request.name} has digest {digest:016x} here, not {request.old_digest:016x}"
+        return Refusal(ErrorCode.DIGEST_MISMATCH, text, digest)
+    if state is not None and not request.overwrite and request.goal_size < state.durable:
+        text = (
+            f"{state.durable} bytes of {request.name} were durable here, the new copy has {request.goal_size}"
+        )
+        return Refusal(ErrorCode.WOULD_LOSE, text, state.durable)
+    return None
+
+
+def _disagrees(mend: Mend) -> Refusal | None:
+    request = mend.request
+    if not mend.digest_matches:
+        text = f"the bytes sent for {mend.name} have not the digest {request.goal_digest:016x}"
+        return Refusal(ErrorCode.DIGEST_MISMATCH, text)
+    if not mend.agrees and not request.overwrite:
+        text = f"the new copy of {mend.name} has other bytes below {request.old_size} than the old one"
+        return Refusal(ErrorCode.WOULD_LOSE, text, request.old_size)
+    return None

@@ -1,0 +1,93 @@
+"""The files beside the objects: new copies on their way in, and what was taken out of use.
+
+    d/DIR/.mend.OBJECT.SESSION   a new copy, seen by nobody; a crash's leftover goes at the next start
+    d/DIR/.broken.OBJECT.N       an old copy that was replaced, kept for people to look at; N from 0
+    d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut
+
+Rules of this file: names and bytes of these files. It raises OSError; when which step is due, and what a
+failure means, `storage` says.
+"""
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from dos_server.core import vocabulary as v
+from dos_server.disk import Disk
+
+log = logging.getLogger("dos.server")
+
+OBJECTS: Final = "d"
+_MEND: Final = ".mend."
+_BROKEN: Final = ".broken."
+_COPY_BYTES: Final = 1 << 20
+
+Effect = v.WriteMend | v.InstallMend | v.DropMend
+
+
+def _file_name(effect: Effect) -> str:
+    return f"{_MEND}{effect.name}.{effect.session}"
+
+
+def _path(effect: Effect) -> str:
+    return f"{OBJECTS}/{effect.directory}/{_file_name(effect)}"
+
+
+def write(disk: Disk, effect: v.WriteMend) -> None:
+    """Write a part of a new copy."""
+    handle = disk.open(_path(effect), create=effect.create)
+    try:
+        disk.write(handle, effect.position, effect.buffers)
+    finally:
+        disk.close(handle)
+
+
+def sync(disk: Disk, effect: v.InstallMend) -> None:
+    """Put a new copy on stable storage."""
+    handle = disk.open(_path(effect), create=False)
+    try:
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+
+
+def change_places(disk: Disk, effect: v.InstallMend) -> None:
+    """The old copy aside, the new one in its place, both names durable."""
+    folder = f"{OBJECTS}/{effect.directory}"
+    names = set(disk.names(folder) or ())
+    if effect.name in names:
+        aside = (f"{_BROKEN}{effect.name}.{number}" for number in itertools.count())
+        disk.rename(folder, effect.name, next(one for one in aside if one not in names))
+    disk.rename(folder, _file_name(effect), effect.name)
+    disk.sync_folder(folder)
+
+
+def drop(disk: Disk, effect: v.DropMend) -> None:
+    """Take a new copy away."""
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(_path(effect))
+
+
+def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
+    """Take away what an earlier life left unfinished. A failure is only noted."""
+    for name in names:
+        if name.startswith(_MEND):
+            try:
+                disk.remove(f"{path}/{name}")
+            except OSError as error:
+                log.warning("leftover %s/%s: %s", path, name, error)
+
+
+def copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
+    """Keep a copy of a tail that is about to be cut."""
+    aside = disk.open(f"{OBJECTS}/{directory}/.torn.{name}.{start}", create=True)
+    try:
+        for position in range(start, end, _COPY_BYTES):
+            chunk = disk.read(handle, position, min(_COPY_BYTES, end - position))
+            disk.write(aside, position - start, [chunk])
+        disk.sync(aside)
+    finally:
+        disk.close(aside)
+    disk.sync_folder(f"{OBJECTS}/{directory}")

@@ -1,0 +1,81 @@
+"""What copies are to each other: the verdicts against the bytes themselves."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_client.core.comparing import ABSENT, Copy, Verdict, judge, questions
+from dos_protocol.digests import prefix_digest
+
+A, B, C, D, E = (bytes([n]) * 16 for n in range(1, 6))
+Contents = dict[bytes, bytes | None]
+
+
+def judged(contents: Contents, damaged: frozenset[bytes] = frozenset()) -> dict[bytes, Verdict]:
+    copies = {
+        one: ABSENT if data is None else Copy(len(data), prefix_digest(data), damaged=one in damaged)
+        for one, data in contents.items()
+    }
+    digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
+    return judge(copies, digests).verdicts
+
+
+def test_lagging_copies_are_behind_and_not_different() -> None:
+    assert judged({A: b"abc", B: b"ab", C: None}) == {
+        A: Verdict.EQUAL,
+        B: Verdict.BEHIND,
+        C: Verdict.MISSING,
+    }
+    assert judged({A: b"", B: None}) == {A: Verdict.EQUAL, B: Verdict.MISSING}
+    assert judged({A: None, B: None}) == {A: Verdict.EQUAL, B: Verdict.EQUAL}
+
+
+def test_the_copy_that_most_contradict_is_the_one_that_differs() -> None:
+    assert judged({A: b"abc", B: b"abX", C: b"ab", D: b"abc"})[B] is Verdict.DIFFERS
+    verdicts = judged({A: b"abXY", B: b"abc", C: b"ab"})
+    assert verdicts == {A: Verdict.DIFFERS, B: Verdict.DIFFERS, C: Verdict.BEHIND}, "nobody knows which"
+
+
+def test_a_damaged_copy_is_that_and_judges_nobody() -> None:
+    verdicts = judged({A: b"abc", B: b"abX and more", C: b"abc"}, frozenset({B}))
+    assert verdicts == {A: Verdict.EQUAL, B: Verdict.DAMAGED, C: Verdict.EQUAL}
+
+
+contents = st.dictionaries(
+    st.sampled_from([A, B, C, D, E]),
+    st.one_of(st.none(), st.text("ab", max_size=5).map(str.encode)),
+    min_size=1,
+)
+
+
+@given(contents=contents, damaged=st.frozensets(st.sampled_from([A, B]), max_size=2))
+def test_verdicts_say_what_the_bytes_say(contents: Contents, damaged: frozenset[bytes]) -> None:
+    copies = {
+        one: ABSENT if data is None else Copy(len(data), prefix_digest(data), damaged=one in damaged)
+        for one, data in contents.items()
+    }
+    digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
+    judgement = judge(copies, digests)
+    assert judgement.verdicts.keys() == copies.keys()
+    sound = {one: data or b"" for one, data in contents.items() if not copies[one].damaged}
+    one_history = (
+        all(max(sound.values(), key=len).startswith(data) for data in sound.values()) if sound else True
+    )
+    for one, verdict in judgement.verdicts.items():
+        assert (verdict is Verdict.DAMAGED) == (one in damaged and contents[one] is not None)
+        if one_history:
+            assert verdict is not Verdict.DIFFERS
+    if judgement.reference is not None:
+        head = next(
+            data
+            for one, data in sound.items()
+            if one in judgement.line and len(data) == judgement.reference.size
+        )
+        for one, data in sound.items():
+            verdict = judgement.verdicts[one]
+            assert (verdict is Verdict.DIFFERS) == (not head.startswith(data))
+            assert verdict is not Verdict.EQUAL or data == head
+            assert verdict is not Verdict.BEHIND or len(data) < len(head)
+            others = [other for other in sound.values() if not head.startswith(other)]
+            for other in others:
+                line = [one for one in sound.values() if other.startswith(one)]
+                assert len(line) < len(judgement.line), "the reference is what most hold"

@@ -1,0 +1,355 @@
+"""A new copy takes the place of a bad one: what is refused, what is told, and what a crash may leave.
+
+The story that all of it is about: a copy with a damaged tail must never, at no moment, look like a sound one
+that is merely short. A take-over would count it as having answered, and lose what it had."""
+
+import contextlib
+import errno
+import random
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from tests.support.core_harness import SERVER_ID, Harness
+from tests.support.fake_disk import FakeDisk, _Folder, _Node
+
+STORE = b"s" * 16
+RECORD = StoreRecord(STORE, 1, 1, (Member(SERVER_ID, "a:1"),))
+HELLO = m.Hello(store_id=STORE, generation=1)
+CONTENT = random.Random(1).randbytes(300_000)
+LONGER = CONTENT + b"and more"
+
+
+class World(Harness):
+    """A member of a store with `dir/o`, written under epoch 3; `writer` holds the claim."""
+
+    def __init__(self, content: bytes = CONTENT) -> None:
+        super().__init__(FakeDisk())
+        alone = self.connect()
+        assert isinstance(self.ask(alone, m.Configure(encode_store_record(RECORD))), m.Configured)
+        self.claim()
+        for start in range(0, len(content), 100_000):
+            part = content[start : start + 100_000]
+            self.send(self.writer, m.Append("o", start, prefix_digest(content[:start]), part))
+            self.settle()
+
+    def claim(self) -> m.DirectoryOpened:
+        self.writer = self.connect(HELLO)
+        opened = self.ask(self.writer, m.ChangeDirectory("dir", claim=True, epoch=3, writer_id=b"w" * 16))
+        assert isinstance(opened, m.DirectoryOpened), opened
+        return opened
+
+    def look(self) -> m.ObjectInfo:
+        (info,) = self.ask(self.reader(), m.ChangeDirectory("dir")).entries
+        assert isinstance(info, m.ObjectInfo)
+        return info
+
+    def reader(self) -> int:
+        session = self.connect(HELLO)
+        self.ask(session, m.ChangeDirectory("dir"))
+        return session
+
+    @property
+    def folder(self) -> dict[str, "_Node | _Folder"]:
+        node = self.disk.root.seen["d"]
+        assert isinstance(node, _Folder)
+        inner = node.seen["dir"]
+        assert isinstance(inner, _Folder)
+        return inner.seen
+
+    def file(self, name: str = "o") -> _Node:
+        node = self.folder[name]
+        assert isinstance(node, _Node)
+        return node
+
+    def rot(self, position: int) -> None:
+        """A bit flips on the platters; the next read of it notices."""
+        for data in (self.file().seen, self.file().stable):
+            data[position] ^= 1
+        answer = self.ask(self.reader(), m.Get("o", position - 1_000, 2_000))
+        assert answer.code == ErrorCode.CORRUPT
+
+    def cut_off(self, size: int) -> None:
+        """The server stops, its file loses a tail, and it starts again."""
+        self.storage.stop()
+        del self.file().seen[size:]
+        del self.file().stable[size:]
+        self.disk.kill()
+        self.start()
+
+    def mend(
+        self, session: int, data: bytes, *, old: m.ObjectInfo, overwrite: bool = False, chunk: int = 1 << 18
+    ) -> m.Message:
+        """Bring a new copy; the last answer."""
+        digest, answer = prefix_digest(data), None
+        for start in range(0, len(data) or 1, chunk):
+            part = data[start : start + chunk]
+            answer = self.ask(
+                session,
+                m.Mend(
+                    "o", start, len(data), digest, old.synced, old.digest, overwrite=overwrite, payload=part
+                ),
+            )
+            if not isinstance(answer, m.Mended):
+                break
+        return answer
+
+    def content(self) -> bytes:
+        session, data = self.reader(), b""
+        while isinstance(part := self.ask(session, m.Get("o", len(data), 1 << 20)), m.Data) and part.payload:
+            data += bytes(part.payload)
+        return data
+
+
+@pytest.mark.parametrize("new", [CONTENT, LONGER])
+@pytest.mark.parametrize("chunk", [1 << 18, 77_777])
+def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new: bytes, chunk: int) -> None:
+    # EVIDENCE-OF: P-2, P-5
+    world = World()
+    world.rot(150_000)
+    old = world.look()
+    assert old.corrupt
+    repairer = world.reader()
+    answer = world.mend(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
+    assert isinstance(answer, m.Error)
+    assert world.look() == old
+    answer = world.mend(repairer, new, old=old, chunk=chunk)
+    assert answer == m.Mended("o", len(new), done=True)
+    info = world.look()
+    assert (info.corrupt, info.synced, info.digest) == (False, len(new), prefix_digest(new))
+    assert world.content() == new
+    assert ".broken.o.0" in world.folder
+    assert not any(name.startswith(".mend.") for name in world.folder)
+    assert world.mend(repairer, new, old=old) == answer, "a lost answer is asked for again"
+    world.disk.power_cut(random.Random(7))
+    world.start()
+    assert world.look() == info
+    assert world.content() == new
+
+
+def test_the_new_copy_may_not_end_below_what_was_durable_once() -> None:
+    # EVIDENCE-OF: P-5
+    world = World()
+    world.cut_off(150_000)
+    old = world.look()
+    assert old.corrupt
+    assert old.synced < 150_000
+    answer = world.mend(world.reader(), CONTENT[:-1], old=old)
+    assert isinstance(answer, m.Error)
+    assert (answer.code, answer.actual) == (ErrorCode.WOULD_LOSE, len(CONTENT))
+    assert world.look() == old
+    assert isinstance(world.mend(world.reader(), CONTENT[:-1], old=old, overwrite=True), m.Mended)
+    assert world.content() == CONTENT[:-1]
+
+
+def test_a_sound_copy_is_only_replaced_by_a_longer_one_of_the_same_history_or_by_word() -> None:
+    # EVIDENCE-OF: P-5
+    world = World()
+    old = world.look()
+    other = bytes([CONTENT[0] ^ 1]) + LONGER[1:]
+    for new in (other, CONTENT[:1000]):
+        answer = world.mend(world.reader(), new, old=old)
+        assert isinstance(answer, m.Error)
+        assert answer.code == ErrorCode.WOULD_LOSE
+        assert world.look() == old
+    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+    assert world.content() == LONGER
+    assert isinstance(world.mend(world.reader(), other, old=world.look(), overwrite=True), m.Mended)
+    assert world.content() == other
+
+
+def test_a_missing_object_is_made() -> None:
+    world = World(b"")
+    repairer = world.connect(HELLO)
+    world.ask(repairer, m.ChangeDirectory("dir"))
+    assert isinstance(world.mend(repairer, CONTENT, old=m.ObjectInfo("o")), m.Mended)
+    assert world.content() == CONTENT
+    world.disk.power_cut(random.Random(3))
+    world.start()
+    assert world.content() == CONTENT
+
+
+def test_a_poisoned_object_is_mended_without_a_restart() -> None:
+    # EVIDENCE-OF: P-1
+    world = World()
+    world.disk.fail("sync", errno.EIO)
+    world.ask(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"lost"))
+    old = world.look()
+    assert old.poisoned
+    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+    assert not world.look().corrupt
+    world.disk.power_cut(random.Random(5))
+    world.start()
+    assert world.content() == LONGER
+
+
+def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
+    # EVIDENCE-OF: P-4
+    world = World()
+    world.rot(150_000)
+    writer = world.writer
+    assert isinstance(world.mend(world.reader(), LONGER, old=world.look()), m.Mended)
+    (told,) = world.unasked(writer, m.Error)
+    assert (told.code, told.actual) == (ErrorCode.FENCED, 3)
+    refused = world.ask(writer, m.Append("o", len(LONGER), prefix_digest(LONGER), b"x"))
+    assert refused.code == ErrorCode.FENCED
+    (info,) = world.claim().entries
+    assert (info.corrupt, info.synced) == (False, len(LONGER))
+    world.send(world.writer, m.Append("o", len(LONGER), prefix_digest(LONGER), b"x"))
+    world.settle()
+    assert world.unasked(world.writer, m.Watermark)[-1].synced == len(LONGER) + 1
+
+
+def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
+    # EVIDENCE-OF: P-8
+    world = World()
+    old, repairer = world.look(), world.reader()
+    world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"more"))
+    refused = world.answer(repairer, world.send(repairer, _mend(LONGER, old)))
+    assert refused.code == ErrorCode.BEING_APPENDED
+    world.settle()
+    refused = world.ask(repairer, _mend(LONGER, old))
+    assert (refused.code, refused.actual) == (ErrorCode.SIZE_MISMATCH, len(CONTENT) + 4)
+    now = world.look()
+    refused = world.ask(repairer, _mend(LONGER, now, digest=1))
+    assert refused.code == ErrorCode.DIGEST_MISMATCH
+    refused = world.ask(repairer, m.Mend("o", 5, 10, 0, now.synced, now.digest, overwrite=True, payload=b"x"))
+    assert (refused.code, refused.actual) == (ErrorCode.SIZE_MISMATCH, 0)
+    refused = world.ask(repairer, m.Mend("o", 0, 1, 0, now.synced, now.digest, overwrite=True, payload=b"xy"))
+    assert refused.code == ErrorCode.SIZE_MISMATCH
+    refused = world.ask(repairer, m.Mend(".o", 0, 1, 0, 0, 0, overwrite=True, payload=b"x"))
+    assert refused.code == ErrorCode.BAD_NAME
+    alone = world.connect()
+    world.ask(alone, m.ChangeDirectory("dir"))
+    assert world.ask(alone, _mend(LONGER, now)).code == ErrorCode.NOT_READY
+    assert world.ask(world.connect(HELLO), _mend(LONGER, now)).code == ErrorCode.NOT_READY
+    assert world.look() == now
+    assert world.content() == CONTENT + b"more"
+
+
+def _mend(data: bytes, old: m.ObjectInfo, digest: int | None = None) -> m.Mend:
+    old_digest = old.digest if digest is None else digest
+    return m.Mend(
+        "o", 0, len(data), prefix_digest(data), old.synced, old_digest, overwrite=False, payload=data[:1000]
+    )
+
+
+def test_an_append_that_comes_while_the_new_copy_is_on_its_way_wins() -> None:
+    # EVIDENCE-OF: P-1
+    world = World()
+    old, repairer = world.look(), world.reader()
+    world.ask(repairer, _mend(LONGER, old))
+    world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"mine"))
+    world.settle()
+    rest = m.Mend(
+        "o",
+        1000,
+        len(LONGER),
+        prefix_digest(LONGER),
+        old.synced,
+        old.digest,
+        overwrite=False,
+        payload=LONGER[1000:],
+    )
+    assert world.ask(repairer, rest).code == ErrorCode.SIZE_MISMATCH
+    assert world.content() == CONTENT + b"mine"
+    assert not any(name.startswith(".mend.") for name in world.folder)
+
+
+def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
+    # EVIDENCE-OF: P-9
+    world = World()
+    old = world.look()
+    for leave in ("end", "away", "crash", "busy"):
+        repairer = world.reader()
+        world.send(repairer, _mend(LONGER, old))
+        if leave == "busy":
+            world.end(repairer)
+        world.settle()
+        if leave == "end":
+            world.end(repairer)
+        elif leave == "away":
+            world.ask(repairer, m.ChangeDirectory("elsewhere"))
+        elif leave == "crash":
+            world.disk.kill()
+            world.start()
+        assert world.look() == old
+        assert not any(name.startswith(".mend.") for name in world.folder), leave
+    assert not world.core._tables.mends
+
+
+def test_a_full_disk_keeps_the_old_copy() -> None:
+    # EVIDENCE-OF: P-8
+    world = World()
+    world.rot(150_000)
+    old = world.look()
+    world.disk.space = world.disk.used + 10_000
+    answer = world.mend(world.reader(), LONGER, old=old)
+    assert isinstance(answer, m.Error)
+    assert answer.code == ErrorCode.NO_SPACE
+    assert world.look() == old
+    world.disk.space = 1 << 40
+    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+
+
+class PowerCutError(Exception):
+    """The plug is pulled in the middle of a call to the disk."""
+
+
+class _Plug:
+    """Pulled at the nth call from now on."""
+
+    def __init__(self, disk: FakeDisk, nth: int) -> None:
+        self.left = nth
+        self._disk, self._called = disk, disk._called
+        disk._called = self._count  # type: ignore[method-assign]
+
+    def _count(self, method: str, what: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise PowerCutError
+        self._called(method, what)
+
+    def put_back(self) -> None:
+        self._disk._called = self._called  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "rotten", "poisoned"])
+def test_no_crash_on_the_way_makes_a_short_copy_look_sound(damage: str) -> None:
+    # EVIDENCE-OF: P-5
+    nth, left = 0, 0
+    while left <= 0:
+        nth += 1
+        for seed in range(4):
+            world = World()
+            if damage == "cut off":
+                world.cut_off(150_000)
+            elif damage == "rotten":
+                world.rot(150_000)
+            else:
+                world.disk.fail("sync", errno.EIO)
+                world.ask(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"lost"))
+            left = _mend_and_crash(world, nth, seed)
+
+
+def _mend_and_crash(world: World, nth: int, seed: int) -> int:
+    """Mend, with the plug pulled at the nth call to the disk; how many calls were left."""
+    old, repairer = world.look(), world.reader()
+    plug = _Plug(world.disk, nth)
+    with contextlib.suppress(PowerCutError):
+        world.mend(repairer, LONGER, old=old)
+    plug.put_back()
+    world.disk.power_cut(random.Random(seed))
+    world.start()
+    entries = world.ask(world.connect(), m.ChangeDirectory("dir")).entries
+    assert [info.name for info in entries] == ["o"], (nth, seed, "it looks as if it had never been")
+    (info,) = entries
+    if not info.corrupt:
+        assert info.synced >= len(CONTENT), (nth, seed)
+        assert info.digest in (prefix_digest(LONGER), prefix_digest(CONTENT)), (nth, seed)
+    if plug.left > 0:
+        assert (info.synced, info.corrupt) == (len(LONGER), False)
+    return plug.left
