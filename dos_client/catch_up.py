@@ -1,118 +1,151 @@
-"""Filling one member's copy of one object from another member.
+"""Filling one member's copy of one object: from the local copy of the writer's machine, or from another
+member.
 
 Rules of this file: two tasks of a link's session, both ending with the session. At most one chunk is in
 hand and a few are under way, so a member costs under 1 MiB here however far behind it is.
 
-The bytes come from a *source*: a member whose copy is known to be a prefix of the same history, and longer.
-Before the first byte is appended the digest of what is there is compared with the source's; every append
-names the prefix digest, so nothing can land behind other bytes. A source that breaks is replaced by the
-next.
+Local bytes come first when there are any: they cost the other members nothing, and are there when no other
+member is. They are sent only once they are proved (`local_copy`). Else the bytes come from a *source*: a
+member whose copy is known to be a prefix of the same history, and longer. Before the first byte is appended
+the digest of what is there is compared; every append names the prefix digest, so nothing can land behind
+other bytes. A source that breaks is replaced by the next.
 """
 
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from dos_client.core.backoff import backoff_s
-from dos_client.core.replica import ReplicaEvent, ReplicaState
+from dos_client.core.milestones import stretch
+from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
 from dos_client.core.window import Chunk, append_head
-from dos_client.limits import catch_up_chunk_bytes, catch_up_in_flight_bytes_max
+from dos_client.limits import catch_up_in_flight_bytes_max
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from dos_protocol.limits import digest_block_bytes
-from dos_protocol.vocabulary import ObjectInfo
 
 if TYPE_CHECKING:
     from dos_client.connection import Connection
-    from dos_client.link import Link, Replica
+    from dos_client.copies import Copies, Copy
 
 log: Final = logging.getLogger("dos.client")
 
+Work = Callable[["Copies", "Copy"], Awaitable[None]]
 
-async def compare_there(link: "Link", replica: "Replica") -> None:
+_FILLING: Final = (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP)
+
+
+async def compare_there(copies: "Copies", copy: "Copy") -> None:
     """The member has more than the goal: ask it for the digest at the goal. What is past it does not exist
     (R6)."""
-    target, connection = replica.target, link.connection
+    target, connection = copy.target, copies.connection
     assert connection is not None
     try:
         result = await connection.stat(target.name, target.goal_size)
     except DosError as error:
-        if link.connection is connection and connection.failure is None:
-            link.broken(replica, str(error.args[0]))
+        if copies.connection is connection and connection.failure is None:
+            copies.handle(copy, Differed(str(error.args[0])))
         return
     if result.digest == target.goal_digest:
-        link.agreed(replica, target.goal_size, target.goal_size)
+        copies.handle(copy, Agreed(target.goal_size, target.view))
     else:
-        link.broken(replica, f"another content below byte {target.goal_size}")
+        copies.handle(copy, Differed(f"another content below byte {target.goal_size}"))
 
 
-async def fill(link: "Link", replica: "Replica", info: ObjectInfo | None) -> None:
-    """Bring a copy up to where the window begins, or to its goal. With `info`, its digest is still to be
-    compared."""
+async def fill(copies: "Copies", copy: "Copy") -> None:
+    """Bring a copy up to where the memory begins, or to its goal; compare its digest first, if that is
+    still to be done."""
     attempt = 0
-    while replica.state in (ReplicaState.COMPARING, ReplicaState.CATCHING_UP):
-        if _reached(link, replica):
-            return
-        before = _offset(replica, info)
-        source = link.claim.source_for(replica.target, before + 1, link)
+    while not _reached(copies, copy):
+        if await _fill_locally(copies, copy):
+            continue
+        before = _offset(copy)
+        source = copies.claim.source_for(copy.target, before + 1, copies.link)
         if source is None:
-            await link.claim.wait_changed(1.0)
+            await copies.claim.wait_changed(1.0)
             continue
         try:
-            await _fill_from(source, link, replica, info)
+            await _fill_from(source, copies, copy)
         except LocalProtocolError:
             raise
         except DosError as error:
-            log.debug("%s from %s: %s", replica.target.name, source.address, error)
-            attempt = 1 if _offset(replica, info) > before else attempt + 1
+            log.debug("%s from %s: %s", copy.target.name, source.address, error)
+            attempt = 1 if _offset(copy) > before else attempt + 1
             await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
 
 
-def _offset(replica: "Replica", info: ObjectInfo | None) -> int:
-    if replica.state is ReplicaState.COMPARING:
-        assert info is not None
-        return info.synced
+def _offset(copy: "Copy") -> int:
+    """Where the copy ends, as far as is known."""
+    replica = copy.replica
+    if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
+        assert replica.claimed is not None
+        return replica.claimed.synced
     return replica.sent
 
 
-def _reached(link: "Link", replica: "Replica") -> bool:
-    """Whether the copy is where it needs no source any more; moves it on if so."""
-    window = replica.target.window
-    if replica.state is not ReplicaState.CATCHING_UP:
-        return replica.state is not ReplicaState.COMPARING
-    if window is not None and replica.sent >= window.base:
-        link.follow(replica)
+def _reached(copies: "Copies", copy: "Copy") -> bool:
+    """Whether the copy is where it needs no filling any more; moves it on if so."""
+    if copy.replica.state not in _FILLING:
         return True
-    if window is None and replica.sent >= replica.target.goal_size:
-        replica.move(ReplicaEvent.IN_WINDOW)
+    if copy.replica.state is ReplicaState.CATCH_UP and copy.replica.sent >= copy.target.base:
+        copies.handle(copy, Reached(copy.target.view))
         return True
     return False
 
 
-async def _fill_from(source: "Connection", link: "Link", replica: "Replica", info: ObjectInfo | None) -> None:
-    """Fill as far as this source goes."""
-    fold = await fold_at(source, replica.target.name, _offset(replica, info))
-    if replica.state is ReplicaState.COMPARING:
-        assert info is not None
-        if fold.value != info.digest:
-            link.broken(replica, f"another content below byte {info.synced}")
-            return
-        link.agreed(replica, info.synced, info.synced, filling=True)
-    while not _reached(link, replica):
-        if replica.sent - replica.received >= catch_up_in_flight_bytes_max:
-            replica.moved = trio.Event()
-            await replica.moved.wait()
+async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
+    """One stretch from the local copy; False when that cannot be had there."""
+    await _room(copy)
+    if copy.target.local.size() <= _offset(copy):
+        return False
+    proved = await copy.target.local.proved(_offset(copy))
+    if proved is None:
+        return False
+    if _compared(copies, copy, proved.digest) and proved.data and copies.connection is not None:
+        _append(copies, copy, Chunk(proved.start, proved.digest, proved.data))
+    return True
+
+
+def _compared(copies: "Copies", copy: "Copy", digest: int) -> bool:
+    """Compare, if that is still to be done, the digest found elsewhere with what the member said. Whether
+    the copy is to be filled further."""
+    replica = copy.replica
+    if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
+        claimed = replica.claimed
+        assert claimed is not None
+        if digest != claimed.digest:
+            copies.handle(copy, Differed(f"another content below byte {claimed.synced}"))
         else:
-            await _copy_chunk(source, link, replica, fold)
+            copies.handle(copy, Agreed(claimed.synced, copy.target.view), filling=True)
+    return replica.state is ReplicaState.CATCH_UP
 
 
-async def _copy_chunk(source: "Connection", link: "Link", replica: "Replica", fold: PrefixDigest) -> None:
-    target = replica.target
-    data = await source.get(target.name, fold.size, min(catch_up_chunk_bytes, target.size - fold.size))
+async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> None:
+    """Fill as far as this source goes."""
+    fold = await fold_at(source, copy.target.name, _offset(copy))
+    if not _compared(copies, copy, fold.value):
+        return
+    while not _reached(copies, copy):
+        await _room(copy)
+        await _copy_chunk(source, copies, copy, fold)
+
+
+async def _room(copy: "Copy") -> None:
+    """Wait until there is room for one more chunk under way."""
+    while copy.replica.sent - copy.replica.received >= catch_up_in_flight_bytes_max:
+        copy.moved = trio.Event()
+        await copy.moved.wait()
+
+
+async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold: PrefixDigest) -> None:
+    target = copy.target
+    _, end = stretch(fold.size, target.size)
+    data = await source.get(target.name, fold.size, end - fold.size)
     if not data:
-        await link.claim.wait_changed(0.1)  # the source's own sync is still on its way
+        await copies.claim.wait_changed(0.1)  # the source's own sync is still on its way
         return
     chunk = Chunk(fold.size, fold.value, data)
     fold.update(data)
@@ -121,10 +154,14 @@ async def _copy_chunk(source: "Connection", link: "Link", replica: "Replica", fo
         raise CorruptDataError(
             f"{target.name} of {source.address}", fold.size, f"{expected:016x}", f"{fold.value:016x}"
         )
-    if link.connection is None:
-        return
-    link.connection.post(append_head(target.name, target.tag, chunk), data)
-    replica.sent = chunk.end
+    if copies.connection is not None:
+        _append(copies, copy, chunk)
+
+
+def _append(copies: "Copies", copy: "Copy", chunk: Chunk) -> None:
+    assert copies.connection is not None
+    copies.connection.post(append_head(copy.target.name, copy.target.tag, chunk), chunk.payload)
+    copy.replica.sent_to(chunk.end)
 
 
 async def fold_at(source: "Connection", name: str, size: int) -> PrefixDigest:

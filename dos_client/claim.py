@@ -23,11 +23,11 @@ from dos_client.core.claim import (
     RecordChanged,
 )
 from dos_client.core.quorum import Quorums
-from dos_client.core.replica import ReplicaState
 from dos_client.core.window import Window
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s, waiting_after_s
 from dos_client.link import Link
+from dos_client.local_copy import LocalCopy
 from dos_client.object_writer import ObjectWriter
 from dos_client.reading import read_all
 from dos_client.target import Target
@@ -130,17 +130,17 @@ class Claim:
                     raise
             await self.wait_changed(0.5)
 
-    async def settle(self, name: str, size: int, digest: int) -> None:
+    async def settle(self, name: str, size: int, digest: int, local: LocalCopy | None = None) -> None:
         """Have the prefix of that size, with that digest, synced on a quorum of claimed members (R7).
 
-        Members that lack it are filled from one that has it; those beyond the quorum go on in the
-        background. Raises MissingDataError when as many members as a take-over needs have answered and none
-        holds it, FencedError, ClosedError. May be called again; when cancelled it goes on in the
-        background."""
+        Members that lack it are filled from `local`, if that proves to be this very content, else from one
+        that has it; those beyond the quorum go on in the background. Raises MissingDataError when as many
+        members as a take-over needs have answered and none holds it, FencedError, ClosedError. May be called
+        again; when cancelled it goes on in the background."""
         self.check()
         target = self.targets.get(name)
         if target is None:
-            target = self._add(name)
+            target = self._add(name, local=local)
             target.seal(size, digest)
             self._enter(target)
         elif target.size != size or target.digest_at(size) != digest:
@@ -154,10 +154,12 @@ class Claim:
                 )
             await self.wait_changed(1.0)
 
-    def open_object(self, name: str) -> ObjectWriter:
-        """An object of this claim, empty so far. Raises FencedError, ClosedError, LocalProtocolError if it
-        is known."""
-        return self._open(name, Window())
+    def open_object(self, name: str, local: LocalCopy | None = None) -> ObjectWriter:
+        """An object of this claim, empty so far. `local`: where this machine keeps a copy of what is
+        appended, if it does; members far behind are filled from there.
+
+        Raises FencedError, ClosedError, LocalProtocolError if it is known."""
+        return self._open(name, Window(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
         """Go on with an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
@@ -282,7 +284,7 @@ class Claim:
     def wake_links(self) -> None:
         """There is more to send."""
         for link in self._links.values():
-            link.wake()
+            link.copies.wake()
 
     def seal(self, target: Target) -> None:
         """The writer is done with an object: its memory goes as soon as a quorum has all of it."""
@@ -295,7 +297,7 @@ class Claim:
         if target.window is not None:
             target.seal(target.window.size, target.window.digest)
             for link in self._links.values():
-                link.sealed(target)
+                link.copies.sealed(target)
 
     def source_for(self, target: Target, at_least: int, asking: Link) -> Connection | None:
         """A member that holds at least that much of the object, digest compared; None when there is none
@@ -306,8 +308,7 @@ class Claim:
             if link is not asking
             and link.connection is not None
             and target.sizes.get(link.server_id, 0) >= at_least
-            and (replica := link.replicas.get(target.name)) is not None
-            and replica.state in (ReplicaState.FOLLOWING, ReplicaState.CATCHING_UP)
+            and link.copies.agrees(target.name)
         ]
         return self.store.chance.choice(found) if found else None
 
@@ -326,8 +327,9 @@ class Claim:
         return sorted(joined, key=has, reverse=True)
 
     def _nobody_has(self, target: Target) -> bool:
-        """F members, asked in this claim's sessions, lack the object's goal, and none is known to have it."""
-        if target.sizes_reach(target.size) or target.unsure:
+        """F members, asked in this claim's sessions, lack the object's goal, none is known to have it, nor is
+        it here."""
+        if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
             return False
         return self._quorums.can_take_over(target.without)
 
@@ -339,19 +341,19 @@ class Claim:
             if target.name in objects
         )
 
-    def _open(self, name: str, window: Window) -> ObjectWriter:
+    def _open(self, name: str, window: Window, local: LocalCopy | None = None) -> ObjectWriter:
         self.check()
         if name in self.targets:
             raise LocalProtocolError(f"{name} is already known to this claim of {self.directory}")
-        target = self._add(name, window)
+        target = self._add(name, window, local)
         self._enter(target)
         return ObjectWriter(self, target)
 
-    def _add(self, name: str, window: Window | None = None) -> Target:
-        target = self.targets[name] = Target(check_name(name), self._next_tag, self._quorums, window)
+    def _add(self, name: str, window: Window | None = None, local: LocalCopy | None = None) -> Target:
+        target = self.targets[name] = Target(check_name(name), self._next_tag, self._quorums, window, local)
         self._next_tag += 1
         return target
 
     def _enter(self, target: Target) -> None:
         for link in self._links.values():
-            link.enter(target)
+            link.copies.enter(target)

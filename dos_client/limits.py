@@ -34,9 +34,24 @@ send_batch_buffers: Final = 256
 socket_buffer_bytes: Final = 4 * MIB
 """Asked of the kernel for sending; the kernel may give less."""
 
+milestone_bytes: Final = 256 * KIB
+"""The digest of the prefix is kept at every multiple of this: bytes read elsewhere are proved so far at a
+time. A multiple of the digest's block, and at most one chunk."""
+
+milestones_max: Final = 65_536
+"""Of one object: half a MiB of digests, 16 GiB of bytes. Beyond that, only other members fill a member."""
+
+local_read_timeout_s: Final = 5.0
+"""A local copy that takes longer to read so little is not used: its disk hangs."""
+
 catch_up_chunk_bytes: Final = 256 * KIB
 catch_up_in_flight_bytes_max: Final = 512 * KIB
-"""A member that is filled from another costs at most one chunk read and these sent: under 1 MiB of memory."""
+"""A member that is behind costs at most one chunk read and these sent: under 1 MiB of memory."""
+
+append_times_max: Final = 256
+append_times_step_s: Final = 0.1
+"""When bytes were appended is remembered at so many places of an object, this far apart at least: from that
+the age of what a member lacks is told."""
 
 fill_directories_max: Final = 8
 fill_in_flight_bytes_max: Final = 4 * MIB
@@ -124,5 +139,7 @@ if catch_up_chunk_bytes + catch_up_in_flight_bytes_max > MIB:
     raise ValueError("catching up takes at most 1 MiB a member")
 if not 0 < hedge_delay_min_s <= hedge_delay_first_s <= hedge_delay_max_s <= hedge_rescue_s < read_timeout_s:
     raise ValueError("hedging has its turn before a rescue, and that before the time is up")
+if milestone_bytes % digest_block_bytes or milestone_bytes > catch_up_chunk_bytes:
+    raise ValueError("what is proved at a time is whole blocks of the digest, and at most one chunk")
 if window_bytes_max < 2 * chunk_bytes_max or journal_lag_bytes_max < window_bytes_max:
     raise ValueError("the window holds some chunks, and the lag allowed is at least the window")

@@ -17,7 +17,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
-from dos_client.core.replica import ReplicaState
+from dos_client.core.replica import in_words
 from dos_client.damage import Damage
 from dos_client.discovery import find_membership
 from dos_client.errors import QuorumUnavailableError
@@ -342,18 +342,15 @@ class Store:
         links = [
             link for claim in self._claims for link in claim.links() if link.server_id == member.server_id
         ]
-        lag = sum(target.lag(member.server_id) for claim in self._claims for target in claim.targets.values())
-        broken = any(
-            replica.state is ReplicaState.BROKEN for link in links for replica in link.replicas.values()
-        )
+        targets = [target for claim in self._claims for target in claim.targets.values()]
+        lag = sum(target.lag(member.server_id) for target in targets)
+        lag_s = max((target.lag_s(member.server_id) for target in targets), default=0.0)
         connected = watch.connection is not None
-        error = next((link.error for link in links if link.error), "") or watch.error
-        if broken:
-            state = "broken"
-        elif not connected:
-            state = "away"
-        elif member.state == "joining":
-            state = "joining"
-        else:
-            state = "catching up" if lag else "in sync"
-        return MemberStatus(member.address, member.server_id, state, lag, connected, error)
+        trouble = next((found for link in links if (found := link.copies.trouble())), "")
+        state = in_words(state for link in links for state in link.copies.states())
+        if state != "broken":
+            state = "away" if not connected else "joining" if member.state == "joining" else state
+            state = "entering" if connected and state == "away" else state
+            state = "catching up" if state == "in sync" and lag else state
+        error = trouble or next((link.error for link in links if link.error), "") or watch.error
+        return MemberStatus(member.address, member.server_id, state, lag, connected, error, lag_s)

@@ -32,8 +32,12 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member as this client sees it. `state`: in sync, catching up, away, broken, joining. `lag_bytes`:
-    what this client's claims have and the member has not. `error`: why it is away or broken, else empty."""
+    """One member as this client sees it.
+
+    `state`, in plain words: in sync, catching up, comparing (its copies are), entering (it is asked to take
+    a claim), away, broken (a copy differs or its disk failed), joining. `lag_bytes`: what this client's
+    claims have and the member has not; `lag_s`: at most so many seconds ago the oldest of that was
+    appended. `error`: why it is away or broken, else empty."""
 
     address: str
     server_id: bytes
@@ -41,6 +45,7 @@ class MemberStatus:
     lag_bytes: int
     connected: bool
     error: str
+    lag_s: float = 0.0
 
 
 class Watch:

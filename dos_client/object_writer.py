@@ -65,7 +65,7 @@ class ObjectWriter:
         if target.window is None or target.on_complete is not None:
             raise ClosedError(f"{self.name} is sealed")
         if target.synced == window.size:
-            target.moved_at = trio.current_time()
+            target.about_to_append()
         size = window.append(data)
         self._claim.wake_links()
         return size

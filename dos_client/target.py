@@ -10,10 +10,13 @@ from collections.abc import Callable
 
 import trio
 
+from dos_client.core.append_times import AppendTimes
+from dos_client.core.milestones import Milestones
 from dos_client.core.quorum import Quorums
-from dos_client.core.replica import Goal
+from dos_client.core.replica import Goal, View
 from dos_client.core.window import Window
 from dos_client.limits import window_bytes_max, window_chunks_max
+from dos_client.local_copy import LocalCopy, LocalSource
 
 _TRIM_STEP_BYTES = 1 << 20
 
@@ -52,12 +55,23 @@ class Target:
     Invariants: `synced` and `received` are quorum watermarks and never go back; `sizes` holds, per member,
     how much was found or told to be synced there, of content whose digest agreed. `without`: members found
     to have less than the goal. `moved_at`: when `synced` last grew, or bytes began to wait. `on_complete`
-    is called when a quorum has everything."""
+    is called when a quorum has everything. `milestones`: digests known of what is no longer in memory.
+    `local`: what this machine has of the object besides, as far as it can be proved."""
 
-    def __init__(self, name: str, tag: int, quorums: Quorums, window: Window | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        tag: int,
+        quorums: Quorums,
+        window: Window | None = None,
+        local: LocalCopy | None = None,
+    ) -> None:
         self.name = name
         self.tag = tag
         self.window = window
+        self.milestones = window.milestones if window is not None else Milestones()
+        self.local = LocalSource(self, local)
+        self.times = AppendTimes(trio.current_time())
         self.goal_size = 0
         self.goal_digest = 0
         self.sizes: dict[bytes, int] = {}
@@ -82,11 +96,22 @@ class Target:
     def goal(self) -> Goal:
         return Goal(self.size, self.window is None)
 
+    @property
+    def base(self) -> int:
+        """The first byte in memory; the end of the object when none is."""
+        return self.window.base if self.window is not None else self.goal_size
+
+    @property
+    def view(self) -> View:
+        """What is known of the object at this moment."""
+        return View(self.goal, self.base, self.digest_at)
+
     def digest_at(self, size: int) -> int | None:
         """The prefix digest at `size`, as far as it is known here."""
-        if self.window is not None:
-            return self.window.digest_at(size)
-        return self.goal_digest if size == self.goal_size else None
+        if self.window is None and size == self.goal_size:
+            return self.goal_digest
+        found = self.window.digest_at(size) if self.window is not None else None
+        return found if found is not None else self.milestones.at(size)
 
     def seal(self, size: int, digest: int) -> None:
         """From now on exactly this; the memory is given up."""
@@ -118,6 +143,7 @@ class Target:
         if synced > self.synced:
             self.synced = synced
             self.moved_at = trio.current_time()
+            self.times.note(self.size, self.moved_at)
             self.synced_waiters.wake(synced)
             if self.on_complete is not None and synced >= self.size:
                 self.on_complete(self)
@@ -142,6 +168,16 @@ class Target:
     def lag(self, server_id: bytes) -> int:
         """Bytes that the member still lacks."""
         return max(0, self.size - self.sizes.get(server_id, 0))
+
+    def lag_s(self, server_id: bytes) -> float:
+        """Seconds since the oldest byte that the member lacks was appended, at most; 0 if it lacks none."""
+        have = self.sizes.get(server_id, 0)
+        return self.times.age(have, trio.current_time()) if have < self.size else 0.0
+
+    def about_to_append(self) -> None:
+        """Bytes are to wait from now on, after none did."""
+        self.moved_at = trio.current_time()
+        self.times.note(self.size, self.moved_at)
 
     def wake_all(self) -> None:
         """Everyone who waits looks again: the claim ended."""

@@ -2,10 +2,10 @@
 
 Theory. `append` takes any bytes; they become *chunks*, each one APPEND on the wire, each knowing the prefix
 digest before it. All members are sent the same chunks with the same request ids, so a chunk's frame is made
-once, whatever the number of members. Cuts fall on multiples of 64 KiB, the block of the prefix digest, and
-wherever a sender had nothing more to take; small appends that come between two takes travel as one chunk.
-So a chunk that starts at a block boundary is never far, and from it the digest of any prefix within the
-window can be computed.
+once, whatever the number of members. Cuts fall on multiples of 64 KiB, the block of the prefix digest,
+always on those of 256 KiB, and wherever a sender had nothing more to take; small appends that come between
+two takes travel as one chunk. So a chunk that starts at a block boundary is never far, and from it the
+digest of any prefix within the window can be computed; and the digests at 256 KiB stay known as milestones.
 
 `trim` forgets what every member that keeps up has, and what a quorum has beyond a bound; never what no
 quorum has.
@@ -16,7 +16,8 @@ Not here: who has what. The window knows no members.
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from dos_client.limits import chunk_bytes_max
+from dos_client.core.milestones import Milestones
+from dos_client.limits import chunk_bytes_max, milestone_bytes
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.frames import frame_head
 from dos_protocol.limits import digest_block_bytes, object_bytes_max
@@ -66,6 +67,7 @@ class Window:
     def __init__(self, base: int = 0, base_digest: int = 0, tail: bytes = b"") -> None:
         """A window that begins at `base`, a multiple of 64 KiB, with that prefix digest; `tail` is content
         after it."""
+        self.milestones = Milestones()
         self._fold = PrefixDigest(base, base_digest)
         self._chunks: list[Chunk] = []
         self._starts: list[int] = []
@@ -117,7 +119,8 @@ class Window:
         """Put bytes from `position` on up to the next cut; returns where the next part begins."""
         until_block = digest_block_bytes - self.size % digest_block_bytes
         if until_block == digest_block_bytes and not self._pending_bytes:
-            blocks = min(len(data) - position, chunk_bytes_max) // digest_block_bytes
+            until_cut = chunk_bytes_max - self.size % chunk_bytes_max
+            blocks = min(len(data) - position, until_cut) // digest_block_bytes
             until_block *= max(1, blocks)
         end = min(len(data), position + until_block)
         part = data if position == 0 and end == len(data) else data[position:end]
@@ -145,6 +148,8 @@ class Window:
         self._pending_bytes = 0
 
     def _add_chunk(self, chunk: Chunk) -> None:
+        if not chunk.start % milestone_bytes:
+            self.milestones.note(chunk.start, chunk.digest)
         self._chunks.append(chunk)
         self._starts.append(chunk.start)
 

@@ -1,21 +1,35 @@
-"""How a member's copy compares with what its writer knows."""
+"""How a member's copy compares with what its writer knows, and what follows from it."""
+
+import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core.replica import (
+    AGREED,
     REPLICA_TABLE,
+    Agreed,
     Comparison,
+    Differed,
+    Effect,
+    Entered,
+    FellBehind,
     Goal,
+    Left,
+    LocalKnown,
+    Reached,
+    Replica,
     ReplicaEvent,
     ReplicaState,
+    View,
     compare,
     diagram,
+    in_words,
     step,
 )
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import LocalProtocolError
+from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
 from dos_protocol.vocabulary import ObjectInfo
 
 CONTENT = bytes(range(100))
@@ -24,6 +38,9 @@ OPEN, SEALED = Goal(100, sealed=False), Goal(100, sealed=True)
 
 def known(size: int) -> int | None:
     return prefix_digest(CONTENT[:size]) if 40 <= size <= 100 else None
+
+
+VIEW = View(OPEN, 40, known)
 
 
 def copy(size: int, content: bytes = CONTENT, **marks: bool) -> ObjectInfo:
@@ -58,13 +75,115 @@ def test_a_copy_agrees_only_if_it_is_a_prefix(content: bytes) -> None:
         assert CONTENT.startswith(content)
 
 
+PATHS: dict[ReplicaState, list[ReplicaEvent]] = {
+    ReplicaState.DISCOVER_LOCAL_SIZE: [],
+    ReplicaState.ENTER: [ReplicaEvent.LOCAL_KNOWN],
+    ReplicaState.DISCOVER_REMOTE_SIZE: [ReplicaEvent.LOCAL_KNOWN, ReplicaEvent.ENTERED],
+    ReplicaState.CATCH_UP: [ReplicaEvent.LOCAL_KNOWN, ReplicaEvent.ENTERED, ReplicaEvent.BEHIND],
+    ReplicaState.IN_SYNC: [ReplicaEvent.LOCAL_KNOWN, ReplicaEvent.ENTERED, ReplicaEvent.NEAR],
+    ReplicaState.BROKEN: [ReplicaEvent.LOCAL_KNOWN, ReplicaEvent.ENTERED, ReplicaEvent.DIFFERS],
+}
+"""How each state is reached from the beginning."""
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(ReplicaState, ReplicaEvent)))
+def test_every_event_in_every_state_is_allowed_or_a_named_error(
+    state: ReplicaState, event: ReplicaEvent
+) -> None:
+    here = ReplicaState.DISCOVER_LOCAL_SIZE
+    for before in PATHS[state]:
+        here = step(here, before)
+    assert here is state
+    if event in REPLICA_TABLE[state]:
+        assert step(state, event) in ReplicaState
+    else:
+        with pytest.raises(LocalProtocolError, match=f"^{event.name} cannot happen .* {state.name}$"):
+            step(state, event)
+
+
 def test_a_broken_copy_counts_again_only_in_another_session() -> None:
-    assert REPLICA_TABLE[ReplicaState.BROKEN] == {ReplicaEvent.LEFT: ReplicaState.AWAY}
-    with pytest.raises(LocalProtocolError, match="IN_WINDOW cannot happen to a replica that is BROKEN"):
-        step(ReplicaState.BROKEN, ReplicaEvent.IN_WINDOW)
+    assert REPLICA_TABLE[ReplicaState.BROKEN] == {ReplicaEvent.LEFT: ReplicaState.DISCOVER_LOCAL_SIZE}
 
 
-def test_every_state_with_a_session_can_lose_it() -> None:
+def test_every_attempt_at_a_session_can_fail_and_the_next_begins_with_what_is_here() -> None:
     for state, row in REPLICA_TABLE.items():
-        assert (ReplicaEvent.LEFT in row) == (state is not ReplicaState.AWAY)
-    assert "COMPARING --> FOLLOWING" in diagram()
+        assert (ReplicaEvent.LEFT in row) == (state is not ReplicaState.DISCOVER_LOCAL_SIZE)
+    assert REPLICA_TABLE[ReplicaState.DISCOVER_LOCAL_SIZE] == {ReplicaEvent.LOCAL_KNOWN: ReplicaState.ENTER}
+    assert "DISCOVER_REMOTE_SIZE --> IN_SYNC" in diagram()
+
+
+def entered(info: ObjectInfo, view: View = VIEW) -> tuple[Replica, list[Effect]]:
+    replica = Replica(0.0)
+    replica.handle(LocalKnown(0), 1.0)
+    return replica, replica.handle(Entered(info, view), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("info", "goal", "state", "effects"),
+    [
+        (copy(60), OPEN, ReplicaState.IN_SYNC, [Effect.COUNT, Effect.FOLLOW]),
+        (copy(0), OPEN, ReplicaState.CATCH_UP, [Effect.COUNT, Effect.FILL]),
+        (copy(30), OPEN, ReplicaState.DISCOVER_REMOTE_SIZE, [Effect.FIND_DIGEST]),
+        (copy(101, CONTENT + b"x"), SEALED, ReplicaState.DISCOVER_REMOTE_SIZE, [Effect.ASK_MEMBER]),
+        (copy(60, bytes(100)), OPEN, ReplicaState.BROKEN, [Effect.DISCOUNT]),
+    ],
+)
+def test_what_follows_from_what_the_member_has(
+    info: ObjectInfo, goal: Goal, state: ReplicaState, effects: list[Effect]
+) -> None:
+    replica, found = entered(info, View(goal, 40, known))
+    assert (replica.state, found) == (state, effects)
+
+
+def test_a_copy_whose_digest_was_asked_for_counts_from_the_answer_on() -> None:
+    replica, _ = entered(copy(30))
+    assert replica.synced == 0, "not compared yet"
+    assert replica.handle(Agreed(30, VIEW), 3.0) == [Effect.COUNT, Effect.FILL]
+    assert (replica.sent, replica.synced) == (30, 30)
+    with pytest.raises(LocalProtocolError, match="byte 30 is not in memory: it begins at 40"):
+        replica.handle(Reached(VIEW), 4.0)
+    replica.sent_to(45)
+    assert replica.handle(Reached(VIEW), 4.0) == [Effect.FOLLOW]
+
+
+def test_a_watermark_beyond_what_was_sent_or_below_what_was_synced_ends_the_session() -> None:
+    # EVIDENCE-OF: P-1
+    replica, _ = entered(copy(60))
+    replica.sent_to(80)
+    assert replica.told(80, 70)
+    for received, synced in ((81, 70), (80, 69), (70, 75)):
+        with pytest.raises(RemoteProtocolError, match=f"watermark {received}/{synced}: 80 bytes were sent"):
+            replica.told(received, synced)
+
+
+def test_nothing_is_sent_to_a_copy_that_was_not_compared() -> None:
+    # EVIDENCE-OF: P-3
+    for info in (copy(30), copy(60, bytes(100))):
+        replica, _ = entered(info)
+        assert replica.state not in AGREED
+        with pytest.raises(LocalProtocolError, match="nothing is sent to a replica that is"):
+            replica.sent_to(100)
+
+
+def test_a_broken_copys_watermarks_count_for_nothing_and_it_says_why() -> None:
+    replica, _ = entered(copy(60))
+    assert replica.handle(Differed("its disk failed"), 3.0) == [Effect.DISCOUNT]
+    assert not replica.told(60, 60)
+    assert (replica.synced, replica.why, replica.since) == (0, "its disk failed", 3.0)
+    replica.handle(Left("cut off"), 4.0)
+    assert (replica.why, replica.since, replica.state) == ("cut off", 4.0, ReplicaState.DISCOVER_LOCAL_SIZE)
+
+
+def test_what_the_memory_moved_on_past_is_filled() -> None:
+    replica, _ = entered(copy(60))
+    assert replica.handle(FellBehind(), 3.0) == [Effect.FILL]
+    assert replica.state is ReplicaState.CATCH_UP
+
+
+def test_a_member_is_shown_as_its_worst_copy() -> None:
+    assert in_words([]) == "in sync"
+    assert in_words([ReplicaState.IN_SYNC, ReplicaState.CATCH_UP]) == "catching up"
+    assert in_words([ReplicaState.CATCH_UP, ReplicaState.ENTER, ReplicaState.BROKEN]) == "broken"
+    assert {in_words([state]) for state in ReplicaState} == {
+        *("away", "entering", "comparing", "catching up", "in sync", "broken")
+    }
