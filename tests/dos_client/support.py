@@ -1,8 +1,7 @@
-"""What the tests on real servers share: writers with ids, waiting for a condition, and a TCP proxy that
-misbehaves.
+"""What the tests on real servers share: writers with ids, waiting for a condition, servers in threads.
 
 Rules of this file: real sockets, real servers. Waiting is for a condition, with an end; nothing sleeps to
-be lucky.
+be lucky. The network that misbehaves is `tests/support/proxy.py`.
 """
 
 import secrets
@@ -135,81 +134,3 @@ async def damage(
             await connection.open_directory(directory)
             with pytest.raises(CorruptError):
                 await connection.get(name, 0, 1 << 20)
-
-
-class Proxy:
-    """A TCP proxy in front of one server. `answers_pass` False: what the server says is swallowed.
-
-    `stalled`: nothing is taken from the client any more, so its socket fills up. `cut` ends all connections
-    through it, `accepts` False refuses new ones at once. `target` may be another server from the next
-    connection on."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self.target = target
-        self.answers_pass = True
-        self.requests_pass = True
-        self.accepts = True
-        self.stalled = False
-        self.port = 0
-        self._scopes: set[trio.CancelScope] = set()
-
-    @property
-    def location(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def cut(self) -> None:
-        for scope in self._scopes:
-            scope.cancel()
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        self.port = listeners[0].socket.getsockname()[1]
-        task_status.started()
-        await trio.serve_listeners(self._serve, listeners)
-
-    async def _serve(self, client: trio.SocketStream) -> None:
-        if not self.accepts:
-            return
-        try:
-            server = await trio.open_tcp_stream(*self.target)
-        except OSError:
-            return
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pump, client, server, lambda: self.requests_pass, scope)
-                    nursery.start_soon(self._pump, server, client, lambda: self.answers_pass, scope)
-            finally:
-                self._scopes.discard(scope)
-                with trio.CancelScope(shield=True):
-                    await trio.aclose_forcefully(client)
-                    await trio.aclose_forcefully(server)
-
-    async def _pump(
-        self,
-        source: trio.SocketStream,
-        sink: trio.SocketStream,
-        passes: Callable[[], bool],
-        scope: trio.CancelScope,
-    ) -> None:
-        try:
-            while data := await source.receive_some(65_536):
-                while self.stalled:  # noqa: ASYNC110 - set from outside
-                    await trio.sleep(0.01)
-                if passes():
-                    await sink.send_all(data)
-        except trio.BrokenResourceError:
-            pass
-        scope.cancel()
-
-
-@asynccontextmanager
-async def proxies(servers: Sequence[AnyServer]) -> AsyncIterator[list[Proxy]]:
-    """One proxy in front of each server."""
-    found = [Proxy(server.address) for server in servers]
-    async with trio.open_nursery() as nursery:
-        for one in found:
-            await nursery.start(one.run)
-        yield found
-        nursery.cancel_scope.cancel()

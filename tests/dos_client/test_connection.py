@@ -21,7 +21,8 @@ from dos_protocol.errors import (
 from dos_protocol.frames import encode_frame
 from dos_protocol.messages import encode
 from dos_protocol.vocabulary import Pong, Watermark, Welcome
-from tests.dos_client.support import ThreadServer, new_writer, proxies
+from tests.dos_client.support import ThreadServer, new_writer
+from tests.support.proxy import Way, proxies
 
 pytestmark = pytest.mark.trio
 
@@ -89,7 +90,7 @@ async def test_a_refused_hello_is_raised_as_what_it_is(alone: ThreadServer) -> N
 
 async def test_when_the_server_goes_every_waiter_hears_it(alone: ThreadServer) -> None:
     async with proxies([alone]) as (proxy,), open_connection(proxy.location) as connection:
-        proxy.answers_pass = False
+        proxy.lose(Way.TO_CLIENT)
         broken = 0
 
         async def ask() -> None:
@@ -117,7 +118,7 @@ async def test_after_its_end_a_session_says_closed(alone: ThreadServer) -> None:
 
 async def test_an_answer_that_does_not_come_in_time_is_an_error(alone: ThreadServer) -> None:
     async with proxies([alone]) as (proxy,), open_connection(proxy.location) as connection:
-        proxy.answers_pass = False
+        proxy.lose(Way.TO_CLIENT)
         with pytest.raises(BrokenConnectionError, match="gave no answer to Ping within"):
             await connection.ping(timeout_s=0.1)
 

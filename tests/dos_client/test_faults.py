@@ -22,10 +22,10 @@ from tests.dos_client.support import (
     content_of,
     has,
     new_writer,
-    proxies,
     until,
     url_of,
 )
+from tests.support.proxy import Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
@@ -253,14 +253,13 @@ async def test_a_lost_answer_leaves_exactly_one_copy(three: Threads) -> None:
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"one "))
             for proxy in between:
-                proxy.answers_pass = False
+                proxy.lose(Way.TO_CLIENT)
             size = writer.append(b"two ")
             for server in three:
                 await has(server, "d", "x", b"one two ")
             assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
             for proxy in between:
-                proxy.cut()
-                proxy.answers_pass = True
+                proxy.heal()
             await writer.wait_synced(size)
             await writer.wait_synced(writer.append(b"three"))
             for server in three:
@@ -276,12 +275,11 @@ async def test_a_request_lost_on_its_way_is_sent_again_once(three: Threads) -> N
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"one "))
             for proxy in between:
-                proxy.requests_pass = False
+                proxy.lose(Way.TO_SERVER)
             size = writer.append(b"two")
-            await trio.sleep(0.1)
+            await until(lambda: sum(any(c.torn for c in p.connections) for p in between) >= 2, "it is lost")
             for proxy in between:
-                proxy.cut()
-                proxy.requests_pass = True
+                proxy.heal()
             await writer.wait_synced(size)
             for server in three:
                 await has(server, "d", "x", b"one two")
@@ -358,7 +356,7 @@ async def test_a_member_that_takes_nothing_for_a_while_falls_behind_and_catches_
         async with claimed(three, url=url_of(between)) as (_, claim):
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"begin"))
-            between[2].stalled = True
+            between[2].stall()
             block = bytes(range(256)) * 256
             for _ in range(4 * window_bytes_max // len(block)):
                 writer.append(block)
@@ -367,7 +365,7 @@ async def test_a_member_that_takes_nothing_for_a_while_falls_behind_and_catches_
             target = claim.targets["x"]
             assert target.window is not None
             assert target.window.base > target.sizes[bytes.fromhex(three[2].server_id)] + window_bytes_max
-            between[2].stalled = False
+            between[2].heal()
             await writer.wait_synced(writer.append(b"end"))
             await has(three[2], "d", "x", b"begin" + block * (4 * window_bytes_max // len(block)) + b"end")
 
@@ -379,7 +377,7 @@ async def test_one_server_at_two_members_addresses_counts_once(three: Threads) -
         async with claimed(three, url=url_of(between)) as (store, claim):
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"kept"))
-            between[2].accepts = False
+            between[2].refuse()
             between[0].target = three[1].address
             for proxy in between:
                 proxy.cut()
@@ -390,7 +388,7 @@ async def test_one_server_at_two_members_addresses_counts_once(three: Threads) -
             )
             await until(lambda: claim.waiting, "one server is no quorum")
             assert writer.synced == 4
-            between[2].accepts = True
+            between[2].heal()
             await writer.wait_synced(size)
 
 
@@ -402,7 +400,7 @@ async def test_whoever_waits_when_the_claim_is_lost_hears_it(three: Threads) -> 
             writer = old.open_object("x")
             await writer.wait_synced(writer.append(b"kept"))
             for proxy in between:
-                proxy.requests_pass = False
+                proxy.lose(Way.TO_SERVER)
             raised = []
 
             async def wait(call: Callable[[int], Awaitable[None]]) -> None:
@@ -420,7 +418,7 @@ async def test_whoever_waits_when_the_claim_is_lost_hears_it(three: Threads) -> 
                         await direct.claim("d", 2, newer)
                 for proxy in between:
                     proxy.cut()
-                    proxy.requests_pass = True
+                    proxy.heal()
                 await until(lambda: len(raised) == 2, "both have heard it")
             assert writer.synced == 4
 
