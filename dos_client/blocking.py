@@ -11,8 +11,9 @@ the same as if it had been cancelled later than you think: look before you repea
 """
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar, TypeVarTuple
 
@@ -282,8 +283,26 @@ class BlockingStore:
     def list_directories(self, prefix: str = "") -> list[str]:
         return self.portal.call(self.store.list_directories, prefix)
 
-    def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        return self.portal.call(self.store.read, directory, name, offset, max_bytes)
+    def read(
+        self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
+    ) -> bytes:
+        read = partial(self.store.read, committed=committed)
+        return self.portal.call(read, directory, name, offset, max_bytes)
+
+    def stream(self, directory: str, name: str, offset: int = 0, end: int | None = None) -> Iterator[bytes]:
+        return self._iterate(self.store.stream(directory, name, offset, end))
+
+    def follow(self, directory: str, name: str, offset: int = 0) -> Iterator[bytes]:
+        return self._iterate(self.store.follow(directory, name, offset))
+
+    def _iterate(self, stream: AsyncGenerator[bytes]) -> Iterator[bytes]:
+        """The stream's pieces; it ends with the iterator, or with the store."""
+        try:
+            while data := self.portal.call(anext, stream, b""):
+                yield data
+        finally:
+            with suppress(ClosedError):
+                self.portal.call(stream.aclose)
 
     def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
         return self.portal.call(self.store.stat, directory, name, digest_at)

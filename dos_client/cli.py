@@ -7,8 +7,8 @@ with several speaks to the store they are. Exit codes are in `cli_support`.
 import base64
 import secrets
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -34,7 +34,7 @@ from dos_client.core.record_log import longest
 from dos_client.live_store import Store
 from dos_client.store import connect, open_store
 from dos_client.urls import DosUrl, parse_url
-from dos_protocol.errors import DosError
+from dos_protocol.errors import CorruptError, DosError
 from dos_protocol.limits import digest_block_bytes, id_bytes, payload_bytes_max
 from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo
@@ -101,41 +101,77 @@ def get(
     url: Url,
     offset: Annotated[int, typer.Option(min=0, help="First byte.")] = 0,
     max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="At most so many bytes.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as the object grows, for ever; it may come later.")
+    ] = False,
+    any_member: Annotated[
+        bool,
+        typer.Option(
+            "--any-member", help="What one member holds durably, committed or not: to look, not to rely on."
+        ),
+    ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Write an object's durable bytes to standard output.
+    """Write an object's bytes to standard output: those that a quorum of the store holds, each checked
+    against its digest. They are never taken back. (Of one server alone: those that are durable on it.)
 
     With --json: lines with offset, bytes and data (base64).
 
-    Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
+    Examples: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
+
+    dos get dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003/app.w0000/greetings --follow
     """
     parsed = _parsed(url, needs="object")
+    if follow and any_member:
+        fail("--follow gives committed bytes only: leave out --any-member", REFUSED)
 
     async def work() -> None:
         async with _opened(parsed, read_token(token_file)) as store:
-            async for at, data in _pieces(store, parsed, offset, max_bytes):
-                if as_json:
-                    print_json({"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()})
-                else:
-                    sys.stdout.buffer.write(data)
+            end = None if max_bytes is None else offset + max_bytes
+            async with aclosing(_pieces(store, parsed, offset, end, follow, any_member)) as pieces:
+                async for at, data in pieces:
+                    if as_json:
+                        row = {"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()}
+                        print_json(row)
+                    else:
+                        sys.stdout.buffer.write(data)
+                        if follow:
+                            sys.stdout.flush()
             sys.stdout.flush()
 
     run(work)
 
 
 async def _pieces(
-    store: Store, url: DosUrl, offset: int, max_bytes: int | None
-) -> AsyncIterator[tuple[int, bytes]]:
+    store: Store, url: DosUrl, offset: int, end: int | None, follow: bool, any_member: bool
+) -> AsyncGenerator[tuple[int, bytes]]:
     assert url.directory is not None
     assert url.object is not None
-    end = None if max_bytes is None else offset + max_bytes
-    while end is None or offset < end:
-        wanted = payload_bytes_max if end is None else min(payload_bytes_max, end - offset)
-        data = await store.read(url.directory, url.object, offset, wanted)
-        if not data:
-            return
-        yield offset, data
+    where = (url.directory, url.object, offset)
+    if any_member:
+        stream = _of_any_member(store, *where, end)
+    elif follow:
+        stream = store.follow(*where)
+    else:
+        stream = store.stream(*where, end)
+    async with aclosing(stream):
+        while end is None or offset < end:
+            data = await anext(stream, b"")
+            if not data:
+                return
+            data = data if end is None else data[: end - offset]
+            yield offset, data
+            offset += len(data)
+
+
+async def _of_any_member(
+    store: Store, directory: str, name: str, offset: int, end: int | None
+) -> AsyncGenerator[bytes]:
+    while data := await store.read(
+        directory, name, offset, payload_bytes_max if end is None else min(payload_bytes_max, end - offset)
+    ):
+        yield data
         offset += len(data)
 
 
@@ -213,15 +249,28 @@ async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
 
 
 async def _end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, bytes]:
-    """Where an object ends: the last block boundary, the prefix digest there, and what follows it."""
+    """Where an object ends: the last block boundary, the prefix digest there, and what follows it.
+
+    The longest copy is gone on with, if all others are prefixes of it. Which one counts of copies that
+    contradict each other nobody can tell from here (docs/decisions/0014)."""
     copy = longest(claim.answers, name)
     if copy is None or not copy[1].synced:
         return 0, 0, b""
     member = store.record.member(copy[0])
     assert member is not None
+    reader = await store.reader(member, claim.directory)
+    for server_id, objects in claim.answers.items():
+        info = objects.get(name)
+        if info is not None and info.synced and (await reader.stat(name, info.synced)).digest != info.digest:
+            other = store.record.member(server_id)
+            raise CorruptError(
+                f"{member.address} and {other.address if other else id_text(server_id)} hold different bytes"
+                f" of {claim.directory}/{name}: nothing was appended",
+                remedy="compare them with `dos get`, one server at a time; replace the member that is wrong",
+                actual=info.synced,
+            )
     size = copy[1].synced
     base = size - size % digest_block_bytes
-    reader = await store.reader(member, claim.directory)
     digest = (await reader.stat(name, base)).digest if base else 0
     tail = await reader.get(name, base, size - base) if size > base else b""
     return base, digest, tail

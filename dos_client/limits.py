@@ -127,6 +127,15 @@ hedge_rescue_s: Final = 0.5
 read_settle_s: Final = 1.0
 """When F members are at an object's end, or have no such object, the others get this long to know more."""
 
+piece_bytes: Final = 1 * MIB
+pieces_ahead_max: Final = 4
+"""A stream of committed bytes is read and checked in such pieces, so many at once: that is its memory."""
+
+follow_wait_ms: Final = 10_000
+follow_pause_s: Final = 0.2
+"""Who follows an object asks each member to answer when it has more, at most this much later; a member that
+cannot is asked again after the pause."""
+
 answers_owed_max: Final = 8
 """Answers that nobody waits for any more, per session; who owes more is not asked until it gave some."""
 
@@ -137,6 +146,8 @@ if chunk_bytes_max % digest_block_bytes or chunk_bytes_max > payload_bytes_max:
     raise ValueError("a chunk is whole blocks of the digest, and fits one frame")
 if catch_up_chunk_bytes + catch_up_in_flight_bytes_max > MIB:
     raise ValueError("catching up takes at most 1 MiB a member")
+if piece_bytes % digest_block_bytes or piece_bytes > payload_bytes_max:
+    raise ValueError("a piece is whole blocks of the digest, and fits one frame")
 if not 0 < hedge_delay_min_s <= hedge_delay_first_s <= hedge_delay_max_s <= hedge_rescue_s < read_timeout_s:
     raise ValueError("hedging has its turn before a rescue, and that before the time is up")
 if milestone_bytes % digest_block_bytes or milestone_bytes > catch_up_chunk_bytes:

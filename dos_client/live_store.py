@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from dos_client.claim import Claim
+from dos_client.committed import Committed
 from dos_client.connection import Connection
 from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
@@ -21,11 +22,13 @@ from dos_client.core.replica import in_words
 from dos_client.damage import Damage
 from dos_client.discovery import find_membership
 from dos_client.errors import QuorumUnavailableError
+from dos_client.following import follow
 from dos_client.limits import answers_grace_s, look_timeout_s
 from dos_client.looking import DirectoryView, trusted_members, view_of
 from dos_client.members import MemberStatus, Watch
 from dos_client.reading import Readers
 from dos_client.store_reads import read_any
+from dos_client.streaming import Snapshot, Stream, committed_stream, read_committed
 from dos_client.urls import DosUrl
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import u64_max
@@ -137,13 +140,31 @@ class Store:
             )
         return sorted(names)
 
-    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        """Durable bytes from any good member, short only at that member's end. Hedged: when one is slow,
-        another is asked too.
+    async def read(
+        self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
+    ) -> bytes:
+        """Bytes of an object, from any good member. Hedged: when one is slow, another is asked too.
 
-        Raises NotFoundError or PastEndError when F members say so, CorruptError as a member answered;
-        QuorumUnavailableError or BrokenConnectionError when too few could be asked for some seconds."""
-        return await read_any(self, directory, name, offset, max_bytes)
+        They are durable on the member that gave them, and the read is short only at that member's end;
+        `committed`: they are on a quorum, checked against its digest, and the read is short only at the end
+        of what was acknowledged. Raises NotFoundError or PastEndError when F members say so, CorruptError as
+        members answered; QuorumUnavailableError or BrokenConnectionError when too few could be asked for
+        some seconds."""
+        how = read_committed if committed else read_any
+        return await how(self, directory, name, offset, max_bytes)
+
+    def stream(self, directory: str, name: str, offset: int = 0, end: int | None = None) -> Stream:
+        """Committed bytes from `offset` to `end`, or as far as the object is acknowledged now, read ahead
+        from several members. Close it (`aclosing`) when you leave it early. Raises as `read`."""
+        committed = Committed(self, directory, name)
+        return committed_stream(self, committed, Snapshot(self, committed), offset, end)
+
+    def follow(self, directory: str, name: str, offset: int = 0) -> Stream:
+        """Committed bytes from `offset` on, for ever, as they become so; the object may come later. Survives
+        the death of any member without a gap or a repeat. Close it (`aclosing`) when you are done.
+
+        Raises CorruptError when members contradict each other and no quorum settles it."""
+        return follow(self, directory, name, offset)
 
     async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
         """Sizes of an object, and the digest of a prefix, on every member that answers."""

@@ -26,14 +26,15 @@ T = TypeVar("T")
 _AGAIN_S: Final = 0.1
 
 
-async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try again for some seconds while members cannot be reached. Raises what the last attempt raised."""
+async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
+    """Try again for some seconds while members cannot be reached, or `for_ever`. Raises what the last
+    attempt raised."""
     patience = trio.current_time() + read_timeout_s
     while True:
         try:
             return await attempt()
         except (QuorumUnavailableError, BrokenConnectionError):
-            if trio.current_time() > patience:
+            if not for_ever and trio.current_time() > patience:
                 raise
         await store.wait_moved(_AGAIN_S)
 

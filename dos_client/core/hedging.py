@@ -164,7 +164,9 @@ class Pace:
 
 
 def _class_of(size: int) -> int:
-    """Answers are compared with answers of about the size: up to 64 KiB, then by powers of four."""
+    """Answers are compared with their like: those without bytes, up to 64 KiB, then by powers of four."""
+    if size == 0:
+        return -1
     blocks = max(size - 1, 0) // digest_block_bytes
     return (blocks.bit_length() + 1) // 2
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +76,44 @@ def test_objects_on_one_server_from_the_command_line(alone: ThreadServer, tmp_pa
     assert json.loads(answered("stat", url, "--json"))[0]["synced"] == 100_004
     assert f"server_id={alone.server_id}" in answered("stat", alone.url).decode()
     assert json.loads(answered("ping", alone.url, "--json", "--count", "2"))[0]["count"] == 2
+
+
+def test_a_store_gives_what_a_quorum_has_and_follows_it(three: list[ThreadServer]) -> None:
+    url = url_of(three)
+    answered("store", "init", url)
+    target = f"{url}/notes/x"
+    answered("append", target, stdin=b"one, ")
+    assert answered("get", target, "--follow", "--max", "3") == b"one"
+    found: list[bytes] = []
+    follower = threading.Thread(
+        target=lambda: found.append(answered("get", target, "-f", "--max", "8")), daemon=True
+    )
+    follower.start()
+    three[0].kill()
+    answered("append", target, stdin=b"two")
+    follower.join(25)
+    assert found == [b"one, two"]
+    assert answered("get", target, "--any-member") in (b"one, ", b"one, two")
+    assert answered("get", target) == b"one, two"
+    assert "leave out --any-member" in refused(2, "get", target, "--follow", "--any-member")
+
+
+def test_copies_that_contradict_each_other_are_not_appended_to(three: list[ThreadServer]) -> None:
+    url = url_of(three)
+    answered("append", f"{three[0].url}/notes/x", stdin=b"one thing")
+    answered("append", f"{three[1].url}/notes/x", stdin=b"and another")
+    for server in three[:2]:
+        server.kill()
+        (server.data / "d").rename(server.data / "kept")
+        server.restart()
+    answered("store", "init", url)
+    for server in three[:2]:
+        server.kill()
+        (server.data / "d").rmdir()
+        (server.data / "kept").rename(server.data / "d")
+        server.restart()
+    words = refused(1, "append", f"{url}/notes/x", stdin=b"!")
+    assert all(text in words for text in (three[0].location, three[1].location, "different bytes"))
 
 
 def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""Reads that a quorum vouches for: wrong bytes are found, reported, avoided, and never served.
+
+Real servers. A member "lies" here when its file is whole and holds other bytes: what a misdirected write, a
+restored image or a diverged copy looks like."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_client import connect, init_store, open_store
+from dos_client.core.agreement import agree, reach
+from dos_client.core.quorum import Quorums
+from dos_client.damage import Wrong
+from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
+from dos_protocol.limits import digest_block_bytes
+from dos_protocol.store_record import Member, StoreRecord
+from tests.dos_client.support import ThreadServer, claimed, has, url_of
+
+Threads = list[ThreadServer]
+IDS = [bytes([number]) * 16 for number in range(1, 6)]
+PIECE = 1 << 20
+
+
+def quorums_of(count: int, ack_quorum: int) -> Quorums:
+    members = tuple(Member(server_id, f"h{server_id[0]}:1") for server_id in IDS[:count])
+    return Quorums(StoreRecord(b"s" * 16, 1, ack_quorum, members))
+
+
+shapes = st.integers(1, 5).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
+
+
+@given(shapes, st.data())
+def test_a_reader_is_only_sure_where_nothing_acknowledged_can_lie_beyond(
+    shape: tuple[int, int], data: st.DataObject
+) -> None:
+    # EVIDENCE-OF: P-2, P-5
+    quorums = quorums_of(*shape)
+    members = sorted(quorums.members)
+    copies = {one: data.draw(st.integers(0, 4)) for one in members}
+    answered = data.draw(st.sets(st.sampled_from(members)))
+    damaged = data.draw(st.sets(st.sampled_from(members))) & answered
+    told = {one: copies[one] for one in answered}
+    told |= {one: min(copies[one], data.draw(st.integers(0, 4))) for one in sorted(damaged)}
+    acknowledged = quorums.watermark(copies)
+    found = reach(quorums, told, answered - damaged)
+    assert found.held <= acknowledged
+    if found.sure:
+        assert found.held == acknowledged
+
+
+@given(shapes, st.data())
+def test_a_digest_counts_when_a_quorum_gives_it_and_no_other_has_one(
+    shape: tuple[int, int], data: st.DataObject
+) -> None:
+    quorums = quorums_of(*shape)
+    members = sorted(quorums.members)
+    digests = data.draw(st.dictionaries(st.sampled_from([*members, b"x" * 16]), st.integers(1, 3)))
+    found = agree(quorums, digests)
+    votes = [digest for one, digest in digests.items() if one in quorums.members]
+    winners = {digest for digest in votes if votes.count(digest) >= quorums.ack_quorum}
+    assert found.digest == (winners.pop() if len(winners) == 1 else None)
+    if found.digest is not None:
+        assert found.against == {one for one in members if digests.get(one, found.digest) != found.digest}
+        assert found.lacking == 0
+    elif found.lacking:
+        assert found.lacking == quorums.ack_quorum - max(map(votes.count, votes), default=0)
+
+
+async def written(servers: Threads, content: bytes, name: str = "x") -> None:
+    """The object in a new store, on all its members."""
+    await init_store(url_of(servers))
+    async with claimed(servers) as (_, claim):
+        writer = claim.open_object(name)
+        for start in range(0, len(content), PIECE):
+            writer.append(content[start : start + PIECE])
+            await writer.wait_room()
+        await writer.wait_synced(writer.size)
+        for server in servers:
+            await has(server, "d", name, content)
+
+
+def file_of(server: ThreadServer, name: str = "x") -> Path:
+    return server.data / "d" / "d" / name
+
+
+async def lie(server: ThreadServer, content: bytes, tmp_path: Path) -> None:
+    """Give the server a whole file of that content."""
+    liar = ThreadServer(tmp_path / "liar")
+    async with connect(liar.url) as store, await store.unclaimed("d") as claim:
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(content))
+    liar.kill()
+    server.kill()
+    shutil.copy(file_of(liar), file_of(server))
+    server.restart()
+    shutil.rmtree(tmp_path / "liar")
+
+
+def flip(server: ThreadServer, position: int) -> None:
+    """Flip one bit of the object's file."""
+    with file_of(server).open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+def reports(servers: Threads, found: Sequence[object]) -> list[tuple[int, Wrong]]:
+    ids = [server.server_id for server in servers]
+    return [(ids.index(one.server_id.hex()), one.why) for one in found]  # type: ignore[attr-defined]
+
+
+@pytest.mark.trio
+async def test_committed_reads_give_any_part_and_end_where_the_object_ends(three: Threads) -> None:
+    content = os.urandom(2 * PIECE + 3 * digest_block_bytes + 77)
+    await written(three, content)
+    async with open_store(url_of(three)) as store:
+        assert b"".join([data async for data in store.stream("d", "x")]) == content
+        edges = [0, 1, digest_block_bytes - 1, digest_block_bytes, PIECE - 1, PIECE, PIECE + 9]
+        for begin in [*edges, len(content) - 1, len(content)]:
+            for count in (1, digest_block_bytes, PIECE, len(content)):
+                found = await store.read("d", "x", begin, count, committed=True)
+                assert found == content[begin : begin + count], (begin, count)
+        with pytest.raises(PastEndError):
+            await store.read("d", "x", len(content) + 1, 1, committed=True)
+        with pytest.raises(NotFoundError):
+            await store.read("d", "y", 0, 1, committed=True)
+        three[1].kill()
+        assert await store.read("d", "x", 5, 500, committed=True) == content[5:505]
+        assert not store.damage.reports()
+
+
+@pytest.mark.trio
+async def test_a_flipped_bit_on_one_member_is_reported_and_the_good_bytes_are_served(three: Threads) -> None:
+    # EVIDENCE-OF: P-2, P-5
+    content = os.urandom(3 * PIECE)
+    await written(three, content)
+    for position in (100, 1_500_000):
+        flip(three[2], position)
+    async with open_store(url_of(three)) as store:
+        for _ in range(6):
+            assert b"".join([data async for data in store.stream("d", "x")]) == content
+            for begin in (0, PIECE, 2 * PIECE):
+                assert await store.read("d", "x", begin, PIECE) == content[begin : begin + PIECE]
+        assert reports(three, store.damage.reports()) == [(2, Wrong.DAMAGED)]
+
+
+@pytest.mark.trio
+async def test_a_member_with_other_bytes_in_a_whole_file_is_found_out_and_never_served(
+    three: Threads, tmp_path: Path
+) -> None:
+    # EVIDENCE-OF: P-2, P-5
+    content = os.urandom(PIECE + 200_000)
+    await written(three, content)
+    other = bytearray(content)
+    other[700_000] ^= 1
+    await lie(three[0], bytes(other), tmp_path)
+    async with open_store(url_of(three)) as store:
+        for _ in range(8):
+            assert await store.read("d", "x", 650_000, 100_000, committed=True) == content[650_000:750_000]
+            assert b"".join([data async for data in store.stream("d", "x")]) == content
+        assert reports(three, store.damage.reports()) == [(0, Wrong.DIFFERENT)]
+        assert {await store.read("d", "x", 700_000, 1) for _ in range(20)} == {content[700_000:700_001]}
+
+
+@pytest.mark.trio
+async def test_members_that_contradict_each_other_without_a_quorum_are_named_and_not_served(
+    three: Threads, tmp_path: Path
+) -> None:
+    # EVIDENCE-OF: P-5
+    content = os.urandom(200_000)
+    await written(three, content)
+    await lie(three[0], content[:150_000] + bytes(50_000), tmp_path)
+    three[2].kill()
+    async with open_store(url_of(three)) as store:
+        assert await store.read("d", "x", 0, 150_000, committed=True) == content[:150_000]
+        found = b""
+
+        async def read_on() -> None:
+            nonlocal found
+            async for data in store.stream("d", "x", 10):
+                found += data
+
+        with pytest.raises(CorruptError) as caught:
+            await read_on()
+        assert content[10:].startswith(found)
+        assert len(found) >= 149_990
+        assert three[0].location in str(caught.value)
+        assert three[1].location in str(caught.value)
+        three[2].restart()
+        assert await store.read("d", "x", 0, 200_000, committed=True) == content
+
+
+@pytest.mark.trio
+async def test_what_one_member_alone_holds_is_not_served_as_committed(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    await written(three, b"acknowledged")
+    async with open_store(url_of(three)) as store:
+        assert await store.read("d", "x", 0, 99, committed=True) == b"acknowledged"
+        three[1].kill()
+        three[2].kill()
+        assert await store.read("d", "x", 0, 99) == b"acknowledged"
+        with trio.move_on_after(1.0) as scope:
+            await store.read("d", "x", 0, 99, committed=True)
+        assert scope.cancelled_caught, "one member of three cannot say what a quorum has"
+    async with connect(three[0].url) as one:
+        assert await one.read("d", "x", 0, 99, committed=True) == b"acknowledged", "asked alone, it is all"
