@@ -118,9 +118,9 @@ def get(
 
     With --json: lines with offset, bytes and data (base64).
 
-    Examples: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
+    Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
 
-    dos get dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003/app.w0000/greetings --follow
+    Example: dos get dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003/app.w0000/greetings --follow
     """
     parsed = _parsed(url, needs="object")
     if follow and any_member:
