@@ -27,9 +27,11 @@ from dos_client.live_store import Store
 from dos_client.looking import DirectoryView
 from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
+from dos_client.repairing import Repair, RepairReport, repair_object, repair_store
 from dos_client.replacing import replace_member
 from dos_client.store import connect, open_store
 from dos_client.urls import DosUrl, parse_url
+from dos_client.verifying import VerifyReport, verify_store
 
 __all__ = [
     "BadUrlError",
@@ -42,14 +44,20 @@ __all__ = [
     "NotEmptyError",
     "ObjectWriter",
     "QuorumUnavailableError",
+    "Repair",
+    "RepairReport",
     "ReplaceProgress",
     "ReplacementError",
     "Store",
     "StoreNotReadyError",
+    "VerifyReport",
     "connect",
     "init_store",
     "open_connection",
     "open_store",
     "parse_url",
+    "repair_object",
+    "repair_store",
     "replace_member",
+    "verify_store",
 ]

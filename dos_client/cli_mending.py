@@ -13,6 +13,7 @@ from dos_client.cli_store import StoreUrl, store_app
 
 __all__ = ["store_app"]
 from dos_client.cli_support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.repairing import Outcome, RepairProgress, RepairReport, repair_store
 from dos_client.store import open_store
 from dos_client.urls import parse_url
 from dos_client.verifying import Finding, VerifyProgress, VerifyReport, verify_store
@@ -63,6 +64,90 @@ def verify(
         _print_report(report)
     if report.differences or report.away:
         raise typer.Exit(NEGATIVE)
+
+
+@store_app.command()
+def repair(
+    url: StoreUrl,
+    directories: Directories = None,
+    read: ReadAll = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Mend damaged, missing, short and different copies from members that agree. Writers go on meanwhile.
+
+    A copy is only ever lengthened, or replaced when the other members prove that nothing acknowledged is
+    in it; everything else is refused, with the reason. The server keeps an old copy aside, as a file
+    `.broken.OBJECT.N` in its data directory. Exit code 0 when nothing is left to mend, 1 when something is,
+    3 when too few members are there.
+
+    Example: dos store repair dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --dry-run
+    """
+
+    async def work() -> RepairReport:
+        parsed, token = parse_url(url), read_token(token_file)
+        with Shown(quiet=as_json) as shown:
+            async with open_store(parsed, token=token, client="dos store repair") as store:
+                return await repair_store(
+                    store,
+                    directories or (),
+                    read=read,
+                    dry_run=dry_run,
+                    tell=lambda now: shown.tell(_repair_text(now), now.bytes_done, now.bytes_total),
+                )
+
+    report = run(work)
+    if as_json:
+        print_json(repair_json(report))
+    else:
+        _print_repairs(report)
+    if report.away or not all(one.done for one in report.repairs):
+        raise typer.Exit(NEGATIVE)
+
+
+def _repair_text(now: RepairProgress) -> str:
+    return f"{now.directories_done} of {now.directories} directories, {now.mended} copies mended"
+
+
+def repair_json(report: RepairReport) -> dict[str, Any]:
+    """A report for programs."""
+    return {
+        "directories": report.directories,
+        "objects": report.objects,
+        "members": report.members,
+        "repairs": [
+            {
+                "directory": one.directory,
+                "object": one.name,
+                "address": one.address,
+                "server_id": id_text(one.server_id),
+                "verdict": one.verdict.value,
+                "outcome": one.outcome.name.lower(),
+                "reason": one.reason,
+                "size": one.size,
+            }
+            for one in report.repairs
+        ],
+        "away": report.away,
+    }
+
+
+def _print_repairs(report: RepairReport) -> None:
+    for one in report.repairs:
+        reason = f": {one.reason}" if one.reason else ""
+        print(
+            f"{one.directory}/{one.name} on {one.address}, {one.verdict.value}, {one.outcome.value}{reason}"
+        )
+    for address, error in report.away.items():
+        print(f"{address} was not looked at: {error}")
+    left = sum(not one.done for one in report.repairs)
+    mended = sum(one.outcome is Outcome.MENDED for one in report.repairs)
+    print(
+        f"{report.objects} objects in {report.directories} directories on"
+        f" {report.members - len(report.away)} of {report.members} members:"
+        f" {mended} copies mended, {left} left to mend"
+    )
 
 
 def _verify_text(now: VerifyProgress) -> str:

@@ -25,6 +25,7 @@ from dos_client.limits import (
     answer_timeout_s,
     chunk_bytes_max,
     connect_timeout_s,
+    mend_timeout_s,
     send_batch_buffers,
     silence_broken_s,
     silence_ping_s,
@@ -56,6 +57,8 @@ from dos_protocol.vocabulary import (
     Hello,
     List,
     Listing,
+    Mend,
+    Mended,
     Message,
     ObjectInfo,
     Opcode,
@@ -238,6 +241,10 @@ class Connection:
             self.fail(error)
             raise error
         return data
+
+    async def mend(self, request: Mend) -> Mended:
+        """Bring a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
+        return await self.ask(request, Mended, mend_timeout_s)
 
     async def configure(self, record: StoreRecord) -> int:
         """Give the server a newer store record; returns the generation it keeps then."""

@@ -62,6 +62,18 @@ directory in hand whose writer has brought nothing to the new member for so long
 superseded_joining_s: Final = 2.0
 """How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
 
+mend_chunk_bytes: Final = 256 * KIB
+mend_timeout_s: Final = 60.0
+"""One piece of a new copy; the last one waits until a server has synced all of it."""
+mend_attempts_max: Final = 3
+mend_pause_s: Final = 0.5
+"""A copy whose mending met a writer at work is tried so often, so far apart."""
+self_repair_pause_s: Final = 1.0
+self_repair_pause_max_s: Final = 60.0
+"""Between two copies that a store mends by itself; doubling up to the second while one cannot be mended."""
+self_repair_attempts_max: Final = 12
+self_repair_bytes_per_s: Final = 32 * MIB
+
 verify_pause_s: Final = 0.3
 """Between the two looks at a directory whose copies are uneven: a writer at work moves them meanwhile."""
 

@@ -43,6 +43,7 @@ class Store:
     """See the module. Made by `open_store` and `connect`; all its methods belong to the trio thread that
     made it.
 
+    `wrote`: set once anything was claimed.
     `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
     any. `damage`: the copies that were found to be wrong. `pace`: how fast members answer reads."""
 
@@ -57,6 +58,7 @@ class Store:
         self.server_record: StoreRecord | None = None
         self.damage = Damage()
         self.pace = Pace()
+        self.wrote = trio.Event()
         self._nursery = nursery
         self._claims: set[Claim] = set()
         self._watches: dict[bytes, Watch] = {}
@@ -83,6 +85,7 @@ class Store:
         self._refuse_in_store()
         if not 1 <= epoch <= u64_max or writer_id == NO_ID:
             raise LocalProtocolError(f"a claim has an epoch from 1 and a writer id that is not zero: {epoch}")
+        self.wrote.set()
         claim = await self._begin(Claim(self, directory, epoch, writer_id))
         try:
             await claim.wait_granted()

@@ -17,6 +17,7 @@ from dos_client.errors import StoreNotReadyError
 from dos_client.founding import init_store
 from dos_client.limits import open_timeout_s
 from dos_client.live_store import Store
+from dos_client.self_repair import mend_by_itself
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID
@@ -36,6 +37,7 @@ async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "")
     record = await _find_record(parsed, token, client)
     async with _living(parsed, record, token, client) as store:
         store.start(store.keep_membership)
+        store.start(lambda: mend_by_itself(store))
         yield store
 
 

@@ -127,14 +127,14 @@ class _Directory:
         walk = self._walk
         await walk.enter(self._name)
         first = {name: walk.infos(name) for name in walk.names()}
-        if any(_uneven(infos) for infos in first.values()):
+        if any(uneven(infos) for infos in first.values()):
             await trio.sleep(verify_pause_s)
             await walk.enter(self._name)
         for name in walk.names():
             infos = walk.infos(name)
             copies, judgement = await self._judge(name, infos, read=read)
-            moving = _appending(infos) or any(
-                name in first and _moved(first[name].get(one), info) for one, info in infos.items()
+            moving = appending(infos) or any(
+                name in first and moved(first[name].get(one), info) for one, info in infos.items()
             )
             self._count(name, copies, judgement, moving=moving)
 
@@ -187,13 +187,16 @@ class _Directory:
             )
 
 
-def _appending(infos: dict[bytes, ObjectInfo | None]) -> bool:
+def appending(infos: dict[bytes, ObjectInfo | None]) -> bool:
+    """Whether a member says that somebody appends to it."""
     return any(info is not None and info.appending for info in infos.values())
 
 
-def _uneven(infos: dict[bytes, ObjectInfo | None]) -> bool:
+def uneven(infos: dict[bytes, ObjectInfo | None]) -> bool:
+    """Whether the members have different sizes of it."""
     return len({info.synced if info is not None else 0 for info in infos.values()}) > 1
 
 
-def _moved(before: ObjectInfo | None, after: ObjectInfo | None) -> bool:
+def moved(before: ObjectInfo | None, after: ObjectInfo | None) -> bool:
+    """Whether a copy grew between two looks."""
     return (before.synced if before is not None else 0) != (after.synced if after is not None else 0)

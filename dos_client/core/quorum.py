@@ -66,3 +66,9 @@ class Quorums:
         """Whether claims on, or answers of, these members are enough: F in each set (R1)."""
         present = frozenset(members)
         return all(len(group & present) >= self.claims_needed for group in self.sets)
+
+    def cover(self, members: Collection[bytes], without: bytes) -> bool:
+        """Whether these members, leaving out `without`, hold between them every acknowledged byte, whatever
+        that one held: N - Qa + 1 in each set."""
+        present = frozenset(members) - {without}
+        return all(len(group & present) > len(group) - self.ack_quorum for group in self.sets)

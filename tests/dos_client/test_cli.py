@@ -199,6 +199,7 @@ def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
         ["store", "status"],
         ["store", "replace"],
         ["store", "verify"],
+        ["store", "repair"],
     ],
 )
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
