@@ -1,0 +1,78 @@
+"""Faults on a real store, and a check that nothing acknowledged is lost.
+
+    ./run python -m tests.chaos --seed 1 --seconds 60 --acknowledged 50000
+
+Three servers as processes behind proxies, writers as processes on a journal chain each. A seeded nemesis
+partitions, stalls, slows and cuts the network, drops replies, stops, kills, wipes and replaces servers, and
+kills, stops and rivals writers. In the end every chain is read in every way there is. Exit 0 if nothing was
+lost, duplicated, reordered or diverged, and everything came back; 1 if not.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import trio
+
+from tests.chaos.faults import LANES
+from tests.chaos.show import Shown, command_line, print_report
+from tests.chaos.story import Options, Report, Watcher, run
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=1, help="fixes which faults come in which order")
+    parser.add_argument("--seconds", type=float, default=20.0, help="faults for at least so long")
+    parser.add_argument("--acknowledged", type=int, default=0, help="and until so many records are")
+    parser.add_argument("--directories", type=int, default=3, help="chains, each with its writers")
+    parser.add_argument("--window", type=int, default=100, help="records a writer has under way")
+    parser.add_argument("--lanes", default=",".join(LANES), help=f"of {', '.join(LANES)}; default all")
+    parser.add_argument("--json", action="store_true", help="the report as JSON, and no live line")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep data, logs and acknowledgements here")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.lanes.split(",")) - set(LANES):
+        parser.error(f"no lane named {', '.join(sorted(unknown))}; there are {', '.join(LANES)}")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    asked = parse(arguments)
+    options = Options(
+        seed=asked.seed,
+        seconds=asked.seconds,
+        acknowledged=asked.acknowledged,
+        directories=asked.directories,
+        window=asked.window,
+        lanes=tuple(asked.lanes.split(",")),
+    )
+    if asked.keep is not None:
+        asked.keep.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="dos-chaos-", dir=asked.keep))
+    report = run_shown(options, folder, quiet=asked.json)
+    if asked.json:
+        print(json.dumps({**report.as_json(), "again": command_line(options)}))
+    else:
+        print_report(report)
+    if report.good and asked.keep is None:
+        shutil.rmtree(folder)
+    else:
+        print(f"kept: {folder}", file=sys.stderr)
+    return 0 if report.good else 1
+
+
+def run_shown(options: Options, folder: Path, *, quiet: bool) -> Report:
+    if quiet:
+        return trio.run(run, options, folder / "run", Watcher())
+    with Shown() as shown:
+        return trio.run(run, options, folder / "run", shown)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""The judgement: what was acknowledged, against what is there. Pure.
+
+Rules of this file: values in, counts out, with a few examples in words. It must find what it is for:
+`test_checker.py` plants each violation.
+
+    twice       acknowledged by two writers: each record has one
+    lost        acknowledged, and not in the chain exactly as acknowledged
+    duplicated  in the chain more than once
+    reordered   in the chain after a record that was written later
+    holes       numbers missing below a later one of the same epoch, or places missing in the history
+    damaged     in the chain, and not what its writer made
+    vanished    shown by a committed read, and not on the final chain
+    diverged    a member's copy that differs from the chain within the chain's length
+    behind      a member's copy that is shorter than the chain, after all had time to catch up
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from tests.chaos.records import Entry
+
+EXAMPLES_MAX: Final = 20
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Counts over all directories. `examples`: the first violations, in words."""
+
+    acknowledged: int = 0
+    found: int = 0
+    twice: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    holes: int = 0
+    damaged: int = 0
+    vanished: int = 0
+    diverged: int = 0
+    behind: int = 0
+    copies: int = 0
+    committed_reads: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return not any(getattr(self, name) for name in VIOLATIONS)
+
+    def note(self, text: str) -> None:
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(text)
+
+
+VIOLATIONS: Final = (
+    "twice",
+    "lost",
+    "duplicated",
+    "reordered",
+    "holes",
+    "damaged",
+    "vanished",
+    "diverged",
+    "behind",
+)
+assert set(VIOLATIONS) <= {one.name for one in fields(Verdict)}
+
+
+def judge_chain(
+    verdict: Verdict, directory: str, acknowledged: Iterable[Entry], chain: Sequence[Entry | None]
+) -> None:
+    """One directory. `chain`: its records in order, None for a damaged one."""
+    found = [entry for entry in chain if entry is not None]
+    verdict.found += len(found)
+    for index, entry in enumerate(chain):
+        if entry is None:
+            verdict.damaged += 1
+            verdict.note(f"{directory}: record {index} of the chain is damaged")
+    _judge_acknowledged(verdict, directory, acknowledged, found)
+    _judge_order(verdict, directory, found)
+    _judge_holes(verdict, directory, found)
+
+
+def _judge_acknowledged(
+    verdict: Verdict, directory: str, acknowledged: Iterable[Entry], found: Sequence[Entry]
+) -> None:
+    there = set(found)
+    told: set[Entry] = set()
+    for entry in acknowledged:
+        verdict.acknowledged += 1
+        if entry in told:
+            verdict.twice += 1
+            verdict.note(f"{directory}: acknowledged twice: {entry}")
+        told.add(entry)
+        if entry not in there:
+            verdict.lost += 1
+            verdict.note(f"{directory}: lost {entry}")
+
+
+def _judge_order(verdict: Verdict, directory: str, found: Sequence[Entry]) -> None:
+    seen: set[tuple[int, int]] = set()
+    highest = (0, 0)
+    for entry in found:
+        if entry.name in seen:
+            verdict.duplicated += 1
+            verdict.note(f"{directory}: twice {entry}")
+        elif entry.name < highest:
+            verdict.reordered += 1
+            verdict.note(f"{directory}: {entry} stands after {highest}")
+        seen.add(entry.name)
+        highest = max(highest, entry.name)
+
+
+def _judge_holes(verdict: Verdict, directory: str, found: Sequence[Entry]) -> None:
+    numbers: dict[int, set[int]] = {}
+    for entry in found:
+        numbers.setdefault(entry.epoch, set()).add(entry.number)
+    for epoch, there in numbers.items():
+        missing = max(there) - len(there)
+        if missing:
+            verdict.holes += missing
+            verdict.note(f"{directory}: {missing} numbers missing below {max(there)} of epoch {epoch}")
+    places = {entry.sequence for entry in found}
+    if len(places) != max(places, default=0) or len(places) != len({entry.name for entry in found}):
+        verdict.holes += 1
+        verdict.note(f"{directory}: {len(found)} records at {len(places)} places up to {max(places)}")
+
+
+def judge_member(
+    verdict: Verdict, member: str, chain: Mapping[str, bytes], held: Mapping[str, bytes | None]
+) -> None:
+    """One member's copies of the segments of one chain. `held`: what its disk has, None for a copy that
+    cannot be read whole."""
+    for name, content in chain.items():
+        copy = held.get(name, b"")
+        verdict.copies += 1
+        if copy is None:
+            verdict.diverged += 1
+            verdict.note(f"{member}: the copy of {name} is damaged")
+        elif copy[: len(content)] != content[: len(copy)]:
+            verdict.diverged += 1
+            verdict.note(f"{member}: the copy of {name} differs from the chain")
+        elif len(copy) < len(content):
+            verdict.behind += 1
+            verdict.note(f"{member}: {len(copy)} of {len(content)} bytes of {name}")

@@ -1,0 +1,36 @@
+"""Reading what a member has on its disk, without the member: the files of its data directory.
+
+Rules of this file: only whole, verified extents; anything else makes the copy unreadable.
+"""
+
+from pathlib import Path
+
+from dos_server.core.extent import object_seed
+from dos_server.core.scan import Window, payload_of, placed_at
+from dos_server.limits import extent_header_bytes
+
+_AHEAD_BYTES = 1 << 20
+
+
+def object_path(data: Path, directory: str, name: str) -> Path:
+    return data / "d" / directory / name
+
+
+def read_object(data: Path, directory: str, name: str) -> bytes | None:
+    """The content of one object; empty if it is not there, None if it is damaged."""
+    path = object_path(data, directory, name)
+    if not path.exists():
+        return b""
+    file = path.read_bytes()
+    window = Window(lambda position, count: file[position : position + count], _AHEAD_BYTES)
+    seed, content, position = object_seed(directory, name), bytearray(), 0
+    while any(file[position : position + extent_header_bytes]):  # zeros are the end
+        placed = placed_at(window, seed, position)
+        if placed is None or not hasattr(placed, "header") or placed.header.offset != len(content):
+            return None
+        payload = payload_of(window, placed)
+        if payload is None:
+            return None
+        content += payload
+        position = placed.after
+    return bytes(content)

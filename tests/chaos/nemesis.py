@@ -1,0 +1,81 @@
+"""The nemesis: draws faults from a seed and lets them happen, and keeps a writer in every directory.
+
+Rules of this file: the order of things. A seed fixes for each lane which faults come in which order with
+which details; how they fall together in time, the machine decides.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import trio
+
+from tests.chaos.cluster import Cluster
+from tests.chaos.faults import LANES, Act, Say
+
+LOOK_EVERY_S = 0.05
+
+
+class Nemesis:
+    """`counts`: faults by kind. `stop`: no new faults; `run` returns when the last one is over."""
+
+    def __init__(self, cluster: Cluster, seed: int, say: Say, lanes: Iterable[str] = tuple(LANES)) -> None:
+        self.counts: Counter[str] = Counter()
+        self.lanes = tuple(lanes)
+        self._cluster = cluster
+        self._seed = seed
+        self._say = say
+        self._stopping = trio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for lane in self.lanes:
+                nursery.start_soon(self._lane, lane)
+
+    async def _lane(self, lane: str) -> None:
+        pause_s, weights = LANES[lane]
+        chance = random.Random(f"{self._seed}/{lane}")
+        while True:
+            with trio.move_on_after(chance.expovariate(1 / pause_s)):
+                await self._stopping.wait()
+                return
+            fault = chance.choices(list(weights), list(weights.values()))[0]
+            self.counts[fault.__name__] += 1
+            await fault(Act(self._cluster, random.Random(chance.random()), self._say))
+
+
+async def keep_writers(cluster: Cluster) -> None:
+    """Start a writer in every directory that has none. Runs until cancelled."""
+    while True:
+        for directory in cluster.writers:
+            if not cluster.living(directory):
+                await cluster.add_writer(directory)
+        await trio.sleep(LOOK_EVERY_S)
+
+
+class Pauses:
+    """The longest time in which a directory had nothing acknowledged."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.longest_s = 0.0
+        self._cluster = cluster
+        self._last: dict[str, tuple[int, float]] = {}
+
+    async def watch(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            self.look(trio.current_time())
+            await trio.sleep(LOOK_EVERY_S)
+
+    def look(self, now: float) -> None:
+        for directory in self._cluster.writers:
+            count = self._cluster.acknowledged_in(directory)
+            before, since = self._last.get(directory, (0, now))
+            if count > before:
+                self.longest_s = max(self.longest_s, now - since if before else 0.0)
+                self._last[directory] = (count, now)
+            else:
+                self._last.setdefault(directory, (0, now))

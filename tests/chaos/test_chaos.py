@@ -1,0 +1,142 @@
+"""A short run with a fixed seed, and the checker on its evidence, with violations planted in it.
+
+The long runs are by hand: `./run python -m tests.chaos --help`, figures in docs/robustness.md.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.chaos.checker import VIOLATIONS
+from tests.chaos.disks import object_path, read_object
+from tests.chaos.faults import LANES
+from tests.chaos.harvest import Evidence, judge
+from tests.chaos.show import command_line
+from tests.chaos.story import Options, Report, run
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("chaos"), pytest.mark.timeout(300)]
+OPTIONS = Options(seed=122, seconds=6.0, acknowledged=2_000, directories=2, window=20)
+DIRECTORY = "app.w0000"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """One run, for all tests here."""
+    return trio.run(run, OPTIONS, tmp_path_factory.mktemp("chaos") / "run")
+
+
+@pytest.fixture
+def evidence(report: Report) -> Evidence:
+    """A copy to plant violations in. The disks are the run's: see `own_disk`."""
+    assert report.evidence is not None, report.errors
+    whole = report.evidence
+    return Evidence(
+        {directory: list(entries) for directory, entries in whole.acknowledged.items()},
+        {
+            directory: replace(found, chain=dict(found.chain), entries=list(found.entries))
+            for directory, found in whole.found.items()
+        },
+        {directory: list(shown) for directory, shown in whole.shown.items()},
+        list(whole.disks),
+    )
+
+
+def test_nothing_acknowledged_is_lost_duplicated_reordered_or_diverged(report: Report) -> None:
+    # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
+    shown = f"{report.as_json()}\nagain: {command_line(OPTIONS)}"
+    assert report.good, shown
+    assert report.verdict.acknowledged >= OPTIONS.acknowledged, shown
+    assert report.verdict.copies >= 3 * OPTIONS.directories, shown
+    assert report.verdict.committed_reads >= OPTIONS.directories, shown
+    kinds = {fault.__name__: lane for lane, (_, faults) in LANES.items() for fault in faults}
+    assert {kinds[name] for name in report.faults} == set(LANES), f"a lane did nothing: {shown}"
+
+
+def drop_from_chain(evidence: Evidence, folder: Path) -> None:
+    entries = evidence.found[DIRECTORY].entries
+    entries.remove(evidence.acknowledged[DIRECTORY][100])
+
+
+def swap_in_chain(evidence: Evidence, folder: Path) -> None:
+    entries = evidence.found[DIRECTORY].entries
+    entries[50], entries[51] = entries[51], entries[50]
+
+
+def repeat_in_chain(evidence: Evidence, folder: Path) -> None:
+    entries = evidence.found[DIRECTORY].entries
+    entries.append(entries[10])
+
+
+def own_disk(evidence: Evidence, folder: Path) -> tuple[Path, str]:
+    """A copy of the first member's disk, in its place, and a segment of the chain that it holds."""
+    disk = folder / "s1"
+    shutil.copytree(evidence.disks[0], disk)
+    evidence.disks[0] = disk
+    return disk, max(
+        evidence.found[DIRECTORY].chain, key=lambda name: len(evidence.found[DIRECTORY].chain[name])
+    )
+
+
+def flip_on_disk(evidence: Evidence, folder: Path) -> None:
+    disk, name = own_disk(evidence, folder)
+    path = object_path(disk, DIRECTORY, name)
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def another_history_on_disk(evidence: Evidence, folder: Path) -> None:
+    """Whole and verified extents of other bytes: what a second writer would have left."""
+    disk, name = own_disk(evidence, folder)
+    content = evidence.found[DIRECTORY].chain[name]
+    evidence.found[DIRECTORY].chain[name] = content[:-1] + bytes([content[-1] ^ 1])
+    evidence.disks = [disk]
+
+
+def short_on_disk(evidence: Evidence, folder: Path) -> None:
+    disk, name = own_disk(evidence, folder)
+    object_path(disk, DIRECTORY, name).unlink()
+
+
+def vanished_read(evidence: Evidence, folder: Path) -> None:
+    found = evidence.found[DIRECTORY]
+    assert found.committed_before is not None
+    evidence.shown[DIRECTORY].append(
+        found.committed_before.__class__(
+            found.committed_before.epoch, found.committed_before.size, found.committed_before.digest ^ 1
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "kinds"),
+    [
+        (drop_from_chain, {"lost", "holes"}),
+        (swap_in_chain, {"reordered"}),
+        (repeat_in_chain, {"duplicated"}),
+        (flip_on_disk, {"diverged"}),
+        (another_history_on_disk, {"diverged"}),
+        (short_on_disk, {"behind"}),
+        (vanished_read, {"vanished"}),
+    ],
+)
+def test_a_violation_planted_in_a_real_run_is_found(
+    evidence: Evidence, tmp_path: Path, plant: Callable[[Evidence, Path], None], kinds: set[str]
+) -> None:
+    plant(evidence, tmp_path)
+    verdict = judge(evidence)
+    assert {name for name in VIOLATIONS if getattr(verdict, name)} == kinds, verdict.examples
+
+
+def test_a_disk_is_read_as_the_server_serves_it(evidence: Evidence) -> None:
+    chain = evidence.found[DIRECTORY].chain
+    for disk in evidence.disks:
+        for name, content in chain.items():
+            held = read_object(disk, DIRECTORY, name)
+            assert held is not None
+            assert held.startswith(content)
+        assert read_object(disk, DIRECTORY, "nothing") == b""
