@@ -63,7 +63,8 @@ class StateStore:
         """
         if (at is None) != (version == 0):
             raise LocalProtocolError(f"version {version} at position {at}: only version 0 has none")
-        chain = await take_over(claim, STATE_CHAIN, at=ORIGIN if at is None else at, generation=generation)
+        at = ORIGIN if at is None else at
+        chain = await take_over(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
         writer = await ChainWriter.open(claim, STATE_CHAIN, chain, generation, scratch)
         return cls(claim, writer, chain, version, scratch)
 

@@ -36,7 +36,7 @@ class StepsLog:
         Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for a division that
         cannot be.
         """
-        chain = await take_over(claim, STEPS_CHAIN, generation=generation)
+        chain = await take_over(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
         fold = DivisionFold(after_step)
         if chain.segments:
             async for _, record in read_records(claim, chain, scratch=scratch):

@@ -22,7 +22,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.milestones import stretch
 from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
 from dos_client.core.window import Chunk, append_head
-from dos_client.limits import catch_up_in_flight_bytes_max
+from dos_client.limits import catch_up_chunk_bytes, catch_up_in_flight_bytes_max, catch_up_read_bytes
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from dos_protocol.limits import digest_block_bytes
@@ -105,7 +105,7 @@ async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
     if proved is None:
         return False
     if _compared(copies, copy, proved.digest) and proved.data and copies.connection is not None:
-        _append(copies, copy, Chunk(proved.start, proved.digest, proved.data))
+        _append(copies, copy, Chunk(proved.start, proved.digest, proved.data), "local")
     return True
 
 
@@ -135,7 +135,7 @@ async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> No
 
 async def _room(copy: "Copy") -> None:
     """Wait until there is room for one more chunk under way."""
-    while copy.replica.sent - copy.replica.received >= catch_up_in_flight_bytes_max:
+    while copy.replica.sent - copy.replica.received > catch_up_in_flight_bytes_max - catch_up_chunk_bytes:
         copy.moved = trio.Event()
         await copy.moved.wait()
 
@@ -143,7 +143,7 @@ async def _room(copy: "Copy") -> None:
 async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold: PrefixDigest) -> None:
     target = copy.target
     _, end = stretch(fold.size, target.size)
-    data = await source.get(target.name, fold.size, end - fold.size)
+    data = await source.get(target.name, fold.size, min(end - fold.size, catch_up_read_bytes))
     if not data:
         await copies.claim.wait_changed(0.1)  # the source's own sync is still on its way
         return
@@ -155,11 +155,12 @@ async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold
             f"{target.name} of {source.address}", fold.size, f"{expected:016x}", f"{fold.value:016x}"
         )
     if copies.connection is not None:
-        _append(copies, copy, chunk)
+        _append(copies, copy, chunk, "member")
 
 
-def _append(copies: "Copies", copy: "Copy", chunk: Chunk) -> None:
+def _append(copies: "Copies", copy: "Copy", chunk: Chunk, source: str) -> None:
     assert copies.connection is not None
+    copies.count_sent(len(chunk.payload), source)
     copies.connection.post(append_head(copy.target.name, copy.target.tag, chunk), chunk.payload)
     copy.replica.sent_to(chunk.end)
 

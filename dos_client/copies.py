@@ -137,6 +137,13 @@ class Copies:
         if self.connection is not None:
             self.connection.wake()
 
+    def count_sent(self, count: int, source: str = "") -> None:
+        """So many bytes are handed to the session; from `source`, when the memory did not have them."""
+        counts, address = self.claim.store.counts, self.link.member.address
+        counts.sent_bytes[address] += count
+        if source:
+            counts.filled_bytes[address, source] += count
+
     # What the copies do
 
     def handle(self, copy: Copy, event: Event, *, filling: bool = False) -> None:
@@ -235,6 +242,7 @@ class Copies:
             taken += len(chunk.payload)
             if taken >= room:
                 break
+        self.count_sent(taken)
         return taken
 
     def _watermark(self, mark: Watermark) -> None:

@@ -48,6 +48,9 @@ catch_up_chunk_bytes: Final = 256 * KIB
 catch_up_in_flight_bytes_max: Final = 512 * KIB
 """A member that is behind costs at most one chunk read and these sent: under 1 MiB of memory."""
 
+catch_up_read_bytes: Final = 128 * KIB
+"""Read at once of another member: its session's own buffer, of 512 KiB by then, counts too."""
+
 append_times_max: Final = 256
 append_times_step_s: Final = 0.1
 """When bytes were appended is remembered at so many places of an object, this far apart at least: from that

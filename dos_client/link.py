@@ -50,6 +50,7 @@ class Absence:
         self._what = what
         self.since = trio.current_time()
         self.attempts = 0
+        self._was_there = False
         self._logged: set[type[DosError]] = set()
 
     def failed(self, error: DosError) -> None:
@@ -61,13 +62,16 @@ class Absence:
         self._logged.add(type(error))
         log.log(logging.DEBUG if known else logging.INFO, "%s: %s; trying on", self._what, error.args[0])
 
-    def over(self) -> None:
-        """It is there."""
+    def over(self) -> bool:
+        """It is there. Whether it was there before."""
+        again = self._was_there
+        self._was_there = True
         if self._logged:
             seconds = trio.current_time() - self.since
             log.info("%s: is back after %.1f s and %d attempts", self._what, seconds, self.attempts)
         self.attempts = 0
         self._logged.clear()
+        return again
 
 
 class Link:
@@ -164,7 +168,8 @@ class Link:
     async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
         """Keep the member up to the claim's objects until the session breaks."""
         self.error = ""
-        self.absence.over()
+        if self.absence.over():
+            self.claim.store.counts.reconnects[self.member.address] += 1
         begun = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:

@@ -19,6 +19,7 @@ from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import in_words
+from dos_client.counts import Counts
 from dos_client.damage import Damage
 from dos_client.discovery import find_membership
 from dos_client.errors import QuorumUnavailableError
@@ -45,7 +46,8 @@ class Store:
 
     `wrote`: set once anything was claimed.
     `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
-    any. `damage`: the copies that were found to be wrong. `pace`: how fast members answer reads."""
+    any. `counts`: what was done so far. `damage`: the copies that were found to be wrong. `pace`: how fast
+    members answer reads."""
 
     def __init__(
         self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
@@ -56,6 +58,7 @@ class Store:
         self.client = client
         self.chance = random.Random()  # noqa: S311 - spreads load, no secret
         self.server_record: StoreRecord | None = None
+        self.counts = Counts()
         self.damage = Damage()
         self.pace = Pace()
         self.wrote = trio.Event()

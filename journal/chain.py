@@ -26,6 +26,7 @@ from journal.core.walk_vocabulary import (
 from journal.limits import answers_wait_s
 from journal.ports import ClaimPort, StorePort
 from journal.reading import Source, find_snapshot, read_start, survey
+from journal.scratch import Scratch
 
 
 async def take_over(
@@ -35,13 +36,15 @@ async def take_over(
     at: Position | None = None,
     generation: int,
     wait_s: float = answers_wait_s,
+    scratch: Scratch | None = None,
 ) -> ChainState:
     """The chain to go on from, whole and synced on the quorum (rules R5-R7).
 
     at: the position ordered (R13): the chain ends there whatever lies about; ORIGIN for nothing at all.
     None: the chain's head decides. generation: of the store record in use; a segment opened under a newer
     one is refused. wait_s: how long members that have not answered the claim are waited for, if their
-    answer is needed.
+    answer is needed. scratch: where members that lack some of the chain are filled from, as far as it
+    proves right.
 
     Nothing that was read may be acted on before the new segment's start is acknowledged: `ChainWriter.open`
     (R8). Returns a state whose `end` is None if the journal never existed, which takes the answer of every
@@ -49,12 +52,12 @@ async def take_over(
     UnknownRecordError, StaleGenerationError, FencedError. Cancelled or failed, it can be called again.
     """
     try:
-        return await _take_over_once(claim, chain, at, generation)
+        return await _take_over_once(claim, chain, at, generation, scratch)
     except NotEnoughAnswersError:
         if wait_s <= 0:
             raise
     await claim.wait_all(wait_s)
-    return await _take_over_once(claim, chain, at, generation)
+    return await _take_over_once(claim, chain, at, generation, scratch)
 
 
 async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState:
@@ -77,7 +80,9 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
         waiting.extend(walk.handle(await _read(source, effect)))
 
 
-async def _take_over_once(claim: ClaimPort, chain: str, at: Position | None, generation: int) -> ChainState:
+async def _take_over_once(
+    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+) -> ChainState:
     walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
     source = Source(claim)
     waiting: deque[Effect] = deque(walk.begin())
@@ -87,16 +92,17 @@ async def _take_over_once(claim: ClaimPort, chain: str, at: Position | None, gen
         if isinstance(effect, Found):
             return effect.state
         if isinstance(effect, Settle):
-            await _settle(claim, effect)
+            await _settle(claim, effect, scratch)
             event = Settled(effect.segment)
         else:
             event = await _read(source, effect)
         waiting.extend(walk.handle(event))
 
 
-async def _settle(claim: ClaimPort, effect: Settle) -> None:
+async def _settle(claim: ClaimPort, effect: Settle, scratch: Scratch | None) -> None:
+    local = None if scratch is None else scratch.copy(effect.segment)
     try:
-        await claim.settle(effect.segment, effect.length, effect.digest)
+        await claim.settle(effect.segment, effect.length, effect.digest, local)
     except MissingDataError as error:
         raise LostBytesError(f"the chain names bytes that are not there: {error}") from error
 

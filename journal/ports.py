@@ -14,6 +14,14 @@ from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord
 
 
+class LocalCopyPort(Protocol):
+    """Bytes of an object on this machine, which nobody vouches for."""
+
+    def size(self) -> int: ...
+
+    def read(self, offset: int, max_bytes: int) -> bytes | None: ...
+
+
 class ObjectWriterPort(Protocol):
     """One object of a claim, appended to from here only. Invariant: synced <= received <= size."""
 
@@ -82,13 +90,15 @@ class ClaimPort(Protocol):
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
 
-    async def settle(self, name: str, size: int, digest: int) -> None:
-        """Until the first `size` bytes, with that digest, are synced on the quorum. MissingDataError,
-        FencedError.
+    async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
+        """Until the first `size` bytes, with that digest, are synced on the quorum. Members that lack them
+        are filled from `local`, if it proves right, else from others. MissingDataError, FencedError.
         """
         ...
 
-    def open_object(self, name: str) -> ObjectWriterPort: ...
+    def open_object(self, name: str, local: LocalCopyPort | None = None) -> ObjectWriterPort:
+        """Begin an object. `local`: where what is appended is kept on this machine besides."""
+        ...
 
 
 class DirectoryViewPort(Protocol):

@@ -7,10 +7,13 @@ prefix digest of the local bytes agrees there. So it may be wiped, torn, stale o
 time: then it is not used. Failing to write it is logged once and never stops a journal.
 
 One file per segment, with the segment's name, holding the segment's bytes from the first on. Writes go
-to the page cache from the calling thread: no sync, no queue.
+to the page cache from the calling thread: no sync, no queue. So the file may be read while it is written,
+and what is read is what was appended: members that are far behind are filled from it (`ScratchCopy`), by a
+client that proves every stretch by digest before it sends it.
 """
 
 import logging
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -67,6 +70,28 @@ class Mirror:
             log.debug("scratch: cannot remove %s", self._path, exc_info=True)
 
 
+class ScratchCopy:
+    """A cached segment as the client reads it to fill members. Raises nothing: what is not there is None."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def size(self) -> int:
+        """How many bytes there are, 0 when none."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, offset: int, max_bytes: int) -> bytes | None:
+        """Bytes from `offset`, fewer at the end; None when they cannot be read."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), max_bytes, offset)
+        except OSError:
+            return None
+
+
 class Scratch:
     """A directory of cached segments. Made if it is not there; the caller owns it and may delete it at any
     time.
@@ -82,6 +107,10 @@ class Scratch:
     def mirror(self, name: str) -> Mirror:
         """Begin to cache a segment, from its first byte."""
         return Mirror(self.directory / name)
+
+    def copy(self, name: str) -> ScratchCopy:
+        """The cached bytes of a segment, for whoever proves them."""
+        return ScratchCopy(self.directory / name)
 
     def covers(self, span: SegmentSpan) -> bool:
         """Whether the local bytes agree with the span. Reads them all once."""

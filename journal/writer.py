@@ -95,7 +95,7 @@ class ChainWriter:
         """
         check_chain_name(chain)
         if predecessor is None:
-            predecessor = await take_over(claim, chain, generation=generation)
+            predecessor = await take_over(claim, chain, generation=generation, scratch=scratch)
             if predecessor.end is not None:
                 raise LocalProtocolError(
                     f"chain {chain} exists, to {predecessor.end}",
@@ -256,7 +256,8 @@ class ChainWriter:
         if self._mirror is not None:
             self._mirror.close()
         self._mirror = self._scratch.mirror(start.name) if self._scratch is not None else None
-        self._object = self._claim.open_object(start.name)
+        local = None if self._scratch is None else self._scratch.copy(start.name)
+        self._object = self._claim.open_object(start.name, local)
         self._put(start_record(start))
         await self._object.wait_synced(self._object.size)
 

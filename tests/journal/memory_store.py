@@ -201,7 +201,7 @@ class MemoryClaim:
             return self.store.server(member).read(self.directory, name, offset, max_bytes)
         return read_longest(self.members(), self.directory, name, offset, max_bytes)
 
-    async def settle(self, name: str, size: int, digest: int) -> None:
+    async def settle(self, name: str, size: int, digest: int, local: object = None) -> None:
         await trio.lowlevel.checkpoint()
         copies = [bytes(s.objects.get(self.directory, {}).get(name, b"")[:size]) for s in self.members()]
         holders = [copy for copy in copies if len(copy) == size and prefix_digest(copy) == digest]
@@ -217,7 +217,7 @@ class MemoryClaim:
         assert held >= self.store.record.ack_quorum, "settle waits for a quorum; here that would be for ever"
         self.settled.append((name, size))
 
-    def open_object(self, name: str) -> "MemoryObject":
+    def open_object(self, name: str, local: object = None) -> "MemoryObject":
         assert name not in self.objects, "an object is opened once"
         self.objects[name] = MemoryObject(self, name)
         return self.objects[name]
