@@ -70,6 +70,7 @@ class Writer:
     epoch: int = 0
     paused: bool = False
     ended: int | None = None
+    claims: trio.Event = field(default_factory=trio.Event)
     opened: trio.Event = field(default_factory=trio.Event)
     gone: trio.Event = field(default_factory=trio.Event)
 
@@ -160,6 +161,8 @@ class Cluster:
 
     def _heard(self, writer: Writer, words: list[str]) -> None:
         match words:
+            case ["claims", _]:
+                writer.claims.set()
             case ["open", epoch, _]:
                 writer.epoch = int(epoch)
                 self.take_overs += 1
