@@ -5,9 +5,9 @@ from the caller, the order and the times from the core. What members say is wron
 here, once for all reads.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import trio
 
@@ -67,22 +67,68 @@ class Question(Generic[T]):
     lacking: int = 1
 
 
-async def ask_members(store: "Store", members: Iterable[Member], question: Question[T]) -> Answers[T]:
-    """Ask until the answers suffice, or nobody is left. Raises nothing: what went wrong is in the answers."""
-    return await _Asking(store, members, question).run()
+class Sessions(Protocol):
+    """Where members are asked: a reader's sessions, or those of a claim."""
+
+    async def session(self, member: Member) -> Connection:
+        """A live session in the directory. Raises BrokenConnectionError."""
+        ...
+
+    def owed(self, member: Member) -> int:
+        """Its `Connection.owed`."""
+        ...
+
+    def is_connected(self, member: Member) -> bool:
+        """Whether the member is there, as far as is known."""
+        ...
+
+
+async def ask_members(
+    store: "Store", tiers: Sequence[Sequence[Member]], question: Question[T], sessions: Sessions | None = None
+) -> Answers[T]:
+    """Ask until the answers suffice, or nobody is left; members of a later tier only when those of the
+    earlier ones do not do. Raises nothing: what went wrong is in the answers.
+
+    `sessions`: a reader's, unless others are given."""
+    return await _Asking(store, tiers, question, sessions or ReaderSessions(store, question.directory)).run()
+
+
+class ReaderSessions:
+    """The sessions of the store's readers in one directory."""
+
+    def __init__(self, store: "Store", directory: str) -> None:
+        self._store = store
+        self._directory = directory
+
+    async def session(self, member: Member) -> Connection:
+        return await self._store.reader(member, self._directory)
+
+    def owed(self, member: Member) -> int:
+        return self._store.owed(member, self._directory)
+
+    def is_connected(self, member: Member) -> bool:
+        return self._store.is_connected(member.server_id)
 
 
 class _Asking(Generic[T]):
-    def __init__(self, store: "Store", members: Iterable[Member], question: Question[T]) -> None:
+    def __init__(
+        self,
+        store: "Store",
+        tiers: Sequence[Sequence[Member]],
+        question: Question[T],
+        sessions: Sessions,
+    ) -> None:
         self._store = store
         self._question = question
-        self._members = {member.server_id: member for member in members}
+        self._sessions = sessions
+        self._members = {member.server_id: member for members in tiers for member in members}
         self._answers: Answers[T] = Answers()
         self._scopes: dict[bytes, trio.CancelScope] = {}
         self._moved = trio.Event()
         now = trio.current_time()
         pace, size = store.pace, question.size
-        order = pace.order(self._candidates(), size, now, store.chance.random())
+        chance = store.chance.random()
+        order = [one for tier in tiers for one in pace.order(self._candidates(tier), size, now, chance)]
         delay_s = pace.delay_s(order[0], size, now) if order else 0.0
         self._race = Race(order, delay_s, pace.budget, lacking=question.lacking)
 
@@ -100,13 +146,13 @@ class _Asking(Generic[T]):
                     self._perform(race.time_is_up(trio.current_time()))
         return self._answers
 
-    def _candidates(self) -> list[Candidate]:
+    def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
         """Members worth asking. One whose bytes only look sound is none, nor one that owes too much."""
-        store, found = self._store, []
+        damage, found = self._store.damage, []
         where = (self._question.directory, self._question.name)
-        for server_id, member in self._members.items():
-            owed = store.owed(member, self._question.directory)
-            if store.damage.refuse(server_id, *where):
+        for member in members:
+            server_id, owed = member.server_id, self._sessions.owed(member)
+            if damage.refuse(server_id, *where):
                 self._answers.failed[server_id] = CorruptError(
                     f"{member.address} holds other bytes of {where[0]}/{where[1]} than a quorum"
                 )
@@ -115,8 +161,8 @@ class _Asking(Generic[T]):
                     f"{member.address} still owes {owed} answers"
                 )
             else:
-                avoided = store.damage.avoid(server_id, *where)
-                found.append(Candidate(server_id, store.is_connected(server_id), avoided, owed))
+                connected, avoided = self._sessions.is_connected(member), damage.avoid(server_id, *where)
+                found.append(Candidate(server_id, connected, avoided, owed))
         return found
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -138,7 +184,7 @@ class _Asking(Generic[T]):
         race, server_id = self._race, member.server_id
         with scope:
             try:
-                connection = await self._store.reader(member, self._question.directory)
+                connection = await self._sessions.session(member)
                 begin = trio.current_time()
                 self._answers.given[server_id] = await self._question.ask(connection)
                 self._note_time(server_id, trio.current_time() - begin)

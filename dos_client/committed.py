@@ -10,7 +10,7 @@ for it), beside the read and not after it. To begin in the middle, the digest of
 asked for first, and up to 64 KiB more are read.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -223,11 +223,11 @@ class Committed:
         size: int,
         ask: Callable[[Connection], Awaitable[T]],
         judge: Callable[[Answers[T]], tuple[int, bool]],
-        members: Iterable[Member],
+        members: Sequence[Member],
         lacking: int = 1,
     ) -> Answers[T]:
         question = Question(self.directory, self.name, size, ask, judge, lacking)
-        return await ask_members(self._store, members, question)
+        return await ask_members(self._store, [members], question)
 
     def _members(self, quorums: Quorums) -> list[Member]:
         """Everyone whose word counts in some set."""

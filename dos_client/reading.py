@@ -1,19 +1,16 @@
-"""Reading from members: sessions without a claim, and the first good answer.
+"""Reading from members: sessions without a claim, kept as long as they are used.
 
-Rules of this file: reads only. Which members are worth asking, and in what order, the caller says: for a
-store's readers `asking`, with hedging; for a claim its own links, in `read_all`.
+Rules of this file: one member at a time. Which members are worth asking, and in what order, `asking` knows.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from dos_client.connection import Connection, open_connection
-from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import read_bytes_max, read_timeout_s, reader_sessions_max
+from dos_client.limits import read_bytes_max, reader_sessions_max
 from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
@@ -42,33 +39,6 @@ async def read_one(connection: Connection, name: str, offset: int, max_bytes: in
         offset += len(part)
         wanted -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def read_all(
-    members: Iterable[tuple[str, Connection | None]], name: str, offset: int, max_bytes: int
-) -> bytes:
-    """The first answer with bytes in it, of members asked in order; empty when all are at their end.
-
-    Raises the last error when no member answered at all."""
-    error: DosError | None = None
-    answered = False
-    for address, connection in members:
-        if connection is None:
-            continue
-        try:
-            with trio.fail_after(read_timeout_s):
-                data = await read_one(connection, name, offset, max_bytes)
-        except trio.TooSlowError:
-            error = BrokenConnectionError(f"{address} gave no answer within {read_timeout_s:g} s")
-        except DosError as refusal:
-            error = refusal
-        else:
-            answered = True
-            if data:
-                return data
-    if answered:
-        return b""
-    raise error or QuorumUnavailableError(f"no member that could have {name} is connected")
 
 
 class ReaderSession:

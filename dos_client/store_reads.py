@@ -5,12 +5,12 @@ away. `read` gives bytes that are durable on the member that answered; what a qu
 matter. All bytes of one `read` are of one member, so histories are never spliced.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
-from dos_client.asking import Answers, Question, ask_members
+from dos_client.asking import Answers, Question, Sessions, ask_members
 from dos_client.connection import Connection
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
@@ -18,6 +18,7 @@ from dos_client.limits import read_bytes_max, read_timeout_s
 from dos_client.reading import read_one
 from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError
 from dos_protocol.names import check_name
+from dos_protocol.store_record import Member
 
 if TYPE_CHECKING:
     from dos_client.live_store import Store
@@ -54,6 +55,30 @@ async def read_any(store: "Store", directory: str, name: str, offset: int, max_b
 
 async def _read_once(store: "Store", directory: str, name: str, offset: int, wanted: int) -> bytes:
     quorums = Quorums(store.record)
+    answers = await ask_for_bytes(store, [store.record.voters], directory, name, offset, wanted)
+    data = bytes_of(answers)
+    if data is not None:
+        return data
+    error = answers.error()
+    if isinstance(error, NotFoundError | PastEndError) and not quorums.can_take_over(answers.without):
+        raise QuorumUnavailableError(
+            f"{error.args[0]}; but {quorums.claims_needed} members must say so",
+            [str(one.args[0]) for one in answers.failed.values()],
+        )
+    raise error
+
+
+async def ask_for_bytes(
+    store: "Store",
+    tiers: Sequence[Sequence[Member]],
+    directory: str,
+    name: str,
+    offset: int,
+    wanted: int,
+    sessions: Sessions | None = None,
+) -> Answers[bytes]:
+    """Ask members until one gives bytes, or F have none."""
+    quorums = Quorums(store.record)
 
     async def ask(connection: Connection) -> bytes:
         return await read_one(connection, name, offset, wanted)
@@ -63,16 +88,9 @@ async def _read_once(store: "Store", directory: str, name: str, offset: int, wan
             return 0, True
         return 1, quorums.can_take_over({*answers.given, *answers.without})
 
-    answers = await ask_members(store, store.record.voters, Question(directory, name, wanted, ask, judge))
-    for data in answers.given.values():
-        if data:
-            return data
-    if answers.given:
-        return b""
-    error = answers.error()
-    if isinstance(error, NotFoundError | PastEndError) and not quorums.can_take_over(answers.without):
-        raise QuorumUnavailableError(
-            f"{error.args[0]}; but {quorums.claims_needed} members must say so",
-            [str(one.args[0]) for one in answers.failed.values()],
-        )
-    raise error
+    return await ask_members(store, tiers, Question(directory, name, wanted, ask, judge), sessions)
+
+
+def bytes_of(answers: Answers[bytes]) -> bytes | None:
+    """The bytes that a member gave; none of them when all are at their end; None if nobody has the object."""
+    return next((data for data in answers.given.values() if data), b"" if answers.given else None)

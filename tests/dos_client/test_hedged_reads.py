@@ -118,11 +118,11 @@ async def test_a_member_that_owes_too_much_is_not_asked(three: Threads) -> None:
                 return 1 - len(answers.given), False
 
             question = Question("d", "x", 10, ask, judge)
-            answers = await ask_members(store, [member], question)
+            answers = await ask_members(store, [[member]], question)
             assert "still owes 8 answers" in str(answers.failed[member.server_id])
             rule.end()
             await until(lambda: session.owed == 0, "they came")
-            assert (await ask_members(store, [member], question)).given == {member.server_id: content[:10]}
+            assert (await ask_members(store, [[member]], question)).given == {member.server_id: content[:10]}
 
 
 async def test_a_slow_member_is_left_to_itself_and_tried_again(three: Threads) -> None:
@@ -136,3 +136,19 @@ async def test_a_slow_member_is_left_to_itself_and_tried_again(three: Threads) -
                 times = await read_times(store, content, 150)
             assert sum(seconds > SLOW_S for seconds in times) <= 2
             assert max(times) < read_timeout_s / 2
+
+
+async def test_a_take_over_reads_past_a_member_that_falls_silent(three: Threads) -> None:
+    # EVIDENCE-OF: P-10
+    async with proxies(three) as between:
+        url = url_of(between)
+        content = await filled(url, three)
+        async with claimed(three, url=url, epoch=2) as (_, claim):
+            await until(lambda: len(claim.answers) == 3, "all claimed")
+            for proxy in between:
+                with proxy.hold(Way.TO_CLIENT):
+                    begin = trio.current_time()
+                    for number in range(32):
+                        offset = number % 16 * SIZE
+                        assert await claim.read("x", offset, SIZE) == content[offset : offset + SIZE]
+                    assert trio.current_time() - begin < read_timeout_s / 2

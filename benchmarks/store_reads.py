@@ -1,0 +1,188 @@
+"""Restoring an object of 1 GB from one and from two members, and what hedging costs and gains.
+
+    python benchmarks/store_reads.py [--megabytes 1000] [--gets 2000] [--folder DIR] [--json]
+
+*Restore*: `stream`, which reads ahead and checks every byte against the digest of a quorum: from one server
+alone, and from a store of three of which two are there. MB/s, and the largest resident MB that client and
+servers ever had: flat, whatever the object's size.
+
+*Hedging*: GETs of 64 KiB at random places, one after the other, in a store of three: all well; one member
+stopped (SIGSTOP) from then on; one member that stutters (stopped for 50 ms in every 500). The last two also
+without hedging: then the next member is asked when the first gave no answer for 5 s. Median and 99th
+percentile in milliseconds, and how many members were asked only because another was slow, in percent.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from store_stream import resident_mb, running_servers
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dos_client import Store, connect, init_store, open_store  # noqa: E402
+
+GET_BYTES = 64 * 1024
+APPEND_BYTES = 1_000_000
+STUTTER_S, STUTTER_EVERY_S = 0.05, 0.5
+
+
+async def write(url: str, total: int) -> None:
+    """One object on all members."""
+    block = os.urandom(APPEND_BYTES)
+    await init_store(url)
+    async with (
+        open_store(url, client="store_reads") as store,
+        await store.claim("bench", 1, secrets.token_bytes(16)) as claim,
+    ):
+        writer = claim.open_object("stream")
+        while writer.size < total:
+            writer.append(block)
+            await writer.wait_room()
+        await writer.wait_synced(writer.size)
+        while any(one.lag_bytes for one in store.members()):  # noqa: ASYNC110 - the client's own figure
+            await trio.sleep(0.05)
+
+
+async def restore(url: str) -> dict[str, float]:
+    """Read the object, all of it. Runs in a process of its own, whose memory counts."""
+    opened = open_store if "," in url else connect
+    async with opened(url, client="store_reads") as store:
+        size, begin = 0, time.perf_counter()
+        async for data in store.stream("bench", "stream"):
+            size += len(data)
+        seconds = time.perf_counter() - begin
+    return {"bytes": size, "mb_per_s": size / seconds / 1e6, "client_mb": resident_mb(os.getpid())}
+
+
+def restored(url: str, pids: list[int], total: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--restore", url]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    found: dict[str, float] = json.loads(text)
+    assert found.pop("bytes") >= total, "bytes are missing"
+    return found | {"server_mb": max(resident_mb(pid) for pid in pids)}
+
+
+def restores(folder: Path, total: int) -> dict[str, dict[str, float]]:
+    """From one member alone; and, with one of three gone, from two."""
+    with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
+        trio.run(write, url, total)
+        first = re.split(",", url)[0]
+        one = restored(first, pids[:1], total)
+        os.kill(pids[2], signal.SIGKILL)
+        return {"one": one, "two": restored(url, pids[:2], total)}
+
+
+async def times_of_gets(store: Store, size: int, count: int) -> dict[str, float]:
+    """Milliseconds of GETs one after the other, and hedges in percent."""
+    chance, found = random.Random(7), []
+    races, hedges = store.pace.races, store.pace.hedges
+    for _ in range(count):
+        offset = chance.randrange(size // GET_BYTES - 1) * GET_BYTES
+        begin = time.perf_counter()
+        assert len(await store.read("bench", "stream", offset, GET_BYTES)) == GET_BYTES
+        found.append(1_000 * (time.perf_counter() - begin))
+    cuts = statistics.quantiles(found, n=100)
+    share = 100 * (store.pace.hedges - hedges) / (store.pace.races - races)
+    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(found), "hedged_percent": share}
+
+
+@asynccontextmanager
+async def stuttering(pid: int) -> AsyncIterator[None]:
+    """The process stands still for a moment, again and again."""
+
+    async def run() -> None:
+        try:
+            while True:
+                os.kill(pid, signal.SIGSTOP)
+                await trio.sleep(STUTTER_S)
+                os.kill(pid, signal.SIGCONT)
+                await trio.sleep(STUTTER_EVERY_S - STUTTER_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def hedging(url: str, pids: list[int], size: int, count: int) -> dict[str, dict[str, float]]:
+    """All the cases, each with a client of its own that knows the members already."""
+    found = {}
+    for case in ("all well", "stutters", "stutters, not hedged", "stopped", "stopped, not hedged"):
+        async with open_store(url, client="store_reads") as store:
+            if case.endswith("not hedged"):
+                store.pace.delay_s = lambda *_: math.inf  # type: ignore[method-assign]
+            await times_of_gets(store, size, 200)
+            if case == "all well":
+                found[case] = await times_of_gets(store, size, count)
+            elif case.startswith("stutters"):
+                async with stuttering(pids[0]):
+                    found[case] = await times_of_gets(store, size, count)
+            else:
+                os.kill(pids[0], signal.SIGSTOP)
+                try:
+                    found[case] = await times_of_gets(store, size, count)
+                finally:
+                    os.kill(pids[0], signal.SIGCONT)
+    return found
+
+
+def hedges(folder: Path, count: int) -> dict[str, dict[str, float]]:
+    size = 64_000_000
+    with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
+        trio.run(write, url, size)
+        return trio.run(hedging, url, pids, size, count)
+
+
+def show(found: dict[str, Any]) -> None:
+    for members, one in found["restore"].items():
+        print(
+            f"restore from {members}: {one['mb_per_s']:.0f} MB/s, client {one['client_mb']:.0f} MB,"
+            f" servers at most {one['server_mb']:.0f} MB each"
+        )
+    for case, one in found["gets"].items():
+        times = f"p50 {one['p50_ms']:.2f} ms   p99 {one['p99_ms']:.2f} ms   max {one['max_ms']:.0f} ms"
+        print(f"{case:<22} {times}   hedged {one['hedged_percent']:.1f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=1_000)
+    parser.add_argument("--gets", type=int, default=2_000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--restore", metavar="URL", help="only restore from there, and print the figures")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.restore:
+        print(json.dumps(trio.run(restore, options.restore)))
+        return
+    found = {
+        "restore": restores(options.folder, options.megabytes * 1_000_000),
+        "gets": hedges(options.folder, options.gets),
+    }
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
