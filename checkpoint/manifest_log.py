@@ -151,7 +151,8 @@ class ManifestLog:
             if claim is None:
                 continue
             if claim.lost is None:
-                self.waiting("the manifest waits for a quorum of the store" if claim.waiting else "")
+                waits = f"the manifest waits for the store: {claim.status().waiting}"
+                self.waiting(waits if claim.waiting else "")
             elif self._writer is not None:
                 self._lost(claim.lost)
 

@@ -244,6 +244,11 @@ class Life:
         return self.claim is not None and self.claim.waiting
 
     @property
+    def waiting_reason(self) -> str:
+        """Which members of the store are away, and why; '' when it does not wait."""
+        return self.claim.status().waiting if self.claim is not None and self.claim.waiting else ""
+
+    @property
     def lag_bytes(self) -> int:
         """Appended to the chains and not yet synced on the quorum."""
         if self.claim is None:

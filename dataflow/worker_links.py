@@ -216,6 +216,7 @@ class LinkThread:
             bytes_in=shared.bytes_in,
             exhausted=shared.exhausted,
             waiting_for_store=life is not None and life.waiting_for_store,
+            waiting_reason="" if life is None else life.waiting_reason,
             lag_bytes=0 if life is None else life.lag_bytes,
             busy_s=round(shared.busy_s, 3),
             operators=shared.operators,

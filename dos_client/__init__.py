@@ -29,6 +29,7 @@ from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
 from dos_client.repairing import Repair, RepairReport, repair_object, repair_store
 from dos_client.replacing import replace_member
+from dos_client.standing import ClaimStatus
 from dos_client.store import connect, open_store
 from dos_client.urls import DosUrl, parse_url
 from dos_client.verifying import VerifyReport, verify_store
@@ -36,6 +37,7 @@ from dos_client.verifying import VerifyReport, verify_store
 __all__ = [
     "BadUrlError",
     "Claim",
+    "ClaimStatus",
     "Connection",
     "DirectoryView",
     "DosUrl",

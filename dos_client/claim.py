@@ -35,6 +35,7 @@ from dos_client.limits import (
 from dos_client.link import Link
 from dos_client.local_copy import LocalCopy
 from dos_client.object_writer import ObjectWriter
+from dos_client.standing import ClaimStatus, Standing
 from dos_client.store_reads import ask_for_bytes, bytes_of
 from dos_client.target import Target
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError, LocalProtocolError
@@ -71,6 +72,7 @@ class Claim:
         self._quorums = Quorums(store.record)
         self._machine = ClaimMachine(self._quorums)
         self._links: dict[bytes, Link] = {}
+        self.standing = Standing(self)
         self._nursery: trio.Nursery | None = None
         self._change = trio.Event()
         self._end = trio.Event()
@@ -100,6 +102,16 @@ class Claim:
             return True
         late = trio.current_time() - waiting_after_s
         return any(one.synced < one.size and one.moved_at < late for one in self.targets.values())
+
+    @property
+    def needed(self) -> int:
+        """How many members it needs now: to be granted, later to acknowledge."""
+        claiming = self._machine.state is ClaimState.CLAIMING
+        return self._quorums.claims_needed if claiming else self._quorums.ack_quorum
+
+    def status(self) -> ClaimStatus:
+        """How it stands: what it waits for and why, how much waits, what each member is."""
+        return self.standing.status()
 
     async def wait_quorum(self) -> None:
         """Wait until it is not `waiting`. Raises FencedError, ClosedError."""
@@ -272,6 +284,7 @@ class Claim:
 
     def _finish(self) -> None:
         self._end.set()
+        self.standing.look()
         for target in self.targets.values():
             target.wake_all()
         self.changed()

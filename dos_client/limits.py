@@ -118,6 +118,9 @@ open_timeout_s: Final = 10.0
 waiting_after_s: Final = 3.0
 """Without progress for this long while bytes wait, a writer says that it is waiting for the store."""
 
+observe_step_s: Final = 0.5
+"""How often claims are looked at for the log and the metrics."""
+
 reader_sessions_max: Final = 32
 
 hedge_percentile: Final = 0.95

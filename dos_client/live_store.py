@@ -18,7 +18,6 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
-from dos_client.core.replica import in_words
 from dos_client.counts import Counts
 from dos_client.damage import Damage
 from dos_client.discovery import find_membership
@@ -28,6 +27,7 @@ from dos_client.limits import answers_grace_s, look_timeout_s
 from dos_client.looking import DirectoryView, trusted_members, view_of
 from dos_client.members import MemberStatus, Watch
 from dos_client.reading import Readers
+from dos_client.standing import member_in_store
 from dos_client.store_reads import read_any
 from dos_client.streaming import Snapshot, Stream, committed_stream, read_committed
 from dos_client.urls import DosUrl
@@ -77,7 +77,11 @@ class Store:
 
     def members(self) -> list[MemberStatus]:
         """Every member of the record, as this client sees it now."""
-        return [self._status(member) for member in self.record.members]
+        return [member_in_store(self, member) for member in self.record.members]
+
+    def claims(self) -> list[Claim]:
+        """The claims that are open."""
+        return list(self._claims)
 
     async def claim(self, directory: str, epoch: int, writer_id: bytes) -> Claim:
         """Become the directory's one writer, on F members at least (R1); the others are claimed as they come.
@@ -234,6 +238,10 @@ class Store:
         with trio.move_on_after(timeout_s):
             await self._change.wait()
 
+    def watch(self, member: Member) -> Watch:
+        """The idle session with a member."""
+        return self._watches[member.server_id]
+
     def forget(self, claim: Claim) -> None:
         """The claim is over."""
         self._claims.discard(claim)
@@ -363,21 +371,3 @@ class Store:
                 await done.wait()
                 if remaining:
                     nursery.cancel_scope.deadline = trio.current_time() + answers_grace_s
-
-    def _status(self, member: Member) -> MemberStatus:
-        watch = self._watches[member.server_id]
-        links = [
-            link for claim in self._claims for link in claim.links() if link.server_id == member.server_id
-        ]
-        targets = [target for claim in self._claims for target in claim.targets.values()]
-        lag = sum(target.lag(member.server_id) for target in targets)
-        lag_s = max((target.lag_s(member.server_id) for target in targets), default=0.0)
-        connected = watch.connection is not None
-        trouble = next((found for link in links if (found := link.copies.trouble())), "")
-        state = in_words(state for link in links for state in link.copies.states())
-        if state != "broken":
-            state = "away" if not connected else "joining" if member.state == "joining" else state
-            state = "entering" if connected and state == "away" else state
-            state = "catching up" if state == "in sync" and lag else state
-        error = trouble or next((link.error for link in links if link.error), "") or watch.error
-        return MemberStatus(member.address, member.server_id, state, lag, connected, error, lag_s)

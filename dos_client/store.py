@@ -18,6 +18,7 @@ from dos_client.founding import init_store
 from dos_client.limits import open_timeout_s
 from dos_client.live_store import Store
 from dos_client.self_repair import mend_by_itself
+from dos_client.standing import observe
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID
@@ -63,6 +64,7 @@ async def _living(url: DosUrl, record: StoreRecord, token: bytes, client: str) -
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         store = Store(url, record, nursery, token=token, client=client)
+        nursery.start_soon(observe, store)
         try:
             yield store
         except Exception as error:  # handed on below: a nursery would wrap it in a group

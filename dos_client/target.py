@@ -15,6 +15,7 @@ from dos_client.core.milestones import Milestones
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Goal, View
 from dos_client.core.window import Window
+from dos_client.counts import Counts
 from dos_client.limits import window_bytes_max, window_chunks_max
 from dos_client.local_copy import LocalCopy, LocalSource
 
@@ -86,6 +87,8 @@ class Target:
         self.on_complete: Callable[[Target], None] | None = None
         self._quorums = quorums
         self._trimmed_at = 0
+        self._counted_size = None if window is None else window.size
+        self._counted_synced = 0 if window is None else window.size
 
     @property
     def size(self) -> int:
@@ -168,6 +171,19 @@ class Target:
     def lag(self, server_id: bytes) -> int:
         """Bytes that the member still lacks."""
         return max(0, self.size - self.sizes.get(server_id, 0))
+
+    @property
+    def unsynced(self) -> int:
+        """Bytes appended and not yet synced on a quorum."""
+        return max(0, self.size - self.synced)
+
+    def count(self, counts: Counts) -> None:
+        """Add what was appended and acknowledged since the last time."""
+        if self._counted_size is not None:
+            size, synced = self.size, min(self.synced, self.size)
+            counts.appended_bytes += size - self._counted_size
+            counts.acknowledged_bytes += max(0, synced - self._counted_synced)
+            self._counted_size, self._counted_synced = size, max(synced, self._counted_synced)
 
     def lag_s(self, server_id: bytes) -> float:
         """Seconds since the oldest byte that the member lacks was appended, at most; 0 if it lacks none."""

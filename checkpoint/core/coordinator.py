@@ -78,6 +78,7 @@ class Coordinator(Recovery):
             return []
         handler: Any = getattr(self, _HANDLERS[type(event)])
         handler(event, now)
+        self.note_waiting(now)
         if not self.over:
             self.launch_due(now)
         return self.taken()

@@ -5,6 +5,7 @@ The parts: `recovery.py` (manifest, workers, rounds), `cutting.py` (cuts, votes,
 """
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 from checkpoint import limits
@@ -21,7 +22,7 @@ from checkpoint.core.region import (
     StateChanged,
 )
 from checkpoint.core.region_states import LINKED, PHASES, SHOWN, Phase, PhaseEvent, WorkerState, follow
-from checkpoint.core.roster import Roster
+from checkpoint.core.roster import Roster, Worker
 from checkpoint.core.timers import Timers
 from checkpoint.core.voting import PendingCut
 from dos_protocol.errors import DosError
@@ -66,6 +67,9 @@ class CoordinatorBase:
         """The round began with a worker's word about another: who is lost in it is the better reason."""
         self.resets: deque[ResetReport] = deque(maxlen=_resets_kept)
         self.store_waiting = ""
+        self.now = 0.0
+        """Of the last event."""
+        self._waiting_since: float | None = None
         self.outcome: End | None = None
         self.reason = ""
         self._shown = RegionState.STARTING
@@ -146,14 +150,23 @@ class CoordinatorBase:
         """What the region waits for at the store, '' when nothing."""
         if self.phase in (Phase.NEW, Phase.STOPPING, Phase.ENDING, Phase.ENDED):
             return ""
-        waiting = [
-            str(worker.index)
-            for worker in self.roster
-            if worker.state in LINKED and worker.counters.waiting_for_store
-        ]
-        if self.store_waiting:
+        waiting = list(self._waiting_workers())
+        if self.store_waiting or not waiting:
             return self.store_waiting
-        return f"worker {', '.join(waiting)} waits for a quorum of the store" if waiting else ""
+        reason = next((one.counters.waiting_reason for one in waiting if one.counters.waiting_reason), "")
+        who = ", ".join(str(worker.index) for worker in waiting)
+        return f"worker {who} waits for a quorum of the store" + (f": {reason}" if reason else "")
+
+    def note_waiting(self, now: float) -> None:
+        """Keep the time since which the region waits for the store."""
+        self.now = now
+        if not self.waiting_for:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+
+    def _waiting_workers(self) -> Iterator[Worker]:
+        return (one for one in self.roster if one.state in LINKED and one.counters.waiting_for_store)
 
     @property
     def shown(self) -> RegionState:
@@ -179,6 +192,8 @@ class CoordinatorBase:
             workers=tuple(worker.status() for worker in self.roster),
             resets=tuple(self.resets),
             store_waiting=self.waiting_for,
+            waiting_s=0.0 if self._waiting_since is None else self.now - self._waiting_since,
+            waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
         )
 
     def _tell_state(self) -> None:

@@ -93,6 +93,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     exhausted: bool = False
     """All its sources are at their end, and all that was read belongs to an ended step."""
     waiting_for_store: bool = False
+    waiting_reason: str = ""
+    """What it waits for at the store: which members are away, and why."""
     lag_bytes: int = 0
     """Appended to its chains and not yet synced on the quorum."""
     busy_s: float = 0.0

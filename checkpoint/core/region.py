@@ -165,7 +165,11 @@ class RegionStatus:
     workers: tuple[WorkerStatus, ...]
     resets: tuple[ResetReport, ...]
     store_waiting: str = ""
-    """What the manifest waits for at the store, '' when nothing."""
+    """What the region waits for at the store, '' when nothing: which members are away, and why."""
+    waiting_s: float = 0.0
+    """For how long it has been waiting for the store, as of the last event."""
+    waiting_bytes: int = 0
+    """Appended by workers that wait, and not yet synced on a quorum."""
 
     @property
     def step(self) -> int:

@@ -94,8 +94,13 @@ def step(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
 
 def in_words(states: Iterable[ReplicaState]) -> str:
     """What a member with copies in these states is, in plain words: as its worst copy."""
-    found = set(states)
-    return next((words for state, words in _WORDS.items() if state in found), "in sync")
+    return worst_words(_WORDS[state] for state in states)
+
+
+def worst_words(found: Iterable[str]) -> str:
+    """The worst of what `in_words` says of several."""
+    words = set(found)
+    return next((one for one in _WORDS.values() if one in words), "in sync")
 
 
 class Comparison(Enum):

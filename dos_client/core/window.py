@@ -6,6 +6,8 @@ once, whatever the number of members. Cuts fall on multiples of 64 KiB, the bloc
 always on those of 256 KiB, and wherever a sender had nothing more to take; small appends that come between
 two takes travel as one chunk. So a chunk that starts at a block boundary is never far, and from it the
 digest of any prefix within the window can be computed; and the digests at 256 KiB stay known as milestones.
+When a block is whole, the chunks within it become one: what waits for a quorum costs its bytes, not a chunk
+for every append.
 
 `trim` forgets what every member that keeps up has, and what a quorum has beyond a bound; never what no
 quorum has.
@@ -152,6 +154,19 @@ class Window:
             self.milestones.note(chunk.start, chunk.digest)
         self._chunks.append(chunk)
         self._starts.append(chunk.start)
+        if chunk.start % digest_block_bytes and not chunk.end % digest_block_bytes:
+            self._merge_block()
+
+    def _merge_block(self) -> None:
+        """A block is whole: its many small chunks become one, so that a window of small appends costs little
+        more than its bytes. Who was sent a part of it is sent the rest as a chunk of its own."""
+        index = len(self._starts) - 1
+        while self._starts[index] % digest_block_bytes:
+            index -= 1
+        first = self._chunks[index]
+        whole = Chunk(first.start, first.digest, b"".join(chunk.payload for chunk in self._chunks[index:]))
+        self._chunks[index:] = [whole]
+        del self._starts[index + 1 :]
 
     def chunks_from(self, offset: int) -> Iterator[Chunk]:
         """The chunks from `offset` on, to the end: pending bytes are cut off first. `base <= offset <= size`.

@@ -1,0 +1,82 @@
+"""When a claim waits for the store, and for what. Pure.
+
+Rules of this file: words for people, and the two moments in which they are told. The reason has no number
+that runs (seconds, bytes): it changes only when the situation does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+_WELL: Final = frozenset({"in sync", "catching up", "joining"})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A member as the claim sees it: `state` in plain words, `error` why. `late`: it has long acknowledged
+    nothing of what it lacks."""
+
+    address: str
+    state: str
+    error: str = ""
+    late: bool = False
+
+
+def waiting_reason(needed: int, there: int, members: Iterable[Seen]) -> str:
+    """Why nothing is acknowledged: how many members are needed, and what is wrong with the others."""
+    reason = (
+        f"{needed} members are needed and {there} hold the claim"
+        if there < needed
+        else f"{needed} members are needed and too few of {there} acknowledge"
+    )
+    return "; ".join([reason, *(_trouble(one) for one in members if one.late or one.state not in _WELL)])
+
+
+def _trouble(member: Seen) -> str:
+    if member.state in _WELL:
+        return f"{member.address} acknowledges nothing"
+    return f"{member.address} is {member.state}" + (f": {member.error}" if member.error else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """From now on it waits."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It waits no longer."""
+
+    seconds: float
+
+
+class Waiting:
+    """The waiting of one claim. Invariants: `reason` is '' exactly when it does not wait; `total_s` counts
+    all waiting up to the last look."""
+
+    __slots__ = ("_looked", "reason", "since", "total_s")
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.since = 0.0
+        self.total_s = 0.0
+        self._looked = 0.0
+
+    def look(self, reason: str, now: float) -> Began | Ended | None:
+        """What is waited for at this moment, '' for nothing. Returns what is news: one of each in turn."""
+        before, self.reason = self.reason, reason
+        if before:
+            self.total_s += now - self._looked
+        self._looked = now
+        if reason and not before:
+            self.since = now
+            return Began(reason)
+        if before and not reason:
+            return Ended(now - self.since)
+        return None
+
+    def seconds(self, now: float) -> float:
+        """For how long it has been waiting, 0 when it is not."""
+        return now - self.since if self.reason else 0.0

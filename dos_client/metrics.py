@@ -1,0 +1,135 @@
+"""The client's figures for Prometheus: what they are called, and how they are shown.
+
+Rules of this file: names, and numbers from elsewhere put under them. All stores of the process together, in
+a registry of its own, so that an application's own figures stay its own. Docs: docs/metrics.md.
+
+    from dos_client import metrics
+    metrics.serve(9400)                      # http://127.0.0.1:9400/metrics
+    REGISTRY.register(metrics.registry)      # or: beside the application's own
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_latest, start_http_server
+
+from dos_client.counts import Counts
+from dos_client.members import MemberStatus
+
+registry: Final = CollectorRegistry()
+
+_STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "away", "broken"]
+"""The best first; several stores that see one member show the worst."""
+
+appended: Final = Counter("dos_client_appended_bytes", "Bytes given to append", registry=registry)
+acknowledged: Final = Counter(
+    "dos_client_acknowledged_bytes", "Bytes appended that became durable on a quorum", registry=registry
+)
+sent: Final = Counter(
+    "dos_client_sent_bytes", "Bytes of appends sent to a member", ["member"], registry=registry
+)
+catch_up: Final = Counter(
+    "dos_client_catch_up_bytes",
+    "Of those, bytes that were no longer in memory, by where they were read: local or member",
+    ["member", "source"],
+    registry=registry,
+)
+reconnects: Final = Counter(
+    "dos_client_reconnects",
+    "Sessions of writers with a member, each made after one was lost",
+    ["member"],
+    registry=registry,
+)
+waiting_seconds: Final = Counter(
+    "dos_client_waiting_seconds", "Time in which writers waited for a quorum, summed", registry=registry
+)
+waiting_claims: Final = Gauge(
+    "dos_client_waiting_claims", "Writers that wait for a quorum now", registry=registry
+)
+member_lag_bytes: Final = Gauge(
+    "dos_client_member_lag_bytes", "Bytes appended that a member lacks", ["member"], registry=registry
+)
+member_lag_seconds: Final = Gauge(
+    "dos_client_member_lag_seconds",
+    "Age of the oldest byte that a member lacks",
+    ["member"],
+    registry=registry,
+)
+member_state: Final = Enum(
+    "dos_client_member_state", "What a member is to writers", ["member"], states=_STATES, registry=registry
+)
+
+_lock: Final = threading.Lock()
+_seen: Final[dict["Figures", tuple[Sequence[MemberStatus], int]]] = {}
+
+
+class MetricsServer:
+    """Answers GET /metrics at `address` and `port`, in a thread of its own, until `close`."""
+
+    def __init__(self, port: int, address: str) -> None:
+        self.address = address
+        self._server, self._thread = start_http_server(port, address, registry)
+        self.port = self._server.server_port
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve(port: int, address: str = "127.0.0.1") -> MetricsServer:
+    """Answer GET /metrics there, until the result is closed or the process ends. Port 0: any free one. Raises
+    OSError when the port is taken."""
+    return MetricsServer(port, address)
+
+
+def text() -> str:
+    """All figures, as GET /metrics gives them."""
+    return generate_latest(registry).decode()
+
+
+class Figures:
+    """The figures of one store: what it has published, so that counters grow by what is new."""
+
+    def __init__(self) -> None:
+        self._published = Counts()
+
+    def publish(self, counts: Counts, members: Sequence[MemberStatus], waiting: int) -> None:
+        """Show how things are now. Any thread."""
+        before, self._published = self._published, counts.copy()
+        appended.inc(counts.appended_bytes - before.appended_bytes)
+        acknowledged.inc(counts.acknowledged_bytes - before.acknowledged_bytes)
+        waiting_seconds.inc(counts.waiting_s - before.waiting_s)
+        for address, count in counts.sent_bytes.items():
+            sent.labels(address).inc(count - before.sent_bytes[address])
+        for (address, source), count in counts.filled_bytes.items():
+            catch_up.labels(address, source).inc(count - before.filled_bytes[address, source])
+        for address, count in counts.reconnects.items():
+            reconnects.labels(address).inc(count - before.reconnects[address])
+        with _lock:
+            _seen[self] = (members, waiting)
+            _show()
+
+    def close(self) -> None:
+        """The store is closed: its members are no longer shown, its counters stay."""
+        with _lock:
+            members, _ = _seen.pop(self, ((), 0))
+            _show()
+            shown = {one.address for others, _ in _seen.values() for one in others}
+            for address in {one.address for one in members} - shown:
+                for gauge in (member_lag_bytes, member_lag_seconds, member_state):
+                    gauge.remove(address)
+
+
+def _show() -> None:
+    waiting_claims.set(sum(waiting for _, waiting in _seen.values()))
+    by_address: dict[str, list[MemberStatus]] = {}
+    for members, _ in _seen.values():
+        for one in members:
+            by_address.setdefault(one.address, []).append(one)
+    for address, found in by_address.items():
+        member_lag_bytes.labels(address).set(sum(one.lag_bytes for one in found))
+        member_lag_seconds.labels(address).set(max(one.lag_s for one in found))
+        member_state.labels(address).state(max((one.state for one in found), key=_STATES.index))
