@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import trio
 
+from dos_client.claim_reads import ClaimReads
 from dos_client.connection import Connection
 from dos_client.core.claim import (
     ClaimMachine,
@@ -24,23 +25,19 @@ from dos_client.core.claim import (
 )
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import Window
-from dos_client.errors import MissingDataError, QuorumUnavailableError
+from dos_client.errors import MissingDataError
 from dos_client.limits import (
     answer_timeout_s,
     answers_grace_s,
-    read_bytes_max,
-    read_timeout_s,
     waiting_after_s,
 )
 from dos_client.link import Link
 from dos_client.local_copy import LocalCopy
 from dos_client.object_writer import ObjectWriter
 from dos_client.standing import ClaimStatus, Standing
-from dos_client.store_reads import ask_for_bytes, bytes_of
 from dos_client.target import Target
-from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError, LocalProtocolError
+from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
 from dos_protocol.names import check_name
-from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
 if TYPE_CHECKING:
@@ -73,6 +70,7 @@ class Claim:
         self._machine = ClaimMachine(self._quorums)
         self._links: dict[bytes, Link] = {}
         self.standing = Standing(self)
+        self._reads = ClaimReads(self)
         self._nursery: trio.Nursery | None = None
         self._change = trio.Event()
         self._end = trio.Event()
@@ -135,20 +133,7 @@ class Claim:
         Hedged: when one is slow, another is asked too. A session that is just being made anew is waited for.
         Raises QuorumUnavailableError or BrokenConnectionError when no claimed member can answer for some
         seconds, else what members answered."""
-        patience = trio.current_time() + read_timeout_s
-        wanted = min(max_bytes, read_bytes_max)
-        while wanted > 0:
-            self.check()
-            tiers = self._readers(name, offset + wanted, member)
-            answers = await ask_for_bytes(self.store, tiers, self.directory, name, offset, wanted, self)
-            data, error = bytes_of(answers), answers.error()
-            if data is not None:
-                return data
-            absent = isinstance(error, QuorumUnavailableError | BrokenConnectionError)
-            if not absent or trio.current_time() > patience:
-                raise error
-            await self.wait_changed(0.5)
-        return b""
+        return await self._reads.read(name, offset, max_bytes, member)
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopy | None = None) -> None:
         """Have the prefix of that size, with that digest, synced on a quorum of claimed members (R7).
@@ -336,37 +321,9 @@ class Claim:
     def links(self) -> Iterable[Link]:
         return self._links.values()
 
-    def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
-        """Connected members: those that have the object up to `end`, then the others, the longest first."""
-
-        def has(link: Link) -> int:
-            target, info = self.targets.get(name), self.answers.get(link.server_id, {}).get(name)
-            known = target.sizes.get(link.server_id, 0) if target is not None else 0
-            return max(known, info.synced if info is not None else 0)
-
-        joined = [link for link in self._links.values() if link.connection is not None]
-        if only is not None:
-            return [[link.member] for link in joined if link.server_id == only]
-        voters = sorted((link for link in joined if link.member.state == "in"), key=has, reverse=True)
-        longest = min(end, max(map(has, voters), default=0))
-        first = [link.member for link in voters if has(link) >= longest]
-        return [first, *([link.member] for link in voters if has(link) < longest)]
-
-    # The sessions that `asking` uses
-
-    async def session(self, member: Member) -> Connection:
-        link = self._links.get(member.server_id)
-        if link is None or link.connection is None:
-            raise BrokenConnectionError(f"the session with {member.address} ended")
-        return link.connection
-
-    def owed(self, member: Member) -> int:
-        link = self._links.get(member.server_id)
-        return 0 if link is None or link.connection is None else link.connection.owed
-
-    def is_connected(self, member: Member) -> bool:
-        link = self._links.get(member.server_id)
-        return link is not None and link.connection is not None
+    def link(self, server_id: bytes) -> Link | None:
+        """The link with a member of the record, None when it is no member."""
+        return self._links.get(server_id)
 
     def _nobody_has(self, target: Target) -> bool:
         """F members, asked in this claim's sessions, lack the object's goal, none is known to have it, nor is
