@@ -34,6 +34,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--directories", type=int, default=3, help="chains, each with its writers")
     parser.add_argument("--window", type=int, default=100, help="records a writer has under way")
     parser.add_argument("--lanes", default=",".join(LANES), help=f"of {', '.join(LANES)}; default all")
+    parser.add_argument("--pace", type=float, default=1.0, help="2: twice as many faults")
     parser.add_argument("--json", action="store_true", help="the report as JSON, and no live line")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep data, logs and acknowledgements here")
     options = parser.parse_args(arguments)
@@ -51,6 +52,7 @@ def main(arguments: list[str]) -> int:
         directories=asked.directories,
         window=asked.window,
         lanes=tuple(asked.lanes.split(",")),
+        pace=asked.pace,
     )
     if asked.keep is not None:
         asked.keep.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
 Rules of this file: one function a fault. It draws its details from the chance it is given, says in one line
 what it does, and leaves nothing behind: cancelled at any point, its rules end and what it stopped is awake.
-Only `lose_disk` loses anything for good, and only one disk at a time until that one is filled again: with Qa
-of 2, one lost disk is what the store promises to survive.
+Only the faults of disks lose anything for good, and only on one disk at a time, until that one is whole
+again: with Qa of 2, one lost disk is what the store promises to survive.
 """
 
 import random
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from signal import SIGKILL
 
 import trio
@@ -20,6 +21,9 @@ from tests.chaos.cluster import Cluster, Member, Writer
 from tests.support.proxy import Ending, Way
 
 Say = Callable[[str], None]
+
+COMMAND_S = 120.0
+REPAIRED_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,9 @@ class Act:
         return self.chance.choice(list(self.cluster.writers))
 
     def moment_s(self, mean_s: float, max_s: float) -> float:
-        return min(max_s, self.chance.expovariate(1 / mean_s))
+        """Seldom much longer: so long that both ends take the other for dead."""
+        stretch = 6.0 if self.chance.random() < 0.04 else 1.0
+        return stretch * min(max_s, self.chance.expovariate(1 / mean_s))
 
 
 # --- the network --------------------------------------------------------------------------------------------
@@ -191,11 +197,47 @@ async def lose_disk(act: Act) -> None:
 async def replaced(cluster: Cluster, member: Member, kill_after_s: float | None) -> bool:
     """One run of `dos store replace`."""
     where = member.proxy.location
-    command = [sys.executable, "-m", "dos_cli", "store", "replace", cluster.url, where, where]
-    with (cluster.folder / "logs" / "replace").open("ab") as log:
+    return await store_command(cluster, ["replace", cluster.url, where, where], kill_after_s)
+
+
+async def damage_disk(act: Act) -> None:
+    """A bit of one copy flips while its server is down; `dos store repair` mends it. Ends when mended."""
+    member, draw = act.chance.choice(act.cluster.members), act.chance.random()
+    with trio.CancelScope(shield=True):
+        async with member.turn:
+            await member.kill()
+            flipped = flip_a_bit(member.server.data, random.Random(draw))
+            await member.restart()
+        act.say(f"a bit flips on {member.name}, in {flipped}")
+        with trio.fail_after(REPAIRED_S):
+            mend = ["repair", "--read", act.cluster.url]
+            while not await store_command(act.cluster, mend, None):  # noqa: ASYNC110 - another process
+                await trio.sleep(0.1)
+    act.say(f"{member.name} is mended")
+
+
+def flip_a_bit(data: Path, chance: random.Random) -> str:
+    """In any object of the workload, or near the end of the one written last; where."""
+    files = sorted(path for path in (data / "d").glob("app.*/J.*") if path.stat().st_size)
+    at_the_end = chance.random() < 0.5
+    path = max(files, key=lambda one: one.stat().st_mtime_ns) if at_the_end else chance.choice(files)
+    size = path.stat().st_size
+    position = chance.randrange(max(0, size - 500) if at_the_end else 0, size)
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+    return f"{path.parent.name}/{path.name} at {position}"
+
+
+async def store_command(cluster: Cluster, arguments: list[str], kill_after_s: float | None) -> bool:
+    """One run of `dos store ...`; False when it failed or was killed."""
+    command = [sys.executable, "-m", "dos_cli", "store", *arguments]
+    with (cluster.folder / "logs" / "store-commands").open("ab") as log:
         process = await trio.lowlevel.open_process(command, stdout=log, stderr=log)
         try:
-            with trio.move_on_after(kill_after_s if kill_after_s is not None else 120):
+            with trio.move_on_after(kill_after_s if kill_after_s is not None else COMMAND_S):
                 await process.wait()
         finally:
             if process.returncode is None:
@@ -262,7 +304,7 @@ LANES: dict[str, tuple[float, dict[Fault, int]]] = {
         {partition: 6, stall: 2, slow: 2, cut_after: 4, drop_reply: 4, cut: 2, refuse: 1},
     ),
     "servers": (2.5, {stop_server: 2, kill_server: 3}),
-    "disks": (3.0, {lose_disk: 1}),
+    "disks": (3.0, {lose_disk: 2, damage_disk: 1}),
     "writers": (1.2, {kill_writer: 3, zombie: 2, contenders: 2, dying_contender: 3}),
 }
 """Lane -> (mean seconds between two of its faults, fault -> weight). Lanes run side by side."""

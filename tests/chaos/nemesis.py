@@ -19,12 +19,15 @@ LOOK_EVERY_S = 0.05
 class Nemesis:
     """`counts`: faults by kind. `stop`: no new faults; `run` returns when the last one is over."""
 
-    def __init__(self, cluster: Cluster, seed: int, say: Say, lanes: Iterable[str] = tuple(LANES)) -> None:
+    def __init__(
+        self, cluster: Cluster, seed: int, say: Say, lanes: Iterable[str] = tuple(LANES), pace: float = 1.0
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.lanes = tuple(lanes)
         self._cluster = cluster
         self._seed = seed
         self._say = say
+        self._pace = pace
         self._stopping = trio.Event()
 
     def stop(self) -> None:
@@ -39,7 +42,7 @@ class Nemesis:
         pause_s, weights = LANES[lane]
         chance = random.Random(f"{self._seed}/{lane}")
         while True:
-            with trio.move_on_after(chance.expovariate(1 / pause_s)):
+            with trio.move_on_after(chance.expovariate(self._pace / pause_s)):
                 await self._stopping.wait()
                 return
             fault = chance.choices(list(weights), list(weights.values()))[0]

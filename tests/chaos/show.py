@@ -72,6 +72,7 @@ def command_line(options: Options) -> str:
     words = ["./run", "python", "-m", "tests.chaos", "--seed", str(options.seed)]
     words += ["--seconds", f"{options.seconds:g}", "--acknowledged", str(options.acknowledged)]
     words += ["--directories", str(options.directories), "--window", str(options.window)]
+    words += ["--pace", f"{options.pace:g}"]
     return shlex.join([*words, "--lanes", ",".join(options.lanes)])
 
 

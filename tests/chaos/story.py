@@ -32,6 +32,7 @@ class Options:
     directories: int = 3
     window: int = 100
     lanes: tuple[str, ...] = tuple(LANES)
+    pace: float = 1.0
     seconds_max: float = 1_800.0
 
 
@@ -80,7 +81,7 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
     directories = [f"app.w{index:04}" for index in range(options.directories)]
     begun = time.monotonic()
     async with running(folder, options.seed, options.window, directories) as cluster:
-        nemesis = Nemesis(cluster, options.seed, watcher.happened, options.lanes)
+        nemesis = Nemesis(cluster, options.seed, watcher.happened, options.lanes, options.pace)
         reader = CommittedReader(cluster.url, directories)
         pauses = Pauses(cluster)
         try:
