@@ -45,8 +45,8 @@ class ClaimReads:
         return b""
 
     def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
-        """Connected members: those that have the object up to `end`, then the others, the longest first."""
-
+        """Connected members: those that have the object up to `end`, of these first those whose digest
+        agreed with this claim's; then the others, the longest first."""
         claim = self._claim
 
         def has(link: "Link") -> int:
@@ -59,8 +59,10 @@ class ClaimReads:
             return [[link.member] for link in joined if link.server_id == only]
         voters = sorted((link for link in joined if link.member.state == "in"), key=has, reverse=True)
         longest = min(end, max(map(has, voters), default=0))
-        first = [link.member for link in voters if has(link) >= longest]
-        return [first, *([link.member] for link in voters if has(link) < longest)]
+        full = [link for link in voters if has(link) >= longest]
+        agreed = [link.member for link in full if link.copies.agrees(name)]
+        unproved = [link.member for link in full if not link.copies.agrees(name)]
+        return [agreed, unproved, *([link.member] for link in voters if has(link) < longest)]
 
     async def session(self, member: Member) -> Connection:
         link = self._claim.link(member.server_id)

@@ -24,6 +24,7 @@ from dos_client.core.replica import (
     ReplicaState,
 )
 from dos_client.core.window import append_head
+from dos_client.damage import Wrong
 from dos_client.limits import in_flight_bytes_max, send_batch_bytes
 from dos_client.target import Target
 from dos_protocol.digests import Buffer
@@ -199,6 +200,17 @@ class Copies:
         target.without.add(self.server_id)
         copy.moved.set()
         log.warning("%s: %s", self.link.member.address, self._named(copy))
+        info = copy.replica.claimed
+        marked = (
+            Wrong.POISONED if info and info.poisoned else Wrong.DAMAGED if info and info.corrupt else None
+        )
+        self._note(copy, marked or Wrong.DIFFERENT)
+
+    def _note(self, copy: Copy, why: Wrong) -> None:
+        """For readers, who avoid it, and for repair. What is known of it already stays."""
+        damage, where = self.claim.store.damage, (self.server_id, self.claim.directory, copy.target.name)
+        if not damage.avoid(*where):
+            damage.note(*where, 0, why)
 
     def _named(self, copy: Copy) -> str:
         return f"{self.claim.directory}/{copy.target.name} there: {copy.replica.why}"
@@ -268,6 +280,7 @@ class Copies:
         copy = self._by_tag.get(tag)
         if copy is not None and isinstance(error, PoisonedError | CorruptError):
             if copy.replica.state is not ReplicaState.BROKEN:
+                self._note(copy, Wrong.POISONED if isinstance(error, PoisonedError) else Wrong.DAMAGED)
                 self.handle(copy, Differed(str(error.args[0])))
             return
         if self.connection is not None:

@@ -18,6 +18,7 @@ from dos_client.core.agreement import agree, reach
 from dos_client.core.quorum import Quorums
 from dos_client.damage import Wrong
 from dos_client.live_store import Store
+from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.store_record import Member, StoreRecord
@@ -234,3 +235,23 @@ async def test_what_one_member_alone_holds_is_not_served_as_committed(three: Thr
         assert scope.cancelled_caught, "one member of three cannot say what a quorum has"
     async with connect(three[0].url) as one:
         assert await one.read("d", "x", 0, 99, committed=True) == b"acknowledged", "asked alone, it is all"
+
+
+@pytest.mark.trio
+async def test_a_take_over_reports_a_lying_copy_and_reads_it_from_the_others(
+    three: Threads, tmp_path: Path
+) -> None:
+    # EVIDENCE-OF: P-2, P-5
+    content = os.urandom(300_000)
+    await written(three, content)
+    await lie(three[1], content[:-1] + bytes([content[-1] ^ 1]), tmp_path)
+    async with claimed(three, epoch=2) as (store, claim):
+        await until(lambda: len(claim.answers) == 3, "all claimed")
+        await claim.settle("x", len(content), prefix_digest(content))
+        await until(lambda: bool(store.damage.reports()), "it is reported")
+        assert reports(three, store.damage.reports()) == [(1, Wrong.DIFFERENT)]
+        for member in (*store.record.members, *store.record.members):
+            wrong = member.server_id.hex() == three[1].server_id
+            store.pace.note(member.server_id, 300_000, 0.0001 if wrong else 1.0, trio.current_time())
+        assert await claim.read("x", 0, 300_000) == content
+        assert await store.read("d", "x", 0, 300_000) == content
