@@ -1,0 +1,192 @@
+"""Which worlds are explored, and in which of them each rule that is switched off is lost.
+
+Rules of this file: it is a list. `explored` configurations run in CI, to the end, with all rules on; those
+`by_hand` are larger. `LOSSES` names for each switch the configuration in which the loss is found; a test
+runs them all. To change a world is to run `python -m tests.models` again and to bring docs/decisions/0003
+and 0010 up to date; a test compares.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.models.cuts import CutRules, Cuts, CutWorld
+from tests.models.explore import Model
+from tests.models.replacement import ReplacementRules, ReplacementWorld
+from tests.models.replacement_steps import Replacement
+from tests.models.take_over import Rules, World
+from tests.models.take_over_steps import TakeOver
+
+
+class Configuration(NamedTuple):
+    """One world. `make` gives its model under some rules; `rules`: all of them, on."""
+
+    name: str
+    about: str
+    make: Callable[[Any], Model]
+    rules: Any
+    by_hand: bool = False
+
+
+def chain(name: str, about: str, world: World, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: TakeOver(world, rules), Rules(), by_hand)
+
+
+def cuts(name: str, about: str, world: CutWorld, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: Cuts(world, rules), CutRules(), by_hand)
+
+
+def replacement(name: str, about: str, world: ReplacementWorld, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: Replacement(world, rules), ReplacementRules(), by_hand)
+
+
+ABC = (1, 2, 3)
+"""Writers A, B and C, one segment each."""
+RISING = (0, 1, 2, 3)
+
+_ALL = (
+    chain("contenders", "A, B, C; 2 + 1 + 1 records; a wipe", World(ABC, RISING, (3, 2, 2), wipes=1)),
+    chain(
+        "late",
+        "A, B, C; 1 + 0 + 0 records; syncs apart, crashes",
+        World(ABC, RISING, (2, 1, 1), sync_apart=True),
+    ),
+    chain(
+        "late-two",
+        "A, B; 1 + 1 records; syncs apart, crashes, a wipe",
+        World((1, 2), (0, 1, 2), (2, 2), sync_apart=True, wipes=1),
+    ),
+    chain(
+        "duel",
+        "A, and B and C with one epoch; 1 record each; a wipe",
+        World(ABC, (0, 1, 2, 2), (2, 2, 2), wipes=1),
+    ),
+    chain(
+        "roll",
+        "A in two segments, then B; 1 record each; a wipe",
+        World((1, 1, 2), (0, 1, 2), (2, 2, 2), wipes=1),
+    ),
+    chain(
+        "manifest",
+        "A, B, C; 2 + 1 + 1 records, one at a time; readers; a wipe",
+        World(ABC, RISING, (3, 2, 2), manifest=True, wipes=1),
+    ),
+    chain(
+        "trim",
+        "A, B, C; snapshots, then DELETE; 1 + 1 + 1 records; a wipe",
+        World(ABC, RISING, (2, 2, 2), snapshots=True, wipes=1),
+    ),
+    cuts(
+        "cuts",
+        "2 workers, 3 incarnations, 2 cuts; positions, votes, a rollback by hand, releases",
+        CutWorld(),
+    ),
+    replacement(
+        "replace",
+        "c is replaced by d after a take-over that a slept through; a wipe",
+        ReplacementWorld("taken over"),
+    ),
+    replacement(
+        "replace-late",
+        "the same from generation 1 on, syncs apart, crashes; a wipe",
+        ReplacementWorld("joining", sync_apart=True),
+    ),
+    replacement("replace-moved", "B moves on from generation 1 to 2; a wipe", ReplacementWorld("moved on")),
+    replacement("replace-joining", "from generation 1 on", ReplacementWorld("joining"), by_hand=True),
+    replacement(
+        "replace-filled", "d is filled, and A's record is on b only", ReplacementWorld("filled"), by_hand=True
+    ),
+    replacement("replace-start", "replacement from the beginning; a wipe", ReplacementWorld(), by_hand=True),
+    replacement(
+        "replace-start-late",
+        "replacement from the beginning, syncs apart, crashes; a wipe",
+        ReplacementWorld(sync_apart=True),
+        by_hand=True,
+    ),
+    chain(
+        "late-long",
+        "A, B, C; 1 + 1 + 1 records; syncs apart, crashes, a wipe",
+        World(ABC, RISING, (2, 2, 2), sync_apart=True, wipes=1),
+        by_hand=True,
+    ),
+    chain(
+        "trim-long",
+        "A, B, C; snapshots, then DELETE; 1 + 2 + 1 records; a wipe",
+        World(ABC, RISING, (2, 3, 2), snapshots=True, wipes=1),
+        by_hand=True,
+    ),
+    chain(
+        "roll-late",
+        "A in two segments, then B; syncs apart, crashes, a wipe",
+        World((1, 1, 2), (0, 1, 2), (2, 2, 2), sync_apart=True, wipes=1),
+        by_hand=True,
+    ),
+    chain(
+        "five",
+        "5 servers, 3 acknowledge; A, B, C; 1 record each; 2 wipes",
+        World(ABC, RISING, (2, 2, 2), wipes=2, servers=5, acks=3),
+        by_hand=True,
+    ),
+    chain(
+        "all-three",
+        "3 servers, 3 acknowledge; A, B, C; 2 + 1 + 1 records; 2 wipes",
+        World(ABC, RISING, (3, 2, 2), wipes=2, acks=3),
+        by_hand=True,
+    ),
+    chain(
+        "two",
+        "2 servers, 2 acknowledge; A, B, C; 2 + 1 + 1 records; a wipe",
+        World(ABC, RISING, (3, 2, 2), wipes=1, servers=2),
+        by_hand=True,
+    ),
+    chain(
+        "one",
+        "1 server; A, B, C; 2 + 1 + 1 records; syncs apart, crashes",
+        World(ABC, RISING, (3, 2, 2), sync_apart=True, servers=1, acks=1),
+        by_hand=True,
+    ),
+)
+
+CONFIGURATIONS = {one.name: one for one in _ALL}
+EXPLORED = tuple(one.name for one in _ALL if not one.by_hand)
+
+LOSSES = {
+    "r1_a_quorum_of_claims": "contenders",
+    "r2_claim_is_synced": "contenders",
+    "r2_claim_is_checked": "contenders",
+    "r3_no_late_watermark": "late-two",
+    "r4_sizes_after_the_claim": "contenders",
+    "r4_a_wiped_server_has_not_answered": "contenders",
+    "r5_epoch_before_length": "contenders",
+    "r6_back_pointers": "contenders",
+    "r7_settle_before_opening": "contenders",
+    "r7_settle_before_rolling": "roll",
+    "r8_silent_until_the_start": "contenders",
+    "r9_one_record_at_a_time": "manifest",
+    "r11_claim_before_reading": "cuts",
+    "r12_positions_name_their_line": "cuts",
+    "r12_votes_of_this_incarnation": "cuts",
+    "r13_base_is_the_position_ordered": "cuts",
+    "r14_delete_after_the_snapshot": "trim",
+    "r14_release_is_a_record": "cuts",
+    "r15_the_set_is_in_the_record": "replace-start",
+    "both_sets": "replace-filled",
+    "fence_first": "replace-start",
+    "carry_claims": "replace-joining",
+    "fill_first": "replace-joining",
+    "look_at_f": "replace-joining",
+    "refuse_stale": "replace-filled",
+    "tell_again": "replace-joining",
+    "claim_again": "replace-moved",
+}
+"""switch -> the configuration in which the loss is found"""
+
+
+def switches(rule: str) -> list[str]:
+    """The switches that a rule's name means: "R7" both of rule 7, "both_sets" itself."""
+    wanted = rule.lower().replace("-", "_")
+    return [switch for switch in LOSSES if switch == wanted or switch.split("_")[0] == wanted]
+
+
+def without(configuration: Configuration, switch: str) -> Model:
+    """The configuration's model with one rule off, and nothing else."""
+    return configuration.make(configuration.rules._replace(**{switch: False}))

@@ -1,0 +1,284 @@
+"""The model of cuts: positions, votes and releases of two workers, under coordinators that replace one
+another.
+
+What is modelled. The manifest is one list that only the holder of the newest incarnation appends to, and
+each worker has one journal in which everything stays that was synced: that both can be had from a few
+servers is what `take_over.py` shows. A coordinator asks for a cut; a worker adds one record for it and
+votes with its position; when all votes are in, the cut is committed. At any time a new incarnation may
+begin: it restores the last cut, and orders the workers to its positions; or a person goes back to an older
+one. Workers hear of it when they hear of it.
+
+    a zombie that wakes up     a worker that has not heard goes on in its incarnation; its votes arrive
+                               whenever they like
+    a contender that dies      nobody has to take a step; a new incarnation may begin at any moment
+
+What is demanded in every state (P-6, P-7): a committed cut is *one* history (both workers have the same
+records, of the same lives, and it continues the cut that was restored or committed before it), and each cut
+that is still retained can be restored, exactly.
+
+What is abstracted: a step of the region and a cut are one (one record each); output goes the way of state.
+Votes are kept for ever, so one that arrives late or twice is one that is used late.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.models.explore import Step
+
+Position = tuple[int, int]
+"""(incarnation whose segment it lies in, records up to it); (0, 0) is before everything."""
+ORIGIN: Position = (0, 0)
+WORKERS = (0, 1)
+
+
+class CutRules(NamedTuple):
+    """The rules of docs/decisions/0003 that cuts need. Each can be switched off."""
+
+    r11_claim_before_reading: bool = True
+    """A coordinator holds the manifest before it reads what to restore, and before it orders anyone."""
+    r12_positions_name_their_line: bool = True
+    """A position says which segment it lies in; without it, a size, on whatever line is the newest."""
+    r12_votes_of_this_incarnation: bool = True
+    """Only votes of the coordinator's own incarnation count."""
+    r13_base_is_the_position_ordered: bool = True
+    """A worker goes on where it was ordered to; without it, at the end of its longest history."""
+    r14_release_is_a_record: bool = True
+    """Workers delete what older cuts need after the manifest says so; without it, when the coordinator says
+    so."""
+
+
+class CutWorld(NamedTuple):
+    """How large: how many incarnations, and how many cuts may be asked for."""
+
+    incarnations: int = 3
+    cuts: int = 2
+
+
+class Cut(NamedTuple):
+    """An entry of the manifest. `back`: no new cut, but a person's way back to an older one."""
+
+    number: int
+    incarnation: int
+    positions: tuple[Position, ...]
+    back: bool = False
+
+
+class Segment(NamedTuple):
+    """What a worker added in one incarnation: the numbers of the cuts, behind `base`."""
+
+    base: Position
+    cuts: tuple[int, ...] = ()
+
+
+class CutState(NamedTuple):
+    """Everything. Lists are by incarnation, from 1 on."""
+
+    manifest: tuple[Cut, ...] = ()
+    incarnation: int = 1
+    orders: tuple[tuple[Position, ...], ...] = ((ORIGIN, ORIGIN),)
+    """To which positions each incarnation orders the workers."""
+    asked: tuple[int, ...] = (0,)
+    """The number of the cut that each incarnation asked for last."""
+    segments: tuple[tuple[Segment | None, ...], ...] = ((None,), (None,))
+    """By worker, then by incarnation."""
+    votes: frozenset[tuple[int, int, int, Position]] = frozenset()
+    """(worker, incarnation, cut, position)"""
+    released: int = 0
+    """The manifest says: cuts below this number are retained no more."""
+    deleted: tuple[int, ...] = (0, 0)
+    """By worker: it has deleted what cuts below this number need."""
+
+
+class Cuts:
+    """The model. See `explore.Model`."""
+
+    def __init__(self, world: CutWorld, rules: CutRules) -> None:
+        self.world, self.rules = world, rules
+
+    def start(self) -> CutState:
+        return CutState()
+
+    def canonical(self, state: CutState) -> CutState:
+        return state
+
+    # --- histories ------------------------------------------------------------------------------------------
+
+    def history(self, state: CutState, worker: int, at: Position) -> tuple[tuple[int, int], ...]:
+        """The records up to a position: (cut, life) each."""
+        incarnation, size = at
+        if not incarnation:
+            return ()
+        segment = state.segments[worker][incarnation - 1]
+        assert segment is not None, "a position lies in a segment that was begun"
+        behind = size - segment.base[1]
+        own = tuple((cut, incarnation) for cut in segment.cuts[:behind])
+        return (*self.history(state, worker, segment.base), *own)
+
+    def end(self, state: CutState, worker: int) -> Position:
+        """The end of the newest segment."""
+        for incarnation in range(state.incarnation + 1, 0, -1):
+            if len(state.orders) >= incarnation and (segment := state.segments[worker][incarnation - 1]):
+                return incarnation, segment.base[1] + len(segment.cuts)
+        return ORIGIN
+
+    def named(self, state: CutState, worker: int, at: Position) -> Position | None:
+        """The position that a record with this one names, as it is understood now (R12); None: there is
+        none."""
+        if self.rules.r12_positions_name_their_line:
+            return at
+        found, size = self.end(state, worker), at[1]
+        if found[1] < size:
+            return None
+        while found[0] and (segment := state.segments[worker][found[0] - 1]) and segment.base[1] >= size:
+            found = segment.base
+        return found[0], size
+
+    # --- what is lost ---------------------------------------------------------------------------------------
+
+    def loss(self, state: CutState) -> str:
+        before: tuple[tuple[int, int], ...] = ()
+        for cut in state.manifest:
+            histories = [self.history(state, worker, cut.positions[worker]) for worker in WORKERS]
+            if histories[0] != histories[1]:
+                return f"cut {cut.number} is a mixture: {self._lives(histories)}"
+            if not cut.back and histories[0] != (*before, (cut.number, cut.incarnation)):
+                return f"cut {cut.number} does not continue the cut before it: {self._lives(histories)}"
+            before = histories[0]
+            if cut.number >= state.released and (lost := self._unrestorable(state, cut)):
+                return lost
+        return ""
+
+    def _unrestorable(self, state: CutState, cut: Cut) -> str:
+        for worker in WORKERS:
+            if state.deleted[worker] > cut.number:
+                return f"worker {worker} has deleted what cut {cut.number} needs, which is retained"
+            found = self.named(state, worker, cut.positions[worker])
+            if found is None or self.history(state, worker, found) != self.history(
+                state, worker, cut.positions[worker]
+            ):
+                return f"worker {worker} restores something else for cut {cut.number} than what was committed"
+        return ""
+
+    def _lives(self, histories: list[tuple[tuple[int, int], ...]]) -> str:
+        told = [
+            f"worker {worker} "
+            + (", ".join(f"cut {cut} of life {life}" for cut, life in history) or "nothing")
+            for worker, history in enumerate(histories)
+        ]
+        return "; ".join(told)
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def steps(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
+        yield from self._coordinator(state)
+        yield from self._incarnations(state)
+        for worker in WORKERS:
+            yield from self._worker(state, worker)
+
+    def _coordinator(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
+        """The holder of the manifest asks for a cut, commits it, releases old ones."""
+        now, number = state.incarnation, max((cut.number for cut in state.manifest), default=0) + 1
+        if state.asked[now - 1] < number <= self.world.cuts:
+            asked = (*state.asked[: now - 1], number, *state.asked[now:])
+            yield ("ask", now, number), state._replace(asked=asked)
+        if state.asked[now - 1] == number:
+            for positions in self._votes_for(state, number):
+                cut = Cut(number, now, positions)
+                yield ("commit", now, number), state._replace(manifest=(*state.manifest, cut))
+        if state.released < number - 1:
+            yield ("release", now, number - 1), state._replace(released=number - 1)
+
+    def _votes_for(self, state: CutState, number: int) -> list[tuple[Position, ...]]:
+        """The positions that complete a cut, one for each way in which votes can be put together."""
+        by_worker = [
+            [
+                position
+                for voter, incarnation, cut, position in sorted(state.votes)
+                if voter == worker
+                and cut == number
+                and (incarnation == state.incarnation or not self.rules.r12_votes_of_this_incarnation)
+            ]
+            for worker in WORKERS
+        ]
+        return [(first, second) for first in by_worker[0] for second in by_worker[1]]
+
+    def _incarnations(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
+        """A new coordinator. It orders the workers to the last cut; or a person's record comes first."""
+        newest = len(state.orders)
+        if newest > state.incarnation:
+            yield ("open", newest), state._replace(incarnation=newest)
+        if newest > state.incarnation or newest == self.world.incarnations:
+            return
+        last = state.manifest[-1].positions if state.manifest else (ORIGIN, ORIGIN)
+        began = self._began(state, last)
+        if self.rules.r11_claim_before_reading:
+            yield ("begin", newest + 1), began._replace(incarnation=newest + 1)
+        else:
+            yield ("read", newest + 1), began
+        for cut in state.manifest[:-1]:
+            if not cut.back and cut.number >= state.released and cut.positions != last:
+                back = Cut(cut.number, newest + 1, cut.positions, back=True)
+                gone = self._began(state, cut.positions)._replace(incarnation=newest + 1)
+                yield ("back", newest + 1, cut.number), gone._replace(manifest=(*state.manifest, back))
+
+    def _began(self, state: CutState, positions: tuple[Position, ...]) -> CutState:
+        return state._replace(
+            orders=(*state.orders, positions),
+            asked=(*state.asked, 0),
+            segments=tuple((*segments, None) for segments in state.segments),
+        )
+
+    def _worker(self, state: CutState, worker: int) -> Iterator[tuple[Step, CutState]]:
+        at = self.end(state, worker)[0]
+        for incarnation in range(at + 1, len(state.orders) + 1):
+            base = self._base(state, worker, state.orders[incarnation - 1][worker])
+            if base is not None:
+                yield (
+                    ("join", worker, incarnation, base[1]),
+                    self._set(state, worker, incarnation, Segment(base)),
+                )
+        if at and (segment := state.segments[worker][at - 1]) is not None:
+            asked = state.asked[at - 1]
+            if asked and asked not in segment.cuts:
+                grown = segment._replace(cuts=(*segment.cuts, asked))
+                position = (at, segment.base[1] + len(grown.cuts))
+                after = self._set(state, worker, at, grown)
+                yield (
+                    ("vote", worker, asked, at),
+                    after._replace(votes=state.votes | {(worker, at, asked, position)}),
+                )
+        newest = max((cut.number for cut in state.manifest), default=0)
+        may_go = state.released if self.rules.r14_release_is_a_record else newest
+        if state.deleted[worker] < may_go:
+            deleted = tuple(may_go if one == worker else below for one, below in enumerate(state.deleted))
+            yield ("delete", worker, may_go), state._replace(deleted=deleted)
+
+    def _base(self, state: CutState, worker: int, ordered: Position) -> Position | None:
+        """Where a worker opens its segment (R13)."""
+        if self.rules.r13_base_is_the_position_ordered:
+            return self.named(state, worker, ordered)
+        return max((self.end(state, worker), ordered), key=lambda position: position[1])
+
+    def _set(self, state: CutState, worker: int, incarnation: int, segment: Segment) -> CutState:
+        own = state.segments[worker]
+        changed = (*own[: incarnation - 1], segment, *own[incarnation:])
+        segments = (changed, state.segments[1]) if worker == 0 else (state.segments[0], changed)
+        return state._replace(segments=segments)
+
+    def tell(self, step: Step) -> str:
+        what, *numbers = step
+        return STORIES[what].format(*numbers)
+
+
+STORIES = {
+    "ask": "coordinator {0} asks for cut {1}",
+    "commit": "coordinator {0} has all votes, and appends cut {1} to the manifest",
+    "release": "coordinator {0} records that cuts below {1} are released",
+    "read": "coordinator {0} reads the manifest without a claim, and orders the workers to its last cut",
+    "open": "coordinator {0} claims the manifest",
+    "begin": "coordinator {0} takes the manifest over, and orders the workers to its last cut",
+    "back": "coordinator {0} takes the manifest over and records that a person goes back to cut {1}",
+    "join": "worker {0} joins incarnation {1}, behind {2} records",
+    "vote": "worker {0} has its record for cut {1} synced, and votes, in incarnation {2}",
+    "delete": "worker {0} deletes what cuts below {1} need",
+}

@@ -1,0 +1,155 @@
+"""The engine: every state that a model can reach, breadth first, until one is a loss.
+
+Rules of this file: it knows nothing of servers or rules. A model gives a start, the steps from a state, a
+canonical form (states that nobody can tell apart have one), and says of a state what is lost in it. Because
+the search is breadth first, the story it tells is a shortest one.
+
+How to read a story: each line is one step that somebody took; between them time passes, and whoever is not
+named did nothing, for instance because it was dead, paused or cut off. The last line says who would now
+look, and what is not there. The story is told again from the start, on states that are not canonical, so
+that a server keeps its name.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+State = Any
+"""Whatever the model likes: hashable, compared by value."""
+Step = tuple[Any, ...]
+"""What was done, as the model's `tell` understands it: words are made only for the steps of a story."""
+
+
+Progress = Callable[[int, int], None]
+"""(steps from the start, states met until now)"""
+
+
+def quiet(_depth: int, _states: int) -> None:
+    """Nobody wants to know."""
+
+
+class Model(Protocol):
+    """What can be explored."""
+
+    def start(self) -> State: ...
+
+    def steps(self, state: State) -> Iterable[tuple[Step, State]]:
+        """Every step that anyone can take now, and what is then. They need not be canonical."""
+        ...
+
+    def canonical(self, state: State) -> State:
+        """The one state that stands for all that nobody can tell from this one."""
+        ...
+
+    def loss(self, state: State) -> str:
+        """What is lost in this state, in words; '' if nothing is."""
+        ...
+
+    def tell(self, step: Step) -> str:
+        """The step in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an exploration found.
+
+    states: met, the start included. depth: steps of the longest shortest way. loss: the first one, or ''.
+    story: the steps to it. complete: every state that can be reached was looked at, and none is a loss.
+    """
+
+    states: int
+    depth: int
+    loss: str = ""
+    story: tuple[str, ...] = ()
+    complete: bool = False
+
+    @property
+    def verdict(self) -> str:
+        return "loss" if self.loss else "complete, safe" if self.complete else "stopped, safe so far"
+
+
+@contextmanager
+def no_collecting() -> Iterator[None]:
+    """States hold no cycles, and there are many of them: looking for cycles takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@no_collecting()
+def explore(model: Model, states_max: int, tell: Progress = quiet) -> Result:
+    """Explore a model up to that many states. `tell` hears of each level."""
+    first = model.canonical(model.start())
+    came: dict[State, State] = {first: None}
+    if found := model.loss(first):
+        return Result(1, 0, found)
+    steps, canonical, loss = model.steps, model.canonical, model.loss
+    level, depth = [first], 0
+    while level:
+        reached = []
+        depth += 1
+        for state in level:
+            for _, raw in steps(state):
+                after = canonical(raw)
+                if after in came:
+                    continue
+                came[after] = state
+                reached.append(after)
+                if found := loss(after):
+                    told, last = story(model, came, after)
+                    return Result(len(came), depth, model.loss(last) or found, told)
+            if len(came) >= states_max:
+                return Result(len(came), depth)
+        level = reached
+        tell(depth, len(came))
+    return Result(len(came), depth - 1, complete=True)
+
+
+@no_collecting()
+def explore_by_hash(model: Model, states_max: int, tell: Progress = quiet) -> Result:
+    """As `explore`, but it remembers 64-bit hashes only: less memory and no story, for long runs by hand.
+
+    Two states with one hash would be taken for one; among ten million states the chance of that is below 1
+    in 300,000.
+    """
+    first = model.canonical(model.start())
+    seen = {hash(first)}
+    level, depth = [first], 0
+    while level:
+        reached = []
+        depth += 1
+        for state in level:
+            for _, raw in model.steps(state):
+                after = model.canonical(raw)
+                number = hash(after)
+                if number in seen:
+                    continue
+                seen.add(number)
+                reached.append(after)
+                if found := model.loss(after):
+                    return Result(len(seen), depth, found, (repr(after),))
+            if len(seen) >= states_max:
+                return Result(len(seen), depth)
+        level = reached
+        tell(depth, len(seen))
+    return Result(len(seen), depth - 1, complete=True)
+
+
+def story(model: Model, came: dict[State, State], last: State) -> tuple[tuple[str, ...], State]:
+    """The steps to a state in words, and the state, in which every server still has its name."""
+    path = [last]
+    while (before := came[path[-1]]) is not None:
+        path.append(before)
+    path.reverse()
+    told, state = [], model.start()
+    for wanted in path[1:]:
+        step, state = next((s, raw) for s, raw in model.steps(state) if model.canonical(raw) == wanted)
+        told.append(model.tell(step))
+    return tuple(told), state

@@ -1,0 +1,227 @@
+"""The model of replacing a member by store record, with two writers at work.
+
+What is modelled. Servers a, b, c are the store (N = 3, Qa = 2) at generation 0; d takes c's place: at
+generation 1 d is joining, at generation 2 the store is a, b, d. Writer A (epoch 1) holds the claim at
+generation 0 and appends; writer B (epoch 2) takes over at any time, in any generation. A writer moves on to
+a generation that is confirmed when it likes, or stays behind. The tool decides generation 1, looks at F
+members of it, fills d, decides generation 2. Once a record is decided anyone may give it to a server it
+names.
+
+    two contenders at once     A and B, and the tool, take their steps in any order
+    a zombie that wakes up     a writer that never moves on, as long as servers of its generation still
+                               serve it
+    who dies at any point      nobody ever has to take a step; the tool may stop anywhere
+    a server that comes back   a crash ends sessions and drops what is not synced (where syncs are apart)
+    a wipe                     a server loses everything, once, the new member included; it counts no more
+    one more taker-over        in *every* state a fresh one is let loose, in every generation that is
+                               confirmed, on every quorum of living servers
+
+What is demanded in every state (P-4, P-5): the fresh taker-over finds on its chain all that was ever
+acknowledged.
+
+What is abstracted: as in `take_over.py` (messages, late watermarks, readers); each segment grows by one
+record, and its start, which adds nothing here, is not counted; a record of the store is decided once (its
+own log is a chain, and `take_over.py` shows that). The look and the filling of d are two steps, and the
+look may be old when d is filled.
+
+The members that both sets share, a and b, are alike: states that differ only in which is which are one.
+"""
+
+from itertools import combinations
+from typing import NamedTuple
+
+from tests.models.explore import Step
+
+SERVERS = A, B, C, D = range(4)
+OLD, NEW = frozenset({A, B, C}), frozenset({A, B, D})
+SETS = {0: (OLD,), 1: (OLD, NEW), 2: (NEW,)}
+"""generation -> the sets in each of which a quorum is needed"""
+VOTERS = {0: OLD, 1: OLD, 2: NEW}
+"""generation -> whose showing the record confirms it, and whose answers count"""
+MEMBERS = {0: OLD, 1: OLD | NEW, 2: NEW}
+QA = F = CONFIRM = 2
+FIRST, SECOND = 1, 2
+"""The epochs of the writers, and of their segments."""
+CLOSED, SETTLING, OPEN = range(3)
+
+
+class ReplacementRules(NamedTuple):
+    """The rules of docs/decisions/0010, and R15 of docs/decisions/0003. Each can be switched off."""
+
+    r15_the_set_is_in_the_record: bool = True
+    """Who is asked says the store's record; without it, a configuration that names a, b and d already."""
+    both_sets: bool = True
+    """While a member joins, a quorum is one of the old set and one of the new set."""
+    fence_first: bool = True
+    """The new member is filled only after generation 1 is confirmed: older sessions can acknowledge nothing
+    more."""
+    carry_claims: bool = True
+    """The claims of the old members are put on the new one."""
+    fill_first: bool = True
+    """Generation 2 is given to nobody before the new member is filled."""
+    look_at_f: bool = True
+    """What the new member must hold is the longest of F old members, not of one."""
+    refuse_stale: bool = True
+    """A server refuses sessions of a generation below its own."""
+    tell_again: bool = True
+    """A watermark counts only in the generation of the session that told it; a new claim tells it again."""
+    claim_again: bool = True
+    """A claim counts only in the generation of its session; a new session claims, and is answered, again."""
+
+
+class Server(NamedTuple):
+    """A server, and what the writers know of it. Pairs are of A's and of B's segment, sizes 0 or 1."""
+
+    generation: int
+    claim: int
+    synced: tuple[int, int]
+    accepted: tuple[int, int]
+    live: tuple[bool, bool]
+    """Whether A, B have a session that holds the claim."""
+    told: tuple[int, int]
+    """What it told A, B, as long as that matters; B, while SETTLING, that all of A's segment is there."""
+    held: bool = False
+    """It took B's claim in B's generation. Until B chooses its head."""
+    answer: int = 0
+    """With its first claim as a voter it told B the size of A's segment, plus one. Until B chooses its
+    head."""
+    wiped: bool = False
+
+
+class ReplacementState(NamedTuple):
+    """Everything. `seen`: (claim, A's, B's segment) of the tool's look; () without one, or when d is
+    filled."""
+
+    servers: tuple[Server, ...]
+    generations: tuple[int, int]
+    """In which A and B are."""
+    stage: int
+    """Of B's segment."""
+    base: int
+    """How much of A's segment B's stands on."""
+    decided: int
+    seen: tuple[int, ...]
+    filled: bool
+    owed: tuple[int, int]
+    """How much of A's and of B's segment must never be lost."""
+    wipes: int
+
+
+class ReplacementWorld(NamedTuple):
+    """How much happens before the model begins, and what can happen then."""
+
+    begin: str = "start"
+    """start: A alone, nothing decided.
+    taken over: B has taken over on b and c, which a slept through.
+    joining: besides, generation 1 has come to a and b.
+    filled: A alone; its record is on b only; generation 1 has come to a, b and d; d is filled.
+    moved on: besides, the record is on c, and generation 2 has come to a and b; B is in generation 1."""
+    sync_apart: bool = False
+    wipes: int = 1
+
+
+def begin(world: ReplacementWorld) -> ReplacementState:
+    """Where a world begins: each of these can be reached from "start"."""
+    at_0 = Server(0, FIRST, (0, 0), (0, 0), (True, False), (0, 0))
+    new = Server(0, 0, (0, 0), (0, 0), (False, False), (0, 0))
+    start = ReplacementState((at_0, at_0, at_0, new), (0, 0), CLOSED, 0, 1, (), False, (0, 0), world.wipes)
+    at_1 = at_0._replace(generation=1, live=(False, False))
+    recorded = at_1._replace(synced=(1, 0), accepted=(1, 0))
+    taken = at_0._replace(claim=SECOND, synced=(0, 1), accepted=(0, 1), live=(False, True))
+    taken_1 = taken._replace(generation=1, live=(False, False))
+    match world.begin:
+        case "taken over":
+            return start._replace(servers=(at_0, taken, taken, new), stage=OPEN, owed=(0, 1))
+        case "joining":
+            return start._replace(servers=(at_1, taken_1, taken, new), stage=OPEN, owed=(0, 1))
+        case "filled":
+            return start._replace(servers=(at_1, recorded, at_0, recorded), decided=2, filled=True)
+        case "moved on":
+            at_2 = at_1._replace(generation=2), recorded._replace(generation=2)
+            third = at_0._replace(synced=(1, 0), accepted=(1, 0))
+            servers = (*at_2, third, recorded)
+            return start._replace(servers=servers, generations=(0, 1), decided=2, filled=True, owed=(1, 0))
+    return start
+
+
+class Quorums:
+    """What can be said of a state without knowing who does what."""
+
+    def __init__(self, world: ReplacementWorld, rules: ReplacementRules) -> None:
+        self.world, self.rules = world, rules
+
+    def quorum(self, generation: int, members: frozenset[int], needed: int) -> bool:
+        sets = SETS[generation] if self.rules.both_sets else (VOTERS[generation],)
+        return all(len(group & members) >= needed for group in sets)
+
+    def confirmed(self, state: ReplacementState, generation: int) -> bool:
+        """Whether a writer may have seen enough members show that record, at one time or another."""
+        shown = [one for one in VOTERS[generation] if state.servers[one].generation >= generation]
+        return sum(not state.servers[one].wiped for one in shown) >= CONFIRM
+
+    def admits(self, server: Server, generation: int) -> bool:
+        """Whether a server takes sessions of that generation."""
+        if server.wiped:
+            return False
+        return server.generation == generation or (
+            not self.rules.refuse_stale and server.generation > generation
+        )
+
+    def loss(self, state: ReplacementState) -> str:
+        for generation in range(state.decided + 1):
+            if not self.confirmed(state, generation):
+                continue
+            able = [
+                one
+                for one in sorted(MEMBERS[generation])
+                if not (server := state.servers[one]).wiped
+                and (server.generation <= generation or not self.rules.refuse_stale)
+            ]
+            found = self._lost_to(state, able, generation)
+            if found:
+                return f"generation {generation}: {found}"
+        if not self.rules.r15_the_set_is_in_the_record:
+            return self._lost_to(state, [one for one in sorted(NEW) if not state.servers[one].wiped], 2)
+        return ""
+
+    def _lost_to(self, state: ReplacementState, able: list[int], generation: int) -> str:
+        for count in range(F, len(able) + 1):
+            for chosen in combinations(able, count):
+                if self.quorum(generation, frozenset(chosen), F) and (found := self._missing(state, chosen)):
+                    return f"a taker-over on {', '.join('abcd'[one] for one in chosen)} finds {found}"
+        return ""
+
+    def _missing(self, state: ReplacementState, chosen: tuple[int, ...]) -> str:
+        first, second = (max(state.servers[one].synced[index] for one in chosen) for index in (0, 1))
+        if second < state.owed[1]:
+            return "no segment of B's, whose record was acknowledged"
+        counted = state.base if second else first
+        if counted < state.owed[0]:
+            return "a chain without A's record, which was acknowledged"
+        return "a chain that names A's record, which nobody there has" if first < counted else ""
+
+
+def words(step: Step) -> str:
+    """A step as a line of a story."""
+    what, *numbers = step
+    if what == "look":
+        claim, first, second = numbers
+        return f"the tool has looked at F members: claim {claim}, A's segment {first}, B's {second}"
+    if STORIES[what][1] and numbers:
+        numbers[-1] = "abcd"[numbers[-1]]
+    return STORIES[what][0].format(*numbers).replace("writer 1", "A").replace("writer 2", "B")
+
+
+STORIES = {
+    "install": ("generation {0} comes to server {1}", True),
+    "fill": ("the tool has filled d with what it saw, and decides generation 2", False),
+    "decide": ("generation 2 is decided", False),
+    "wipe": ("server {0} loses its disk", True),
+    "claim": ("writer {0} claims server {1}", True),
+    "append": ("writer {0}'s record is written on server {1}", True),
+    "copy": ("B copies A's record to server {0}", True),
+    "sync": ("server {1} syncs the record of writer {0}", True),
+    "crash": ("server {0} crashes and comes back", True),
+    "learn": ("writer {0} goes on in generation {1}", False),
+    "choose": ("B has F claims, and stands on {0} records of A", False),
+}
