@@ -92,14 +92,14 @@ def restores(folder: Path, total: int) -> dict[str, dict[str, float]]:
 async def times_of_gets(store: Store, size: int, count: int) -> dict[str, float]:
     """Milliseconds of GETs one after the other, and hedges in percent."""
     chance, found = random.Random(7), []
-    races, hedges = store.pace.races, store.pace.hedges
+    races, hedges = store.counts.questions, store.counts.hedges
     for _ in range(count):
         offset = chance.randrange(size // GET_BYTES - 1) * GET_BYTES
         begin = time.perf_counter()
         assert len(await store.read("bench", "stream", offset, GET_BYTES)) == GET_BYTES
         found.append(1_000 * (time.perf_counter() - begin))
     cuts = statistics.quantiles(found, n=100)
-    share = 100 * (store.pace.hedges - hedges) / (store.pace.races - races)
+    share = 100 * (store.counts.hedges - hedges) / (store.counts.questions - races)
     return {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(found), "hedged_percent": share}
 
 

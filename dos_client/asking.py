@@ -136,7 +136,7 @@ class _Asking(Generic[T]):
         race = self._race
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self._store.pace.races += 1
+            self._store.counts.questions += 1
             self._perform(race.begin(trio.current_time()))
             while not race.over:
                 with trio.move_on_at(race.deadline):
@@ -168,7 +168,7 @@ class _Asking(Generic[T]):
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Ask):
-                self._store.pace.hedges += effect.hedge
+                self._store.counts.hedges += effect.hedge
                 scope = self._scopes[effect.server_id] = trio.CancelScope()
                 self._nursery.start_soon(self._ask, self._members[effect.server_id], scope)
             elif isinstance(effect, Drop):

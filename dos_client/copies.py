@@ -190,6 +190,10 @@ class Copies:
         target.unsure.discard(self.server_id)
         self._lacks(target, replica.synced)
         target.note(self.server_id, replica.received, replica.synced)
+        info, damage = replica.claimed, self.claim.store.damage
+        where = (self.server_id, self.claim.directory, target.name)
+        if info is not None and info.synced <= target.size and not info.corrupt and damage.avoid(*where):
+            damage.mended(*where)  # all that it has is what was written: somebody put it right
 
     def _discount(self, copy: Copy) -> None:
         target = copy.target

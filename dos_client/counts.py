@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 class Counts:
     """One for each `Store`. `sent_bytes`: payload of appends handed to a member's session. `filled_bytes`: of
     those, what a member lacked and the memory no longer had, by where it came from: (address, "local" or
-    "member"). `reconnects`: claim-holding sessions had after one was lost."""
+    "member"). `reconnects`: claim-holding sessions had after one was lost. `questions`: reads and
+    comparisons, asked of one member or more; `hedges`: members asked only because another was slow.
+    `wrong_copies`: copies found to be damaged or different."""
 
     appended_bytes: int = 0
     acknowledged_bytes: int = 0
     waiting_s: float = 0.0
+    questions: int = 0
+    hedges: int = 0
+    wrong_copies: int = 0
     sent_bytes: Counter[str] = field(default_factory=Counter)
     filled_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     reconnects: Counter[str] = field(default_factory=Counter)
@@ -26,6 +31,9 @@ class Counts:
             self.appended_bytes,
             self.acknowledged_bytes,
             self.waiting_s,
+            self.questions,
+            self.hedges,
+            self.wrong_copies,
             self.sent_bytes.copy(),
             self.filled_bytes.copy(),
             self.reconnects.copy(),

@@ -48,10 +48,11 @@ class DamageReport:
 
 
 class Damage:
-    """See the module. One for each `Store`, as `store.damage`."""
+    """See the module. One for each `Store`, as `store.damage`. `found`: how many wrong copies so far."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[bytes, str, str], DamageReport] = {}
+        self.found = 0
         self._noted = 0
         self._news = trio.Event()
 
@@ -70,6 +71,7 @@ class Damage:
         self._noted += 1
         report = self._reports[key] = DamageReport(self._noted, server_id, directory, name, offset, why)
         if known is None:
+            self.found += 1
             log.warning("%s", report)
         self._news.set()
         self._news = trio.Event()
@@ -78,6 +80,10 @@ class Damage:
     def reports(self) -> list[DamageReport]:
         """Every copy that is wrong as far as is known here, in the order of their notes."""
         return sorted(self._reports.values(), key=lambda report: report.number)
+
+    def of_member(self, server_id: bytes) -> DamageReport | None:
+        """The first report about a member, if there is one."""
+        return next((report for report in self.reports() if report.server_id == server_id), None)
 
     def avoid(self, server_id: bytes, directory: str, name: str) -> bool:
         """Whether that copy should not be read while another one can be."""

@@ -44,6 +44,15 @@ reconnects: Final = Counter(
 waiting_seconds: Final = Counter(
     "dos_client_waiting_seconds", "Time in which writers waited for a quorum, summed", registry=registry
 )
+questions: Final = Counter(
+    "dos_client_questions", "Reads and comparisons, asked of one member or more", registry=registry
+)
+hedges: Final = Counter(
+    "dos_client_hedges", "Members asked only because another one was slow", registry=registry
+)
+wrong_copies: Final = Counter(
+    "dos_client_wrong_copies", "Copies found to be damaged, or different from a quorum's", registry=registry
+)
 waiting_claims: Final = Gauge(
     "dos_client_waiting_claims", "Writers that wait for a quorum now", registry=registry
 )
@@ -102,6 +111,9 @@ class Figures:
         appended.inc(counts.appended_bytes - before.appended_bytes)
         acknowledged.inc(counts.acknowledged_bytes - before.acknowledged_bytes)
         waiting_seconds.inc(counts.waiting_s - before.waiting_s)
+        questions.inc(counts.questions - before.questions)
+        hedges.inc(counts.hedges - before.hedges)
+        wrong_copies.inc(counts.wrong_copies - before.wrong_copies)
         for address, count in counts.sent_bytes.items():
             sent.labels(address).inc(count - before.sent_bytes[address])
         for (address, source), count in counts.filled_bytes.items():

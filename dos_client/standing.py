@@ -125,7 +125,8 @@ def member_in_store(store: "Store", member: "Member") -> MemberStatus:
         if link.server_id == member.server_id
     ]
     connected = watch.connection is not None
-    state = worst_words(one.state for one in seen)
+    wrong = store.damage.of_member(member.server_id)
+    state = "broken" if connected and wrong is not None else worst_words(one.state for one in seen)
     if state != "broken":
         if not connected:
             state = "away"
@@ -139,7 +140,7 @@ def member_in_store(store: "Store", member: "Member") -> MemberStatus:
         state,
         sum(one.lag_bytes for one in seen),
         connected,
-        next((one.error for one in seen if one.error), "") or watch.error,
+        next((one.error for one in seen if one.error), "") or watch.error or (str(wrong) if wrong else ""),
         max((one.lag_s for one in seen), default=0.0),
     )
 
@@ -160,4 +161,5 @@ def look(store: "Store", figures: metrics.Figures) -> None:
     """Look at every claim, and publish."""
     for claim in store.claims():
         claim.standing.look()
+    store.counts.wrong_copies = store.damage.found
     figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))

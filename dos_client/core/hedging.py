@@ -108,15 +108,10 @@ class Candidate:
 
 
 class Pace:
-    """How fast each member answers, by the size of what is asked; and the budget they share.
-
-    `races`, `hedges`: how many questions there were, and how many members were asked only because of a
-    delay."""
+    """How fast each member answers, by the size of what is asked; and the budget they share."""
 
     def __init__(self) -> None:
         self.budget = Budget()
-        self.races = 0
-        self.hedges = 0
         self._times: dict[tuple[bytes, int], Latencies] = {}
 
     def note(self, server_id: bytes, size: int, seconds: float, now: float) -> None:

@@ -6,8 +6,10 @@ import pytest
 import trio
 import trio.testing
 
+from dos_client import init_store, open_store
 from dos_client.damage import Damage, Wrong
 from dos_client.limits import damage_reports_max
+from tests.dos_client.support import ThreadServer, new_writer, until, url_of
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -75,3 +77,18 @@ async def test_the_register_is_bounded() -> None:
         damage.note(A, "d", f"x{number}", 0, Wrong.DAMAGED)
     assert len(damage.reports()) == damage_reports_max
     assert not damage.avoid(A, "d", "x0")
+
+
+@pytest.mark.trio
+async def test_a_wrong_copy_is_shown_in_the_status_until_it_is_mended(three: list[ThreadServer]) -> None:
+    await init_store(url_of(three))
+    async with open_store(url_of(three)) as store:
+        await until(lambda: all(one.connected for one in store.members()), "all connected")
+        bad = store.record.members[1].server_id
+        store.damage.note(bad, "d", "x", 0, Wrong.DIFFERENT)
+        assert [one.state for one in store.members()].count("broken") == 1
+        assert "d/x on" in next(one.error for one in store.members() if one.server_id == bad)
+        async with await store.claim("d", 1, new_writer()) as claim:
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"all members get this"))
+            await until(lambda: not store.damage.reports(), "its bytes were compared, and are right")
