@@ -120,6 +120,9 @@ def test_without_a_quorum_the_region_waits_and_then_goes_on(store, three_servers
         for server in three_servers[:2]:
             server.kill()
         region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
+        gone = [server.location for server in three_servers[:2]]
+        region.wait_for(lambda _: all(f"{one} is away" in region.control.status().reason for one in gone))
+        region.wait_for(lambda _: region.control.status().waiting_s > 0)
         before = region.cuts
         for server in three_servers[:2]:
             server.restart()
@@ -127,6 +130,8 @@ def test_without_a_quorum_the_region_waits_and_then_goes_on(store, three_servers
         check_finished(region)
     assert resets(region) == []
     assert not any(isinstance(event, WorkerLost) for event in region.events)
+    status = region.control.status()
+    assert (status.incarnation, status.reset_attempts, status.waiting_s) == (1, 0, 0)
 
 
 def test_user_code_that_raises_stops_the_region(region) -> None:

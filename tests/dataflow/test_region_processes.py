@@ -199,10 +199,14 @@ def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_
         watch.cuts(4)
         three_servers[0].kill()
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.WAITING_FOR_STORE)
+        gone = [server.location for server in three_servers[:2]]
+        watch.wait(lambda event: all(f"{one} is away" in getattr(event, "reason", "") for one in gone))
+        pids = [worker.pid for worker in control.status().workers]
         for server in three_servers[:2]:
             server.restart()
         assert finished(control), control.status()
         assert control.status().incarnation == 2, "waiting for the store resets nothing"
+        assert [worker.pid for worker in control.status().workers] == pids, "and kills nobody"
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 

@@ -121,6 +121,30 @@ def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
     assert_right(tmp_path, passes=150)
 
 
+# EVIDENCE-OF: P-10
+def test_while_the_store_is_away_the_region_waits_says_why_and_goes_on_by_itself(
+    start: Start, tmp_path: Path
+) -> None:
+    graph = word_count(tmp_path, passes=60, function=split_slowly)
+    server = embedded.start(tmp_path / "store")
+    try:
+        region = start(graph, store=server.url, checkpoint_interval=0.2)
+        wait_until(cuts(region, 1), region)
+        pids = [worker.pid for worker in region.status.workers]
+        server.stop()
+        address = "127.0.0.1:" + str(server.address[1])
+        wait_until(lambda: f"{address} is away" in region.status.reason, region)
+        assert region.status.state is RegionState.WAITING_FOR_STORE
+        wait_until(lambda: region.status.waiting_s > 1, region)
+        server = embedded.start(tmp_path / "store", port=server.address[1])
+        assert region.awaitTermination(PATIENCE_S)
+        assert [worker.pid for worker in region.status.workers] == pids, "nobody was killed"
+        assert (region.status.incarnation, region.status.reset_attempts, region.status.resets) == (1, 0, ())
+    finally:
+        server.stop()
+    assert_right(tmp_path, passes=60)
+
+
 def test_a_region_that_was_stopped_goes_on_from_its_last_cut(
     start: Start, tmp_path: Path, store: str
 ) -> None:

@@ -1,0 +1,97 @@
+"""An answer is lost after the server acknowledged: the bytes are there once, and are not sent again.
+
+The proxy drops the watermark of one append and ends the connection, so nobody knows. The next claim's answer
+tells size and digest, and that settles it.
+"""
+
+import random
+
+import pytest
+import trio
+
+from dos_client import init_store
+from dos_client.core.replica import ReplicaState
+from dos_protocol.vocabulary import Opcode
+from tests.dos_client.support import ThreadServer, claimed, content_of, has, until
+from tests.support.proxy import proxies
+
+Threads = list[ThreadServer]
+
+
+def url_through(between: list) -> str:
+    return "dos://" + ",".join(proxy.location for proxy in between)
+
+
+@pytest.mark.trio
+async def test_bytes_acknowledged_to_nobody_are_there_once_and_are_sent_once(three: Threads) -> None:
+    # EVIDENCE-OF: P-3, P-10
+    async with proxies(three) as between:
+        await init_store(url_through(between))
+        async with claimed(three, url=url_through(between)) as (store, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"one "))
+            for server in three:
+                await has(server, "d", "x", b"one ")
+            lost = [proxy.drop_reply(Opcode.APPEND) for proxy in between]
+            size = writer.append(b"two ")
+            for server in three:
+                await has(server, "d", "x", b"one two ")
+            for rule in lost:
+                await rule.done.wait()
+            await writer.wait_synced(size)
+            await writer.wait_synced(writer.append(b"three"))
+            for server in three:
+                await has(server, "d", "x", b"one two three")
+            assert store.counts.sent_bytes == {proxy.location: len(b"one two three") for proxy in between}
+            assert store.counts.reconnects == {proxy.location: 1 for proxy in between}
+
+
+@pytest.mark.trio
+async def test_many_lost_answers_on_any_member_leave_one_copy_of_every_record(three: Threads) -> None:
+    # EVIDENCE-OF: P-2, P-3, P-10
+    chance, content = random.Random(7), b""
+    async with proxies(three) as between:
+        await init_store(url_through(between))
+        async with claimed(three, url=url_through(between)) as (store, claim):
+            writer = claim.open_object("x")
+            for number in range(40):
+                for proxy in between:
+                    if number % 4 == 0 and chance.random() < 0.5:
+                        proxy.drop_reply(Opcode.APPEND, chance.randint(1, 3))
+                record = b"%04d" % number * 25
+                content += record
+                await writer.wait_synced(writer.append(record))
+            for proxy in between:
+                proxy.heal()
+            links = list(claim.links())
+            await until(
+                lambda: all(link.copies.states() == [ReplicaState.IN_SYNC] for link in links), "all in sync"
+            )
+            for server in three:
+                await has(server, "d", "x", content)
+            again = sum(store.counts.sent_bytes.values()) - 3 * len(content)
+            assert again == 0, f"{again} bytes were sent twice"
+            assert sum(store.counts.reconnects.values()) >= 5
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("loses", [Opcode.CHANGE_DIRECTORY, Opcode.HELLO])
+async def test_a_claim_whose_answer_is_lost_is_taken_again_by_the_same_writer(
+    three: Threads, loses: Opcode
+) -> None:
+    # EVIDENCE-OF: P-4, P-10
+    async with proxies(three) as between:
+        await init_store(url_through(between))
+        async with claimed(three, url=url_through(between)) as (_, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"before "))
+            lost = [proxy.drop_reply(loses, client="") for proxy in between]
+            for proxy in between:
+                proxy.cut()
+            size = writer.append(b"and after")
+            for rule in lost:
+                await rule.done.wait()
+            await writer.wait_synced(size)
+            assert claim.lost is None
+        with trio.fail_after(20):
+            assert await content_of(three[0], "d", "x") == b"before and after"
