@@ -20,7 +20,7 @@ from typer.main import get_command, get_group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("dos_server.cli", "Serve the objects kept in a directory."),
-    "store": ("dos_client.cli", "Make a store of several servers, show it, replace a server in it."),
+    "store": ("dos_client.cli", "Make a store of several servers, show it, change it, mend it."),
     "ls": ("dos_client.cli", "List directories, or the objects of one directory."),
     "get": ("dos_client.cli", "Write an object's durable bytes to standard output."),
     "append": ("dos_client.cli", "Append a file or standard input to an object."),

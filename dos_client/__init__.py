@@ -15,6 +15,7 @@ from dos_client.claim import Claim
 from dos_client.connection import Connection, open_connection
 from dos_client.errors import (
     BadUrlError,
+    LossError,
     MissingDataError,
     NotEmptyError,
     QuorumUnavailableError,
@@ -27,8 +28,9 @@ from dos_client.live_store import Store
 from dos_client.looking import DirectoryView
 from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
+from dos_client.recovering import recover_store
 from dos_client.repairing import Repair, RepairReport, repair_object, repair_store
-from dos_client.replacing import replace_member
+from dos_client.replacing import add_member, replace_member
 from dos_client.standing import ClaimStatus
 from dos_client.store import connect, open_store
 from dos_client.urls import DosUrl, parse_url
@@ -41,6 +43,7 @@ __all__ = [
     "Connection",
     "DirectoryView",
     "DosUrl",
+    "LossError",
     "MemberStatus",
     "MissingDataError",
     "NotEmptyError",
@@ -53,11 +56,13 @@ __all__ = [
     "Store",
     "StoreNotReadyError",
     "VerifyReport",
+    "add_member",
     "connect",
     "init_store",
     "open_connection",
     "open_store",
     "parse_url",
+    "recover_store",
     "repair_object",
     "repair_store",
     "replace_member",

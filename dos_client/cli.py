@@ -15,7 +15,7 @@ from typing import Annotated, Any, BinaryIO
 import trio
 import typer
 
-from dos_client import cli_mending
+from dos_client import cli_mending, cli_status
 from dos_client.claim import Claim
 from dos_client.cli_support import (
     NEGATIVE,
@@ -40,6 +40,7 @@ from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
+assert cli_mending.store_app is cli_status.store_app  # each adds its commands to the one group
 app.add_typer(cli_mending.store_app, name="store")
 
 _OURS = b"dos-append"

@@ -1,4 +1,4 @@
-"""`dos store verify | repair`: commands of `cli_store`'s group.
+"""`dos store verify | repair | recover`: commands of `cli_store`'s group.
 
 Rules of this file: arguments in, text or JSON out. Exit codes are in `cli_support`.
 """
@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from dos_client.cli_progress import Shown
-from dos_client.cli_store import StoreUrl, store_app
+from dos_client.cli_store import StoreUrl, record_json, replace_text, store_app
 
 __all__ = ["store_app"]
 from dos_client.cli_support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.recovering import Recovered, recover_store
 from dos_client.repairing import Outcome, RepairProgress, RepairReport, repair_store
 from dos_client.store import open_store
 from dos_client.urls import parse_url
@@ -104,6 +105,59 @@ def repair(
         _print_repairs(report)
     if report.away or not all(one.done for one in report.repairs):
         raise typer.Exit(NEGATIVE)
+
+
+@store_app.command()
+def recover(
+    url: StoreUrl,
+    new: Annotated[
+        list[str] | None,
+        typer.Option("--new", help="Empty server to fill and add, host:port; may be repeated."),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Your word that the missing members are gone for good, and what only they had may be lost.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Go on after more members were lost than the store is made for. Without --accept-loss, only say what is
+    missing, and what is left.
+
+    With it, the members that are left become the store: what they have is what there is. Writers from before
+    are fenced off everywhere, damaged copies are cut to what is good, missing members that come back are
+    refused. They must not go on being used meanwhile: shut them down for good first. All of it is written
+    down in the store, see `dos store status --log`. Interrupted, run the same command again. Exit code 2
+    when refused.
+
+    Example: dos store recover dos://h1,h2,h3 --accept-loss --new h4:9999 --new h5:9999
+    """
+
+    async def work() -> Recovered:
+        with Shown(quiet=as_json) as shown:
+            return await recover_store(
+                url,
+                accept_loss=accept_loss,
+                new=new or (),
+                progress=lambda now: shown.tell(
+                    replace_text(now), now.bytes_done, now.bytes_total, now.phase
+                ),
+                token=read_token(token_file),
+            )
+
+    done = run(work)
+    if as_json:
+        print_json({**record_json(done.record), "details": list(done.details)})
+        return
+    for line in done.details:
+        print(line)
+    print(
+        f"the store goes on with {', '.join(one.address for one in done.record.members)}: generation"
+        f" {done.record.generation}, acknowledged by {done.record.ack_quorum} of {len(done.record.voters)}"
+    )
 
 
 def _repair_text(now: RepairProgress) -> str:

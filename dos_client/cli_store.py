@@ -1,30 +1,23 @@
-"""`dos store init | status | replace`.
+"""`dos store init | add | replace`; the other commands of the group are in `cli_status` and `cli_mending`.
 
 Rules of this file: arguments in, text or JSON out. Exit codes are in `cli_support`.
 """
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from dos_client.cli_progress import Shown
 from dos_client.cli_support import (
-    NEGATIVE,
-    UNREACHABLE,
     AsJson,
     TokenFile,
     print_json,
     read_token,
     run,
 )
-from dos_client.core.membership import Membership
-from dos_client.core.quorum import Quorums
-from dos_client.discovery import Survey, find_membership
 from dos_client.filling import ReplaceProgress
 from dos_client.founding import init_store
-from dos_client.replacing import replace_member
-from dos_client.urls import parse_url
+from dos_client.replacing import add_member, replace_member
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord
 
@@ -33,7 +26,7 @@ StoreUrl = Annotated[str, typer.Argument(help="dos://HOST:PORT,HOST2:PORT,HOST3:
 store_app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Make a store of several servers, show it, replace a server in it.\n\n"
+    help="Make a store of several servers, show it, change its members, compare and mend the copies.\n\n"
     "Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
 )
 
@@ -49,6 +42,39 @@ def record_json(record: StoreRecord) -> dict[str, Any]:
             for one in record.members
         ],
     }
+
+
+@store_app.command()
+def add(
+    url: StoreUrl,
+    new: Annotated[str, typer.Argument(help="Server to add: host:port, empty, in no store.")],
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a store one larger by a new, empty server, and fill it. Every member is needed while that lasts.
+
+    Interrupted, run the same command again: it goes on where it was.
+
+    Example: dos store add dos://h1,h2 h3:9999
+    """
+
+    async def work() -> StoreRecord:
+        with Shown(quiet=as_json) as shown:
+            return await add_member(
+                url,
+                new=new,
+                progress=lambda now: shown.tell(
+                    replace_text(now), now.bytes_done, now.bytes_total, now.phase
+                ),
+                token=read_token(token_file),
+                client="dos store add",
+            )
+
+    record = run(work)
+    if as_json:
+        print_json(record_json(record))
+    else:
+        print(f"{new} is in: {len(record.members)} members, generation {record.generation}")
 
 
 def replace_text(now: ReplaceProgress) -> str:
@@ -87,75 +113,29 @@ def init(
 
 
 @store_app.command()
-def status(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = None) -> None:
-    """Show the store that the servers of the URL belong to, and how each member is.
-
-    Exit code 0 when all members are there, 1 when some are not, 3 when too few are to go on.
-
-    Example: dos store status dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003
-    """
-
-    async def work() -> tuple[Membership, Survey]:
-        return await find_membership(
-            parse_url(url).servers, token=read_token(token_file), client="dos store status"
-        )
-
-    membership, seen = run(work)
-    record = membership.record
-    problems = seen.problems(membership)
-    if record is None:
-        if as_json:
-            print_json({"store": None, "problems": problems})
-        for line in [] if as_json else ["no store record is confirmed", *problems]:
-            print(f"dos: {line}", file=sys.stderr)
-        raise typer.Exit(UNREACHABLE)
-    present = {
-        answer.server_id: answer.record.generation
-        for answer in seen.answers
-        if answer.record is not None and answer.record.store_id == record.store_id
-    }
-    enough = Quorums(record).can_take_over(list(present))
-    if as_json:
-        members = [
-            {**one, "present": bytes.fromhex(one["server_id"]) in present}
-            for one in record_json(record)["members"]
-        ]
-        print_json(
-            {"store": {**record_json(record), "members": members}, "usable": enough, "problems": problems}
-        )
-    else:
-        _print_status(record, present, problems, usable=enough)
-    if not enough:
-        raise typer.Exit(UNREACHABLE)
-    if len(present) < len(record.members):
-        raise typer.Exit(NEGATIVE)
-
-
-def _print_status(
-    record: StoreRecord, present: dict[bytes, int], problems: list[str], *, usable: bool
-) -> None:
-    print(
-        f"store {id_text(record.store_id)}, generation {record.generation}, acknowledged by"
-        f" {record.ack_quorum} of {len(record.voters)}: {'usable' if usable else 'too few members'}"
-    )
-    for member in record.members:
-        there = f"generation {present[member.server_id]}" if member.server_id in present else "away"
-        print(f"  {member.address:<24} {member.state:<8} {there:<14} {id_text(member.server_id)}")
-    for line in problems:
-        print(f"  {line}")
-
-
-@store_app.command()
 def replace(
     url: StoreUrl,
     old: Annotated[str, typer.Argument(help="Member to replace: host:port, or its identity in hex.")],
     new: Annotated[str, typer.Argument(help="Server to put in its place: host:port, empty, in no store.")],
+    other_is_gone: Annotated[
+        bool,
+        typer.Option(
+            "--other-is-gone",
+            help="Your word that OLD is gone for good, and that nobody goes on with it elsewhere. Needed, and"
+            " taken, only when too few members are there to agree: of two members, one is dead.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """Put a new, empty server in the place of a member, and fill it. Writers go on meanwhile.
 
-    The old member may be dead. Interrupted, run the same command again: it goes on where it was.
+    The old member may be dead, or wiped; the new one may stand at its address. One replacement at a time.
+    Interrupted, run the same command again: it goes on where it was.
+
+    Of two members both are needed. When one is dead, --other-is-gone goes on with the other alone: nothing
+    acknowledged is lost, because it is on both. But should somebody do the same with the dead one, there are
+    two stores that know nothing of each other. It is written down in the store, see `dos store status --log`.
 
     Example: dos store replace dos://h1,h2,h3 h3:9999 h4:9999
     """
@@ -166,6 +146,7 @@ def replace(
                 url,
                 old=old,
                 new=new,
+                other_is_gone=other_is_gone,
                 progress=lambda now: shown.tell(
                     replace_text(now), now.bytes_done, now.bytes_total, now.phase
                 ),

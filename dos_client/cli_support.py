@@ -13,6 +13,7 @@ import trio
 import typer
 
 from dos_client.errors import (
+    LossError,
     MissingDataError,
     NotEmptyError,
     QuorumUnavailableError,
@@ -58,6 +59,8 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     try:
         return trio.run(function)
     except DosError as error:
+        for line in error.lines if isinstance(error, LossError) else ():
+            print(line, file=sys.stderr)
         fail(str(error), exit_code(error))
     except OSError as error:
         fail(str(error), REFUSED)

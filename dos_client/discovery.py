@@ -86,11 +86,12 @@ async def find_membership(
     """Which record counts, after following addresses in records and helping members that hold older ones.
 
     `hurry`: do not wait long for servers that are not needed for that."""
-    known = dict.fromkeys(addresses)
+    asked = list(addresses)
+    known = dict.fromkeys(asked)
     helped: set[tuple[str, int]] = set()
     while True:
         seen = await survey(known, token=token, client=client, hurry=hurry)
-        membership = decide(seen.answers, store_id)
+        membership = decide(seen.answers, store_id, asked)
         named = {
             member.address for answer in seen.answers if answer.record for member in answer.record.members
         }

@@ -39,5 +39,14 @@ class MissingDataError(DosError):
     were lost or damaged than the store is made for, or the digest asked for is wrong."""
 
 
+class LossError(DosError):
+    """Too few members are left to go on by the rules. Nothing was changed; `lines` says what is missing, and
+    what may be lost."""
+
+    def __init__(self, message: str, lines: Sequence[str] = (), *, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.lines = tuple(lines)
+
+
 class ReplacementError(DosError):
     """A replacement cannot be begun or go on. The store is as it was, or in the generation the text names."""

@@ -18,7 +18,7 @@ from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import id_bytes
 from dos_protocol.names import id_text
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
 
 async def init_store(
@@ -55,11 +55,6 @@ async def init_store(
     await _all_empty(members, token, client)
     record = StoreRecord(secrets.token_bytes(id_bytes), 1, _quorum(ack_quorum, len(members)), members)
     return await _hand_to_all(record, token, client)
-
-
-def default_ack_quorum(members: int) -> int:
-    """1 of 1, 2 of 2, 2 of 3, and a majority beyond: the loss of Qa - 1 disks loses nothing (P-5)."""
-    return members // 2 + 1
 
 
 def _quorum(asked: int | None, members: int) -> int:

@@ -104,7 +104,7 @@ class Link:
                         self.claim.member_fenced(self.server_id, error)
                         return
                     self._failed(error)
-                    if self.member.state == "joining":
+                    if self.member.state != "in":
                         await trio.sleep(superseded_joining_s)
                 except DosError as error:
                     self._failed(error)

@@ -19,7 +19,7 @@ from dos_client.members import MemberStatus
 
 registry: Final = CollectorRegistry()
 
-_STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "away", "broken"]
+_STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "adding", "away", "broken"]
 """The best first; several stores that see one member show the worst."""
 
 appended: Final = Counter("dos_client_appended_bytes", "Bytes given to append", registry=registry)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from dos_client.claim import Claim
-from dos_client.core import record_log
+from dos_client.core import override_log, record_log
 from dos_client.core.backoff import backoff_s
 from dos_client.limits import take_over_attempts_max
 from dos_client.live_store import Store
@@ -28,6 +28,7 @@ class RecordLog:
         self.last = last
         self._claim = claim
         self._writer = writer
+        self._overrides: ObjectWriter | None = None
 
     def check(self) -> None:
         """Raise FencedError if another run has taken the log over: this one is over then."""
@@ -40,6 +41,23 @@ class RecordLog:
             raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
         await self._writer.wait_synced(self._writer.append(record_log.encode_entry(record)))
         self.last = record
+
+    async def note(self, entry: override_log.Override) -> None:
+        """Write down what a person forced, on a quorum. Raises as `decide`."""
+        if self._overrides is None:
+            self._overrides = self._claim.open_object(override_log.object_name(self._claim.epoch))
+        await self._overrides.wait_synced(self._overrides.append(override_log.encode(entry)))
+
+
+async def read_overrides(store: Store) -> list[override_log.Override]:
+    """What people forced on the store, oldest first. Raises QuorumUnavailableError."""
+    view = await store.look(record_log.DIRECTORY)
+    found: list[override_log.Override] = []
+    for name in override_log.names(view.answers):
+        copy = record_log.longest(view.answers, name)
+        if copy is not None and copy[1].synced:
+            found += override_log.decode(await store.read(record_log.DIRECTORY, name, 0, copy[1].synced))
+    return found
 
 
 @asynccontextmanager

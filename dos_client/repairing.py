@@ -227,7 +227,8 @@ class _Repairer:
                     directory, name, server_id, verdict, Outcome.WOULD_MEND, size=todo.goal.size
                 )
             try:
-                await self._bring(name, server_id, todo)
+                self._progress.bytes_total = self._progress.bytes_done + todo.goal.size
+                await bring(self._walk, name, server_id, todo, self._brought)
             except _CHANGED as error:
                 reason = str(error.args[0])
             except DosError as error:
@@ -240,43 +241,6 @@ class _Repairer:
     def _verdict(self, server_id: bytes, copies: Copies, digests: Digests, before: Verdict | None) -> Verdict:
         now = judge(copies, digests).verdicts.get(server_id, Verdict.EQUAL)
         return before if before is not None and now is Verdict.EQUAL else now
-
-    async def _bring(self, name: str, server_id: bytes, todo: Mend) -> None:
-        """The new copy, from the first source that has all of it. Raises the last error."""
-        if not todo.sources:
-            await self._bring_from(None, name, server_id, todo)
-            return
-        for number, source in enumerate(todo.sources, 1):
-            try:
-                await self._bring_from(source, name, server_id, todo)
-            except (CorruptError, CorruptDataError, BrokenConnectionError, NotFoundError) as error:
-                if number == len(todo.sources) or server_id not in self._walk.sessions:
-                    raise
-                log.warning("%s from %s: %s", name, self._walk.member(source).address, error)
-            else:
-                return
-
-    async def _bring_from(self, source: bytes | None, name: str, server_id: bytes, todo: Mend) -> None:
-        goal, old, fold = todo.goal, todo.old, PrefixDigest()
-        self._progress.bytes_total = self._progress.bytes_done + goal.size
-        while True:
-            data = b""
-            if source is not None and fold.size < goal.size:
-                count = min(mend_chunk_bytes, goal.size - fold.size)
-                data = await self._walk.session(source).get(name, fold.size, count)
-                if not data:
-                    raise CorruptDataError(name, fold.size, f"{goal.size} durable bytes", "fewer")
-            offset = fold.size
-            fold.update(data)
-            if fold.size == goal.size and fold.value != goal.digest:
-                raise CorruptDataError(name, goal.size, f"{goal.digest:016x}", f"{fold.value:016x}")
-            answer = await self._walk.session(server_id).mend(
-                MendRequest(name, offset, goal.size, goal.digest, old.size, old.digest, todo.overwrite, data)
-            )
-            self._progress.bytes_done += len(data)
-            self._say()
-            if answer.done:
-                return
 
     async def _mended(
         self, directory: str, name: str, server_id: bytes, verdict: Verdict, todo: Mend
@@ -307,6 +271,47 @@ class _Repairer:
         address = self._walk.member(server_id).address
         return Repair(directory, name, address, server_id, verdict, outcome, reason, size)
 
+    def _brought(self, count: int) -> None:
+        self._progress.bytes_done += count
+        self._say()
+
     def _say(self) -> None:
         if self._tell is not None:
             self._tell(self._progress)
+
+
+async def bring(
+    walk: Walk, name: str, server_id: bytes, todo: Mend, tell: Callable[[int], None] = lambda _: None
+) -> None:
+    """Bring a new copy to a member, from the first source that has all of it. Raises the last error."""
+    if not todo.sources:
+        await _bring_from(walk, None, name, server_id, todo, tell)
+    for number, source in enumerate(todo.sources, 1):
+        try:
+            await _bring_from(walk, source, name, server_id, todo, tell)
+        except (CorruptError, CorruptDataError, BrokenConnectionError, NotFoundError) as error:
+            if number == len(todo.sources) or server_id not in walk.sessions:
+                raise
+            log.warning("%s from %s: %s", name, walk.member(source).address, error)
+        else:
+            return
+
+
+async def _bring_from(
+    walk: Walk, source: bytes | None, name: str, server_id: bytes, todo: Mend, tell: Callable[[int], None]
+) -> None:
+    goal, old, fold, there = todo.goal, todo.old, PrefixDigest(), False
+    while not there:
+        data, offset = b"", fold.size
+        if source is not None and offset < goal.size:
+            data = await walk.session(source).get(name, offset, min(mend_chunk_bytes, goal.size - offset))
+            if not data:
+                raise CorruptDataError(name, offset, f"{goal.size} durable bytes", "fewer")
+        fold.update(data)
+        if fold.size == goal.size and fold.value != goal.digest:
+            raise CorruptDataError(name, goal.size, f"{goal.digest:016x}", f"{fold.value:016x}")
+        answer = await walk.session(server_id).mend(
+            MendRequest(name, offset, goal.size, goal.digest, old.size, old.digest, todo.overwrite, data)
+        )
+        tell(len(data))
+        there = answer.done

@@ -102,8 +102,8 @@ def member_in_claim(link: "Link") -> MemberStatus:
     connected = link.connection is not None
     lag = sum(target.lag(link.server_id) for target in targets)
     state = in_words(link.copies.states()) if connected else "away"
-    if connected and state != "broken" and link.member.state == "joining":
-        state = "joining"
+    if connected and state != "broken" and link.member.state != "in":
+        state = link.member.state
     return MemberStatus(
         link.member.address,
         link.server_id,
@@ -130,8 +130,8 @@ def member_in_store(store: "Store", member: "Member") -> MemberStatus:
     if state != "broken":
         if not connected:
             state = "away"
-        elif member.state == "joining":
-            state = "joining"
+        elif member.state != "in":
+            state = member.state
         elif state == "away":
             state = "entering"
     return MemberStatus(

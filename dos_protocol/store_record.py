@@ -6,8 +6,8 @@ the value, its bytes, and the two counts that follow from N and Qa. Who may inst
 Layout (big-endian), at most 16 KiB:
 
     magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
-    members u8 then per member: server id 16 | state u8 (1 in, 2 joining) | address bytes u8 | address (ASCII
-    host:port) then xxh3-64 over everything before
+    members u8 then per member: server id 16 | state u8 (1 in, 2 joining, 3 adding) | address bytes u8 |
+    address (ASCII host:port) then xxh3-64 over everything before
 
 Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
 `check`.
@@ -37,13 +37,14 @@ _DIGEST: Final = struct.Struct(">Q")
 assert _HEADER.size == 30
 assert _MEMBER.size == 18
 
-MemberState = Literal["in", "joining"]
-_STATE_NUMBERS: Final[dict[MemberState, int]] = {"in": 1, "joining": 2}
+MemberState = Literal["in", "joining", "adding"]
+_STATE_NUMBERS: Final[dict[MemberState, int]] = {"in": 1, "joining": 2, "adding": 3}
 _STATE_WORDS: Final[dict[int, MemberState]] = {number: word for word, number in _STATE_NUMBERS.items()}
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One server of a store. Only "in" counts; "joining" is being filled."""
+    """One server of a store. Only "in" counts; the others are being filled: "joining" to take the place of
+    the member before it, "adding" beside those that are there."""
 
     server_id: bytes
     address: str
@@ -89,11 +90,16 @@ class StoreRecord(msgspec.Struct, frozen=True):
                     f"an address is 1 to {address_bytes_max} ASCII characters: {member.address!r}"
                 )
             if member.state not in _STATE_NUMBERS:
-                raise ValueError(f"a member is in or joining: {member.state!r}")
+                raise ValueError(f"a member is in, joining or adding: {member.state!r}")
         if not 1 <= self.ack_quorum <= len(self.voters):
             raise ValueError(
                 f"an ack quorum of {self.ack_quorum} needs as many members, {len(self.voters)} are in"
             )
+
+
+def default_ack_quorum(members: int) -> int:
+    """1 of 1, 2 of 2, 2 of 3, and a majority beyond: the loss of Qa - 1 disks loses nothing (P-5)."""
+    return members // 2 + 1
 
 
 def claims_needed(n: int, qa: int) -> int:

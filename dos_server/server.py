@@ -18,6 +18,8 @@ import trio
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, ErrorCode, RemoteProtocolError
 from dos_protocol.frames import Frame, encode_frame
+from dos_protocol.names import id_text
+from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.core.server import ServerCore
@@ -40,6 +42,14 @@ log = logging.getLogger("dos.server")
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 2.0
 _EVENT_BATCH: Final = v.BatchEnded()
+
+
+def _record_text(record: StoreRecord) -> str:
+    """For the log: who the members are now, also when a person forced it."""
+    members = ", ".join(f"{one.address} {one.state}" for one in record.members)
+    return (
+        f"store {id_text(record.store_id)}, generation {record.generation}, Qa {record.ack_quorum}: {members}"
+    )
 
 
 class ObjectServer:
@@ -256,6 +266,8 @@ class ObjectServer:
     def _store_record(self, effect: v.StoreRecord) -> None:
         def work() -> v.Event:
             trouble = self._storage.store_record(effect.record)
+            if trouble is v.Trouble.NONE:
+                log.warning("store record: %s", _record_text(decode_store_record(effect.record)))
             return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
 
         self._start(work, self._claim_limiter)

@@ -7,12 +7,14 @@ joining one does not confirm.
 
 **Helping.** A record is only ever written to a server after it was decided (docs/decisions/0010), so
 whoever meets one may hand it on to the members it names that hold an older one of the same store, or none.
-That is how a store whose `dos store replace` died half-way goes on by itself (P-10).
+That is how a store whose `dos store replace` died half-way goes on by itself (P-10). A record that counts is
+handed on to servers of the store that it does not name, too: they hear that they are out, and tell those who
+still believe in them.
 
 **Not here**: who asks the servers, and when.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dos_client.core.quorum import Quorums
@@ -43,18 +45,19 @@ class Membership:
     problems: tuple[str, ...]
 
 
-def decide(answers: Iterable[ServerAnswer], store_id: bytes | None = None) -> Membership:
-    """What these answers say. With `store_id`, records of other stores are foreign; without, the URL must
-    show one."""
-    by_identity = _once_per_identity(answers)
+def decide(
+    answers: Iterable[ServerAnswer], store_id: bytes | None = None, asked: Collection[str] = ()
+) -> Membership:
+    """What these answers say. With `store_id`, records of other stores are foreign; without, the one store
+    that they belong to, or of several the one that is meant by the addresses `asked`."""
+    every = list(answers)
+    by_identity = _once_per_identity(every)
     problems: list[str] = []
     stores = {answer.record.store_id for answer in by_identity if answer.record is not None}
     if store_id is None and len(stores) > 1:
-        confirmed = [r for r in _records(by_identity) if is_confirmed(r, by_identity)]
-        held = {r.store_id for r in confirmed}
-        if len(held) != 1:
+        store_id = _meant(by_identity, asked or [answer.address for answer in every])
+        if store_id is None:
             return Membership(None, None, (), (f"the servers belong to {len(stores)} different stores",))
-        store_id = held.pop()
     if store_id is None:
         store_id = next(iter(stores), None)
     records = [record for record in _records(by_identity) if record.store_id == store_id]
@@ -62,7 +65,23 @@ def decide(answers: Iterable[ServerAnswer], store_id: bytes | None = None) -> Me
     record = max(confirmed, key=lambda one: one.generation, default=None)
     newest = _newest(records, problems)
     problems += _problems(by_identity, newest or record, store_id)
-    return Membership(record, newest, _to_help(newest, by_identity), tuple(problems))
+    return Membership(record, newest, _to_help(newest, record, by_identity), tuple(problems))
+
+
+def _meant(answers: list[ServerAnswer], asked: Collection[str]) -> bytes | None:
+    """The store whose newest record names most of the addresses asked; None when that is undecided.
+
+    So a server that strayed into another store, and stands at the address of a member, leads nobody there:
+    its record does not name the others."""
+    newest: dict[bytes, StoreRecord] = {}
+    for record in _records(answers):
+        if record.store_id not in newest or record.generation > newest[record.store_id].generation:
+            newest[record.store_id] = record
+    named = {
+        one: len({member.address for member in record.members} & set(asked)) for one, record in newest.items()
+    }
+    most = [one for one, count in named.items() if count == max(named.values())]
+    return most[0] if len(most) == 1 else None
 
 
 def is_confirmed(record: StoreRecord, answers: Iterable[ServerAnswer]) -> bool:
@@ -119,15 +138,21 @@ def _newest(records: list[StoreRecord], problems: list[str]) -> StoreRecord | No
     return newest[0]
 
 
-def _to_help(newest: StoreRecord | None, answers: Iterable[ServerAnswer]) -> tuple[ServerAnswer, ...]:
+def _to_help(
+    newest: StoreRecord | None, counts: StoreRecord | None, answers: Iterable[ServerAnswer]
+) -> tuple[ServerAnswer, ...]:
     if newest is None:
         return ()
     return tuple(
         answer
         for answer in answers
-        if newest.member(answer.server_id) is not None
-        and _generation(answer) < newest.generation
-        and (answer.record is None or answer.record.store_id == newest.store_id)
+        if _generation(answer) < newest.generation
+        and (
+            answer.record.store_id == newest.store_id
+            if answer.record is not None
+            else newest.member(answer.server_id) is not None
+        )
+        and (newest.member(answer.server_id) is not None or newest == counts)
     )
 
 
@@ -139,6 +164,8 @@ def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id:
                 found.append(f"{answer.address} is in no store (server id {answer.server_id.hex()})")
         elif answer.record.store_id != store_id:
             found.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
+        elif record is not None and record.member(answer.server_id) is None:
+            found.append(f"{answer.address} is no member any more (server id {answer.server_id.hex()})")
     if record is not None:
         present = {answer.server_id for answer in answers}
         found += [

@@ -8,21 +8,33 @@ another client believes in.
 
 The record says who is replaced by order: a joining member stands directly after the member whose place it
 takes.
+
+A record with an *adding* member has two sets too, the members "in" and those with the new one, and every
+quorum is *all* of both. So whatever is acknowledged meanwhile is everywhere, and any quorum of the larger set
+will find it, as will any of the smaller one (docs/decisions/0013).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
 
-def joining_member(record: StoreRecord) -> Member | None:
-    """The member that joins, or None. Raises ValueError for a record that is no replacement of one by one."""
-    joining = [index for index, member in enumerate(record.members) if member.state == "joining"]
-    if not joining:
+def filled_member(record: StoreRecord) -> Member | None:
+    """The member that joins or is being added, or None. Raises ValueError for a record that is no change of
+    one by one."""
+    filled = [index for index, member in enumerate(record.members) if member.state != "in"]
+    if not filled:
         return None
-    if len(joining) > 1 or joining[0] == 0:
+    member = record.members[filled[0]]
+    if len(filled) > 1 or (filled[0] == 0 and member.state == "joining") or not record.voters:
         raise ValueError("one member joins at a time, and it stands after the member it replaces")
-    return record.members[joining[0]]
+    return member
+
+
+def joining_member(record: StoreRecord) -> Member | None:
+    """The member that joins in the place of another, or None. Raises as `filled_member`."""
+    member = filled_member(record)
+    return member if member is not None and member.state == "joining" else None
 
 
 def replaced_member(record: StoreRecord) -> Member | None:
@@ -34,41 +46,53 @@ def replaced_member(record: StoreRecord) -> Member | None:
 class Quorums:
     """The quorums of one record.
 
-    Invariants: `sets` has one or two sets of equal size N; `ack_quorum` is Qa, `claims_needed` is F, in
-    each set."""
+    Invariants: `sets` has one or two sets, the first is of the members that are in; `ack_quorum` is Qa in it,
+    `claims_needed` is F, the most that any set needs."""
 
-    __slots__ = ("ack_quorum", "claims_needed", "members", "sets")
+    __slots__ = ("_acks", "_claims", "ack_quorum", "claims_needed", "members", "sets")
 
     def __init__(self, record: StoreRecord) -> None:
         old = frozenset(member.server_id for member in record.voters)
+        filled, replaced = filled_member(record), replaced_member(record)
         self.sets: tuple[frozenset[bytes], ...] = (old,)
-        joining, replaced = joining_member(record), replaced_member(record)
-        if joining is not None and replaced is not None:
-            self.sets = (old, old - {replaced.server_id} | {joining.server_id})
-        self.ack_quorum = record.ack_quorum
-        self.claims_needed = claims_needed(len(old), record.ack_quorum)
+        self._acks: tuple[int, ...] = (record.ack_quorum,)
+        self._claims: tuple[int, ...] = (claims_needed(len(old), record.ack_quorum),)
+        if filled is not None and replaced is not None:
+            self.sets = (old, old - {replaced.server_id} | {filled.server_id})
+            self._acks, self._claims = self._acks * 2, self._claims * 2
+        elif filled is not None:
+            self.sets = (old, old | {filled.server_id})
+            self._acks = self._claims = (len(old), len(old) + 1)
+        self.ack_quorum = self._acks[0]
+        self.claims_needed = max(self._claims)
         self.members: frozenset[bytes] = frozenset().union(*self.sets)
 
     def watermark(self, sizes: Mapping[bytes, int]) -> int:
         """The size that a quorum has: the Qa-th highest in each set, and of those the lowest. Absent
         members have 0."""
-        place = self.ack_quorum - 1
         if len(self.sets) == 1:
-            return sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[place]
-        return min(sorted([sizes.get(one, 0) for one in group], reverse=True)[place] for group in self.sets)
+            return sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[self.ack_quorum - 1]
+        return min(
+            sorted([sizes.get(one, 0) for one in group], reverse=True)[needed - 1]
+            for group, needed in zip(self.sets, self._acks, strict=True)
+        )
 
     def can_acknowledge(self, members: Collection[bytes]) -> bool:
         """Whether these members are enough to acknowledge: Qa in each set."""
         present = frozenset(members)
-        return all(len(group & present) >= self.ack_quorum for group in self.sets)
+        return self._in_each(present, self._acks)
 
     def can_take_over(self, members: Collection[bytes]) -> bool:
         """Whether claims on, or answers of, these members are enough: F in each set (R1)."""
         present = frozenset(members)
-        return all(len(group & present) >= self.claims_needed for group in self.sets)
+        return self._in_each(present, self._claims)
 
-    def cover(self, members: Collection[bytes], without: bytes) -> bool:
+    def cover(self, members: Collection[bytes], without: bytes = b"") -> bool:
         """Whether these members, leaving out `without`, hold between them every acknowledged byte, whatever
         that one held: N - Qa + 1 in each set."""
         present = frozenset(members) - {without}
-        return all(len(group & present) > len(group) - self.ack_quorum for group in self.sets)
+        needed = [len(group) - acks + 1 for group, acks in zip(self.sets, self._acks, strict=True)]
+        return self._in_each(present, needed)
+
+    def _in_each(self, present: frozenset[bytes], needed: Sequence[int]) -> bool:
+        return all(len(group & present) >= least for group, least in zip(self.sets, needed, strict=True))

@@ -1,4 +1,5 @@
-"""The records of a replacement: from generation g to g+1 (joining) to g+2 (in). Pure.
+"""The records of a replacement, and of an addition: from generation g to g+1 (joining, adding) to g+2 (in).
+Pure.
 
 Rules of this file: which record comes next, or why none does. Why this order is safe: docs/decisions/0010.
 """
@@ -6,9 +7,9 @@ Rules of this file: which record comes next, or why none does. Why this order is
 from enum import Enum
 from typing import NamedTuple
 
-from dos_client.core.quorum import joining_member, replaced_member
+from dos_client.core.quorum import filled_member, joining_member, replaced_member
 from dos_protocol.names import id_text
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
 GONE_SUFFIX = ".gone.invalid:1"
 """Ends the address of a member whose successor stands at its very address. Nobody is dialled there (RFC
@@ -40,6 +41,11 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Plan
             return Plan(Step.DONE, record)
         raise ValueError(f"the server at {new_address} is already a member")
     leaving = _find(record, old)
+    if known is not None and known.state == "adding" and leaving in (None, known):
+        return Plan(Step.FILL, record)  # the old one went when the record was forced
+    filled = filled_member(record)
+    if filled is not None and filled.state == "adding":
+        raise ValueError(f"{filled.address} is being added: one change at a time")
     if leaving is None:
         raise ValueError(
             f"{old} is no member; the members are {', '.join(one.address for one in record.members)}"
@@ -73,13 +79,28 @@ def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str)
     return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, tuple(members))
 
 
+def add(record: StoreRecord, new_id: bytes, new_address: str) -> StoreRecord:
+    """The record in which one more member is being added."""
+    if filled_member(record) is not None:
+        raise ValueError("one change at a time")
+    if new_address in {member.address for member in record.members}:
+        raise ValueError(f"{new_address} is the address of a member")
+    members = (*record.members, Member(new_id, new_address, "adding"))
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, members)
+
+
 def finish(record: StoreRecord) -> StoreRecord:
-    """The record in which the joining member is in, and the one it replaces is gone."""
-    joining, replaced = joining_member(record), replaced_member(record)
-    if joining is None:
+    """The record in which the member that was filled is in, and the one it replaces, if any, is gone.
+
+    A store that grows keeps an ack quorum that was chosen, and follows the default if it had that."""
+    filled, replaced = filled_member(record), replaced_member(record)
+    if filled is None:
         raise ValueError(f"no member joins in generation {record.generation}")
     members = tuple(Member(one.server_id, one.address) for one in record.members if one != replaced)
-    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, members)
+    quorum = record.ack_quorum
+    if filled.state == "adding" and quorum == default_ack_quorum(len(record.voters)):
+        quorum = default_ack_quorum(len(members))
+    return StoreRecord(record.store_id, record.generation + 1, quorum, members)
 
 
 def _find(record: StoreRecord, old: str) -> Member | None:

@@ -153,6 +153,42 @@ def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: P
         new.kill()
 
 
+def test_a_store_of_two_goes_on_by_a_persons_word(three: list[ThreadServer]) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(three[:2])
+    gone, new = three[1].location, three[2].location
+    answered("store", "init", url)
+    answered("append", f"{url}/notes/x", stdin=b"kept")
+    three[1].kill()
+    assert "say the same with --other-is-gone" in refused(2, "store", "replace", url, gone, new)
+    assert "nothing acknowledged is lost" in refused(2, "store", "recover", url)
+    assert b"is in, in the place of" in answered("store", "replace", url, gone, new, "--other-is-gone")
+    now = url_of([three[0], three[2]])
+    assert answered("get", f"{now}/notes/x") == b"kept"
+    log = answered("store", "status", now, "--log").decode()
+    assert "--other-is-gone, finished: generation 1 to 1048577" in log
+    assert f"without {gone}" in log
+
+
+def test_a_store_that_lost_too_much_goes_on_by_a_persons_word(three: list[ThreadServer]) -> None:
+    url = url_of(three)
+    answered("store", "init", url)
+    answered("append", f"{url}/notes/x", stdin=b"kept")
+    for server in three[1:]:
+        server.kill()
+    words = refused(2, "store", "recover", url)
+    assert "2 of 3 members are needed, 1 are there" in words
+    assert "notes: 1 objects, 4 bytes, epoch 1" in words
+    assert f"missing: {three[2].location}" in words
+    assert "--accept-loss" in words
+    shown = answered("store", "recover", url, "--accept-loss").decode()
+    assert "notes: claimed at epoch 1048577, above 1" in shown
+    assert f"the store goes on with {three[0].location}: generation 1048577, acknowledged by 1 of 1" in shown
+    assert (
+        json.loads(answered("store", "status", three[0].url, "--json"))["overrides"][-1]["finished"] is True
+    )
+
+
 def test_a_directory_with_a_writer_is_not_taken_over_unasked(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-4
     url = url_of(three)
@@ -200,6 +236,8 @@ def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
         ["store", "replace"],
         ["store", "verify"],
         ["store", "repair"],
+        ["store", "recover"],
+        ["store", "add"],
     ],
 )
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:

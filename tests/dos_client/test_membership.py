@@ -62,6 +62,24 @@ def test_a_server_of_another_store_never_counts() -> None:
     assert any("another store" in line for line in found.problems)
 
 
+def test_a_stray_server_at_a_members_address_leads_nobody_into_its_own_store() -> None:
+    # EVIDENCE-OF: P-5
+    stray = StoreRecord(b"T" * 16, 9, 1, (Member(server_id("q"), "c:1"),))
+    answers = [*shown(a=G1), ServerAnswer("c:1", server_id("q"), stray)]
+    asked = ["a:1", "b:1", "c:1"]
+    assert decide(answers, asked=asked).record is None, (
+        "its own is confirmed, and is not the one that is meant"
+    )
+    assert decide([*answers, *shown(b=G1)], asked=asked).record == G1
+
+
+def test_servers_of_a_store_that_it_leaves_out_are_handed_a_record_that_counts() -> None:
+    alone = StoreRecord(G1.store_id, 1 << 20, 1, (member("a"),))
+    assert [one.address for one in decided(a=alone, b=G1, c=G1).help] == ["b:1", "c:1"]
+    unconfirmed = StoreRecord(G1.store_id, 5, 2, (member("a"), member("d")))
+    assert decided(a=unconfirmed, b=G1, c=G1).help == ()
+
+
 def test_two_stores_behind_one_url_are_no_store() -> None:
     one, other = record("a", 1), StoreRecord(b"T" * 16, 1, 1, (member("b"),))
     assert decided(a=one, b=other).record is None

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core.quorum import Quorums, joining_member, replaced_member
+from dos_client.core.replacement import add, finish
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.records import member, record, server_id
 
@@ -45,6 +46,45 @@ def test_while_one_joins_quorums_meet_those_of_the_records_before_and_after(n: i
         assert all(take & ack for take in takes for ack in acks), (
             "a take-over while it joins fences the others"
         )
+
+
+@pytest.mark.parametrize(("n", "qa"), [(n, qa) for n, qa in SIZES if n < 5])
+def test_while_one_is_added_quorums_meet_those_of_the_smaller_and_the_larger_store(n: int, qa: int) -> None:
+    # EVIDENCE-OF: P-4, P-5
+    before = record("abcd"[:n], qa)
+    during = add(before, server_id("j"), "j:1")
+    after = finish(during)
+    assert after.ack_quorum <= qa + 1, "the new one is filled: what Qa members hold is then on Qa + 1"
+    for other in (before, during, after):
+        for takers, ackers in ((other, during), (during, other)):
+            takes = [
+                set(one) for one in subsets(Quorums(takers).members) if Quorums(takers).can_take_over(one)
+            ]
+            acks = [
+                set(one) for one in subsets(Quorums(ackers).members) if Quorums(ackers).can_acknowledge(one)
+            ]
+            assert all(take & ack for take in takes for ack in acks)
+            assert takes
+            assert acks
+    everyone = [server_id(letter) for letter in "abcd"[:n]]
+    assert not Quorums(during).can_acknowledge(everyone), "the new one too"
+    assert Quorums(during).watermark(dict.fromkeys(everyone, 5)) == 0
+    assert Quorums(during).watermark(dict.fromkeys([*everyone, server_id("j")], 5)) == 5
+    takes = [set(one) for one in subsets(Quorums(after).members) if Quorums(after).can_take_over(one)]
+    holders = [
+        {*one, server_id("j")}
+        for one in subsets(Quorums(before).members)
+        if Quorums(before).can_acknowledge(one)
+    ]
+    assert all(take & held for take in takes for held in holders), (
+        "what was acknowledged before, once it is filled"
+    )
+    claimed = [
+        {*one, server_id("j")}
+        for one in subsets(Quorums(before).members)
+        if Quorums(before).can_take_over(one)
+    ]
+    assert all(take & held for take in takes for held in claimed), "who was fenced before stays fenced"
 
 
 def test_with_the_replaced_member_dead_the_two_others_go_on() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from dos_protocol import messages as m
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import Member, MemberState, StoreRecord
 
 u8 = st.integers(0, 255)
 u16 = st.integers(0, 2**16 - 1)
@@ -51,8 +51,9 @@ def store_records(draw: st.DrawFn) -> StoreRecord:
     count = draw(st.integers(1, 5))
     member_ids = draw(st.lists(ids.filter(any), min_size=count, max_size=count, unique=True))
     joining = draw(st.booleans()) and count > 1
+    state: MemberState = draw(st.sampled_from(["joining", "adding"]))
     members = tuple(
-        Member(one, f"host-{index}:{9000 + index}", "joining" if joining and index == count - 1 else "in")
+        Member(one, f"host-{index}:{9000 + index}", state if joining and index == count - 1 else "in")
         for index, one in enumerate(member_ids)
     )
     voters = count - joining

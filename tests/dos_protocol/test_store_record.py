@@ -30,7 +30,8 @@ def test_a_record_survives_its_bytes_and_the_specification_reads_them(record: St
         record.ack_quorum,
     )
     assert [(one.server_id, one.address, one.state) for one in parsed.members] == [
-        (one.server_id, one.address, {"in": 1, "joining": 2}[one.state]) for one in record.members
+        (one.server_id, one.address, {"in": 1, "joining": 2, "adding": 3}[one.state])
+        for one in record.members
     ]
 
 

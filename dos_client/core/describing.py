@@ -1,0 +1,111 @@
+"""How each member of a store is, from what servers said. Pure; for people, decides nothing.
+
+A member is known by its identity. So at a member's address there may stand the member, or a server that was
+wiped, or one of another store, or another member; and a member may answer somewhere else than the record
+says. Only the member itself, at its own address, with the record in use, counts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from dos_client.core.membership import ServerAnswer
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord
+
+
+class Condition(Enum):
+    """What became of a member."""
+
+    THERE = "there"
+    AWAY = "away"
+    STALE = "has an older record"
+    AHEAD = "has a newer record"
+    WIPED = "wiped"
+    """A server in no store stands at its address."""
+    FOREIGN = "foreign"
+    """A server of another store stands at its address."""
+    SWAPPED = "another member stands at its address"
+    ELSEWHERE = "answers at another address"
+    LEFT = "a former member stands at its address"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member. `generation`: of the record it shows, 0 if it did not answer as itself. `detail`: more
+    words."""
+
+    member: Member
+    condition: Condition
+    generation: int = 0
+    detail: str = ""
+
+    @property
+    def there(self) -> bool:
+        return self.condition is Condition.THERE
+
+    @property
+    def counts(self) -> bool:
+        """For acknowledgements and answers, as far as a look can tell."""
+        return self.there and self.member.state == "in"
+
+
+def describe(
+    record: StoreRecord, answers: Sequence[ServerAnswer], errors: Mapping[str, str]
+) -> list[MemberView]:
+    """Every member of the record."""
+    at_address = {answer.address: answer for answer in answers}
+    return [_view(record, member, answers, at_address, errors) for member in record.members]
+
+
+def same_server(answers: Sequence[ServerAnswer]) -> list[str]:
+    """One line for each server that answers at several addresses."""
+    addresses: dict[bytes, list[str]] = {}
+    for answer in answers:
+        addresses.setdefault(answer.server_id, []).append(answer.address)
+    return [
+        f"{' and '.join(sorted(names))} are one server ({id_text(server_id)}): it counts once"
+        for server_id, names in sorted(addresses.items())
+        if len(names) > 1
+    ]
+
+
+def _view(
+    record: StoreRecord,
+    member: Member,
+    answers: Sequence[ServerAnswer],
+    at_address: Mapping[str, ServerAnswer],
+    errors: Mapping[str, str],
+) -> MemberView:
+    there = at_address.get(member.address)
+    elsewhere = [one for one in answers if one.server_id == member.server_id and one is not there]
+    if there is not None and there.server_id == member.server_id:
+        return _itself(record, member, there)
+    where = f"it answers at {elsewhere[0].address}" if elsewhere else ""
+    if there is None:
+        if elsewhere:
+            return MemberView(member, Condition.ELSEWHERE, _generation(elsewhere[0]), where)
+        return MemberView(member, Condition.AWAY, detail=errors.get(member.address, "gave no answer"))
+    what = f"server {id_text(there.server_id)} stands there"
+    if there.record is None:
+        condition, what = Condition.WIPED, f"{what}, in no store"
+    elif there.record.store_id != record.store_id:
+        condition, what = Condition.FOREIGN, f"{what}, of store {id_text(there.record.store_id)}"
+    else:
+        condition = Condition.SWAPPED if record.member(there.server_id) is not None else Condition.LEFT
+    return MemberView(member, condition, detail="; ".join(filter(None, [what, where])))
+
+
+def _itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> MemberView:
+    generation = _generation(answer)
+    if answer.record is not None and answer.record.store_id != record.store_id:
+        return MemberView(member, Condition.FOREIGN, detail="it belongs to another store now")
+    if answer.record == record:
+        return MemberView(member, Condition.THERE, generation)
+    if generation > record.generation:
+        return MemberView(member, Condition.AHEAD, generation, f"generation {generation}")
+    text = f"generation {generation}" if generation else "no record yet"
+    return MemberView(member, Condition.STALE, generation, text)
+
+
+def _generation(answer: ServerAnswer) -> int:
+    return answer.record.generation if answer.record is not None else 0

@@ -1,0 +1,68 @@
+"""What people forced on a store, written down in it: entries and bytes. Pure.
+
+An entry is one line of JSON. Each run that forces something writes its own object,
+`overrides.<epoch, 16 hex>`, in the directory of the record log, under its claim of that. Entries are for
+people and for `dos store status`; nothing is decided by them, but whether a recovery that was interrupted has
+to be finished.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from dos_protocol.vocabulary import ObjectInfo
+
+PREFIX: Final = "overrides."
+OTHER_IS_GONE: Final = "other-is-gone"
+ACCEPT_LOSS: Final = "accept-loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One entry. `what`: OTHER_IS_GONE or ACCEPT_LOSS. `generation`: of the forced record. `finished`: the
+    second entry of a run, when all that belongs to it was done. `kept`, `lost`: addresses with identities.
+    `details`: what was cut or mended, one line each."""
+
+    what: str
+    at: str
+    by: str
+    generation: int
+    generation_before: int
+    kept: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    finished: bool = False
+    details: list[str] = field(default_factory=list)
+
+
+def object_name(epoch: int) -> str:
+    """The object that the run with that epoch writes."""
+    return f"{PREFIX}{epoch:016x}"
+
+
+def names(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
+    """The log's objects that any member has, oldest first."""
+    return sorted({name for objects in answers.values() for name in objects if name.startswith(PREFIX)})
+
+
+def encode(entry: Override) -> bytes:
+    """The line of an entry."""
+    return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
+
+
+def decode(data: bytes) -> list[Override]:
+    """The whole entries in the bytes; what is not understood is left out."""
+    found = []
+    for line in data.split(b"\n"):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            del fields["version"]
+            found.append(Override(**fields))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def is_finished(entries: Iterable[Override], generation: int) -> bool:
+    """Whether what was forced at that generation was brought to its end."""
+    return any(entry.finished and entry.generation == generation for entry in entries)

@@ -1,0 +1,264 @@
+"""A person's word: one of two members is gone, or more than the store is made for. Real servers."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client import LossError, ReplacementError, StoreNotReadyError, init_store, open_store
+from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE
+from dos_client.core.recovery import era
+from dos_client.discovery import probe
+from dos_client.record_log import read_overrides
+from dos_client.recovering import recover_store
+from dos_client.replacing import add_member, replace_member
+from dos_client.verifying import verify_store
+from dos_protocol.errors import FencedError, NotAMemberError
+from tests.dos_client.support import (
+    ThreadServer,
+    claimed,
+    content_of,
+    damage,
+    has,
+    new_writer,
+    off,
+    on,
+    until,
+    url_of,
+)
+from tests.dos_client.test_replacing import write_idle
+from tests.dos_client.test_verifying import CONTENT
+
+pytestmark = pytest.mark.trio
+Threads = list[ThreadServer]
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Iterator[Threads]:
+    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(5)]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+async def wipe(*servers: ThreadServer) -> None:
+    await off(*servers)
+    for server in servers:
+        shutil.rmtree(server.data)
+
+
+async def test_of_two_members_one_is_gone_and_a_person_says_so(five: Threads) -> None:
+    # EVIDENCE-OF: P-5, P-10
+    one, gone, new = five[:3]
+    url = url_of([one, gone])
+    record = await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    async with claimed([one, gone], "live") as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"both "))
+        with pytest.raises(ReplacementError, match="nobody's word is needed"):
+            await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
+        await off(gone)
+        with pytest.raises(ReplacementError, match=r"(?s)needs them both.*say the same with --other-is-gone"):
+            await replace_member(url, old=gone.location, new=new.location)
+        with pytest.raises(ReplacementError, match="is not the one that is missing"):
+            await replace_member(url, old=one.location, new=new.location, other_is_gone=True)
+        assert store.record == record, "nothing has changed"
+        done = await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
+        assert [(m.address, m.state) for m in done.members] == [(one.location, "in"), (new.location, "in")]
+        assert (done.ack_quorum, era(done.generation)) == (2, 1)
+        await writer.wait_synced(writer.append(b"and on"))
+        assert claim.lost is None
+        await has(new, "live", "x", b"both and on")
+    assert await content_of(new, "idle", "o0") == CONTENT
+    async with open_store(url_of([one, new])) as store:
+        begun, finished = await read_overrides(store)
+        assert (begun.what, begun.finished, finished.finished) == (OTHER_IS_GONE, False, True)
+        assert begun.generation_before == 1
+        assert [text.split()[0] for text in begun.lost] == [gone.location]
+    await on(gone)
+    again = await replace_member(url, old=gone.location, new=new.location)
+    assert again == done, "done before"
+    shown = (await probe(gone.location)).record
+    assert shown == done, "it comes back, and hears that it is out"
+    with pytest.raises(NotAMemberError):
+        await _session(gone, done.store_id, done.generation)
+
+
+async def _session(server: ThreadServer, store_id: bytes, generation: int) -> None:
+    from dos_client.connection import open_connection
+
+    async with open_connection(server.location, store_id=store_id, generation=generation):
+        pass
+
+
+@pytest.mark.parametrize("phase", ["joining", "filling", "finishing"])
+async def test_a_forced_replacement_that_was_interrupted_goes_on(five: Threads, phase: str) -> None:
+    # EVIDENCE-OF: P-10
+    one, gone, new = five[:3]
+    url = url_of([one, gone])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    await off(gone)
+    told = 0
+
+    def stop(now: object) -> None:
+        nonlocal told
+        told += getattr(now, "phase", "") == phase
+        if told == 1:
+            scope.cancel()
+
+    with trio.CancelScope() as scope:
+        await replace_member(url, old=gone.location, new=new.location, other_is_gone=True, progress=stop)
+    done = await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
+    assert [m.address for m in done.voters] == [one.location, new.location]
+    async with open_store(url_of([one, new])) as store:
+        assert (await read_overrides(store))[-1].finished
+        assert not (await verify_store(store)).findings
+
+
+async def test_the_one_member_of_a_store_cannot_be_replaced_when_it_is_gone(five: Threads) -> None:
+    await init_store(five[0].url)
+    await off(five[0])
+    with pytest.raises(StoreNotReadyError, match="there is nothing to go on with"):
+        await replace_member(five[0].url, old=five[0].location, new=five[1].location, other_is_gone=True)
+
+
+async def test_servers_of_several_stores_are_not_mixed_up(five: Threads) -> None:
+    await init_store(url_of(five[:3]))
+    await init_store(five[3].url)
+    await off(*five[1:3])
+    with pytest.raises(LossError, match="2 members are missing"):
+        await recover_store(url_of(five[:4]))
+    with pytest.raises(StoreNotReadyError, match="belong to 2 stores"):
+        await recover_store(url_of([five[0], five[3]]), accept_loss=True)
+
+
+async def test_two_of_three_are_lost_and_the_last_goes_on_with_two_new_ones(five: Threads) -> None:
+    # EVIDENCE-OF: P-5, P-10
+    last, wiped, away, *new = five
+    url = url_of(five[:3])
+    record = await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    for server in five[:3]:
+        await has(server, "idle", "o0", CONTENT)
+    async with claimed(five[:3], "live", 5) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"before"))
+        await has(last, "live", "x", b"before")
+        await wipe(wiped)
+        await off(away)
+        with pytest.raises(LossError, match="more members are gone than the store is made for"):
+            await replace_member(url, old=away.location, new=new[0].location, other_is_gone=True)
+        with pytest.raises(LossError, match="say the same with --accept-loss") as refused:
+            await recover_store(url)
+        text = "\n".join(refused.value.lines)
+        assert "2 of 3 members are needed, 1 are there" in text
+        assert f"missing: {away.location}" in text
+        assert "idle: 1 objects, 256000 bytes, epoch 3" in text
+        assert (await probe(last.location)).record == record, "nothing has changed"
+        done = await recover_store(url, accept_loss=True, new=[one.location for one in new])
+        assert [m.address for m in done.record.voters] == [last.location, *(one.location for one in new)]
+        assert done.record.ack_quorum == 2
+        await until(lambda: claim.lost is not None, "the writer from before is fenced")
+        with pytest.raises(FencedError):
+            writer.append(b"as if nothing had happened")
+    now = url_of([last, *new])
+    async with open_store(now) as store:
+        begun, finished = await read_overrides(store)
+        assert (begun.what, finished.finished) == (ACCEPT_LOSS, True)
+        assert any("live: claimed at epoch 1048581, above 5" in line for line in finished.details)
+        assert not (await verify_store(store)).findings
+        seen = (await store.look("live")).epoch_seen
+        async with await store.claim("live", seen + 1, new_writer()) as claim:
+            writer = claim.open_object("y")
+            await off(last)
+            await writer.wait_synced(writer.append(b"after"))
+            assert await store.read("live", "x", 0, 100) == b"before"
+    await on(away, last)
+    async with open_store(url_of([away, last])) as store:
+        assert store.record == done.record
+    assert (await probe(away.location)).record == done.record
+    with pytest.raises(NotAMemberError):
+        await _session(away, done.record.store_id, done.record.generation)
+    with pytest.raises(ReplacementError, match="nothing to recover"):
+        await recover_store(now, accept_loss=True)
+
+
+@pytest.mark.parametrize("phase", ["forcing", "cutting", "fencing", "filling", "finishing"])
+async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str) -> None:
+    # EVIDENCE-OF: P-10
+    last, new = five[0], five[3]
+    url = url_of(five[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    await has(last, "idle", "o0", CONTENT)
+    await off(*five[1:3])
+    with trio.CancelScope() as scope:
+        await recover_store(
+            url,
+            accept_loss=True,
+            new=[new.location],
+            progress=lambda now: scope.cancel() if now.phase == phase else None,
+        )
+    done = await recover_store(url, accept_loss=True, new=[new.location])
+    assert [m.address for m in done.record.voters] == [last.location, new.location]
+    async with open_store(url_of([last, new])) as store:
+        assert (await read_overrides(store))[-1].finished
+        assert (await store.look("idle")).epoch_seen > 1 << 20
+        assert not (await verify_store(store)).findings
+
+
+async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Threads) -> None:
+    # EVIDENCE-OF: P-2
+    last = five[0]
+    url = url_of(five[:3])
+    await init_store(url)
+    async with claimed(five[:3], "idle") as (_, claim):
+        writer = claim.open_object("o0")
+        for start in range(0, len(CONTENT), 64_000):
+            await writer.wait_synced(writer.append(CONTENT[start : start + 64_000]))
+        await has(last, "idle", "o0", CONTENT)
+    await damage(last, "idle", "o0", at=200_000)
+    await wipe(*five[1:3])
+    with pytest.raises(LossError) as refused:
+        await recover_store(url)
+    assert "damaged: o0" in "\n".join(refused.value.lines)
+    done = await recover_store(url, accept_loss=True)
+    good = await content_of(last, "idle", "o0")
+    assert CONTENT.startswith(good)
+    assert 100_000 < len(good) < 200_000
+    assert done.details[0] == f"idle/o0 on {last.location}: was damaged, now {len(good)} bytes"
+    async with open_store(last.url) as store:
+        assert (await store.look("idle")).answers
+    grown = await add_member(last.url, new=five[3].location)
+    assert (len(grown.voters), grown.ack_quorum) == (2, 2)
+    assert await content_of(five[3], "idle", "o0") == good
+
+
+async def test_a_store_is_made_one_larger_under_a_live_writer(five: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    await init_store(url_of(five[:2]))
+    async with claimed(five[:2], "live") as (store, claim), trio.open_nursery() as nursery:
+        writer, content = claim.open_object("x"), bytearray()
+
+        async def write() -> None:
+            while True:
+                content.extend(b"%015d," % len(content))
+                await writer.wait_synced(writer.append(content[-16:]))
+
+        nursery.start_soon(write)
+        record = await add_member(url_of(five[:2]), new=five[2].location)
+        assert (record.generation, len(record.voters), record.ack_quorum) == (3, 3, 2)
+        await until(lambda: store.record == record, "the writer follows")
+        await off(five[0])
+        size = writer.synced
+        await until(lambda: writer.synced > size, "the new one counts")
+        nursery.cancel_scope.cancel()
+    await init_store(five[3].url)
+    with pytest.raises(ReplacementError, match="belongs to store"):
+        await add_member(url_of(five[1:3]), new=five[3].location)
