@@ -7,9 +7,12 @@ alone, and from a store of three of which two are there. MB/s, and the largest r
 servers ever had: flat, whatever the object's size.
 
 *Hedging*: GETs of 64 KiB at random places, one after the other, in a store of three: all well; one member
-stopped (SIGSTOP) from then on; one member that stutters (stopped for 50 ms in every 500). The last two also
-without hedging: then the next member is asked when the first gave no answer for 5 s. Median and 99th
-percentile in milliseconds, and how many members were asked only because another was slow, in percent.
+stopped (SIGSTOP) from then on; one member that stutters (stopped for 50 ms in every 200). The last two also
+without hedging: then the next member is asked when the first gave no answer for 5 s. Percentiles in
+milliseconds, and how many members were asked only because another was slow, in percent.
+
+*Following*: milliseconds from an append of 100 bytes until a follower in the same process has it, checked,
+beside the time until the writer itself hears that a quorum has it.
 """
 
 import argparse
@@ -26,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ from dos_client import Store, connect, init_store, open_store  # noqa: E402
 
 GET_BYTES = 64 * 1024
 APPEND_BYTES = 1_000_000
-STUTTER_S, STUTTER_EVERY_S = 0.05, 0.5
+STUTTER_S, STUTTER_EVERY_S = 0.05, 0.2
 
 
 async def write(url: str, total: int) -> None:
@@ -98,9 +101,13 @@ async def times_of_gets(store: Store, size: int, count: int) -> dict[str, float]
         begin = time.perf_counter()
         assert len(await store.read("bench", "stream", offset, GET_BYTES)) == GET_BYTES
         found.append(1_000 * (time.perf_counter() - begin))
-    cuts = statistics.quantiles(found, n=100)
     share = 100 * (store.counts.hedges - hedges) / (store.counts.questions - races)
-    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(found), "hedged_percent": share}
+    return percentiles(found) | {"hedged_percent": share}
+
+
+def percentiles(found: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(found, n=1_000, method="inclusive")
+    return {"p50_ms": cuts[499], "p99_ms": cuts[989], "p999_ms": cuts[998], "max_ms": max(found)}
 
 
 @asynccontextmanager
@@ -145,11 +152,43 @@ async def hedging(url: str, pids: list[int], size: int, count: int) -> dict[str,
     return found
 
 
-def hedges(folder: Path, count: int) -> dict[str, dict[str, float]]:
+async def following(url: str, count: int) -> dict[str, dict[str, float]]:
+    """From an append until the writer hears of the quorum, and until a follower has the bytes."""
+    heard, seen = [], []
+    async with (
+        open_store(url, client="store_reads") as store,
+        open_store(url, client="store_reads follower") as other,
+        await store.claim("follow", 1, secrets.token_bytes(16)) as claim,
+    ):
+        writer, seen_at = claim.open_object("x"), trio.Event()
+
+        async def follow() -> None:
+            async with aclosing(other.follow("follow", "x")) as stream:
+                async for _ in stream:
+                    seen_at.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            for number in range(count + 50):
+                seen_at = trio.Event()
+                begin = time.perf_counter()
+                await writer.wait_synced(writer.append(os.urandom(100)))
+                middle = time.perf_counter()
+                await seen_at.wait()
+                if number >= 50:
+                    heard.append(1_000 * (middle - begin))
+                    seen.append(1_000 * (time.perf_counter() - begin))
+            nursery.cancel_scope.cancel()
+    return {"acknowledged": percentiles(heard), "followed": percentiles(seen)}
+
+
+def measured(folder: Path, count: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Everything that is measured in milliseconds."""
     size = 64_000_000
     with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
         trio.run(write, url, size)
-        return trio.run(hedging, url, pids, size, count)
+        gets = trio.run(hedging, url, pids, size, count)
+        return {"gets": gets, "follow": trio.run(following, url, count // 2)}
 
 
 def show(found: dict[str, Any]) -> None:
@@ -158,9 +197,10 @@ def show(found: dict[str, Any]) -> None:
             f"restore from {members}: {one['mb_per_s']:.0f} MB/s, client {one['client_mb']:.0f} MB,"
             f" servers at most {one['server_mb']:.0f} MB each"
         )
-    for case, one in found["gets"].items():
-        times = f"p50 {one['p50_ms']:.2f} ms   p99 {one['p99_ms']:.2f} ms   max {one['max_ms']:.0f} ms"
-        print(f"{case:<22} {times}   hedged {one['hedged_percent']:.1f} %")
+    for case, one in (found["gets"] | found["follow"]).items():
+        times = "   ".join(f"{key[:-3]} {one[key]:.2f}" for key in ("p50_ms", "p99_ms", "p999_ms", "max_ms"))
+        share = f"   hedged {one['hedged_percent']:.1f} %" if "hedged_percent" in one else ""
+        print(f"{case:<22} ms: {times}{share}")
 
 
 def main() -> None:
@@ -176,7 +216,7 @@ def main() -> None:
         return
     found = {
         "restore": restores(options.folder, options.megabytes * 1_000_000),
-        "gets": hedges(options.folder, options.gets),
+        **measured(options.folder, options.gets),
     }
     if options.json:
         print(json.dumps(found))

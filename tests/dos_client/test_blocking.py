@@ -49,6 +49,38 @@ def test_a_store_is_used_from_threads_as_from_trio(three: list[ThreadServer]) ->
             store.read("d", "y", 0, 5)
 
 
+def test_a_stream_and_a_follower_are_iterators(three: list[ThreadServer]) -> None:
+    url = url_of(three)
+    trio.run(init_store, url)
+    content = bytes(range(256)) * 10_000
+    with blocking.open_store(url) as store, store.claim("d", 1, new_writer()) as claim:
+        followed: list[bytes] = []
+
+        def follow() -> None:
+            for data in store.follow("d", "x", 5):
+                followed.append(data)
+                if sum(map(len, followed)) == len(content) - 5:
+                    return
+
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        writer = claim.open_object("x")
+        for start in range(0, len(content), 1 << 20):
+            writer.append(content[start : start + (1 << 20)])
+        writer.wait_synced(writer.size)
+        follower.join(25)
+        assert b"".join(followed) == content[5:]
+        assert b"".join(store.stream("d", "x")) == content
+        assert b"".join(store.stream("d", "x", 7, 70_000)) == content[7:70_000]
+        assert store.read("d", "x", 9, 99, committed=True) == content[9:108]
+        left_early = store.stream("d", "x")
+        assert content.startswith(next(left_early))
+        left_open = store.follow("d", "x")
+        assert content.startswith(next(left_open))
+    with pytest.raises(ClosedError):
+        list(left_open)
+
+
 def test_one_server_from_threads(alone: ThreadServer) -> None:
     with blocking.connect(alone.url) as server:
         with server.unclaimed("d") as claim:
