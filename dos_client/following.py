@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 async def follow(store: "Store", directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
     """See `Store.follow`."""
     committed = Committed(store, directory, name)
-    with _Sizes(store, committed) as sizes:
+    with store.readers.hold(directory), _Sizes(store, committed) as sizes:
         stream = committed_stream(store, committed, sizes, offset, for_ever=True)
         async with aclosing(stream):
             async for data in stream:

@@ -122,6 +122,8 @@ observe_step_s: Final = 0.5
 """How often claims are looked at for the log and the metrics."""
 
 reader_sessions_max: Final = 32
+"""Sessions of readers kept for the next read; besides, one with each member for each directory in which
+somebody follows an object."""
 
 hedge_percentile: Final = 0.95
 hedge_delay_min_s: Final = 0.002

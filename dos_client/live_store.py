@@ -47,7 +47,7 @@ class Store:
     `wrote`: set once anything was claimed.
     `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
     any. `counts`: what was done so far. `damage`: the copies that were found to be wrong. `pace`: how fast
-    members answer reads."""
+    members answer reads. `readers`: the sessions without a claim."""
 
     def __init__(
         self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
@@ -65,7 +65,7 @@ class Store:
         self._nursery = nursery
         self._claims: set[Claim] = set()
         self._watches: dict[bytes, Watch] = {}
-        self._readers = Readers(self)
+        self.readers = Readers(self)
         self._reread = trio.Event()
         self._change = trio.Event()
         self._watch_members()
@@ -183,7 +183,7 @@ class Store:
 
         async def ask(member: Member) -> None:
             try:
-                connection = await self._readers.session(member, directory).connection()
+                connection = await self.readers.session(member, directory).connection()
                 found[member.server_id] = (
                     await connection.stat(name)
                     if digest_at is None
@@ -218,15 +218,15 @@ class Store:
 
     async def reader(self, member: Member, directory: str) -> Connection:
         """A session without a claim in a directory of one member. Raises BrokenConnectionError."""
-        return await self._readers.session(member, directory).connection()
+        return await self.readers.session(member, directory).connection()
 
     async def reopened(self, member: Member, directory: str) -> DirectoryOpened:
         """A directory of one member as it is now. Raises BrokenConnectionError."""
-        return await self._readers.session(member, directory).opened()
+        return await self.readers.session(member, directory).opened()
 
     def owed(self, member: Member, directory: str) -> int:
         """Answers that a reader session still owes to nobody in particular."""
-        return self._readers.owed(member, directory)
+        return self.readers.owed(member, directory)
 
     def is_connected(self, server_id: bytes) -> bool:
         """Whether the member is there, as far as is known."""
@@ -279,7 +279,7 @@ class Store:
             return
         log.info("store %s is at generation %d", id_text(record.store_id), record.generation)
         self.record = record
-        self._readers.end_all()
+        self.readers.end_all()
         members = [member.server_id for member in record.members]
         self.damage.keep_only(members)
         self.pace.keep_only(members)
@@ -338,7 +338,7 @@ class Store:
             attempt = 0
             while True:
                 try:
-                    opened[member.server_id] = await self._readers.session(member, directory).opened()
+                    opened[member.server_id] = await self.readers.session(member, directory).opened()
                 except DosError as error:
                     errors[member.address] = str(error.args[0])
                 else:

@@ -4,7 +4,9 @@ Rules of this file: one member at a time. Which members are worth asking, and in
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -113,11 +115,13 @@ class ReaderSession:
 
 
 class Readers:
-    """The reader sessions of a store, the least recently used ended when there are too many."""
+    """The reader sessions of a store. Those in directories that are held stay; of the others the least
+    recently used end when there are too many."""
 
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._sessions: OrderedDict[tuple[bytes, str], ReaderSession] = OrderedDict()
+        self._held: Counter[str] = Counter()
 
     def session(self, member: Member, directory: str) -> ReaderSession:
         """The session for that member and directory, begun now if there is none."""
@@ -127,10 +131,19 @@ class Readers:
             session = self._sessions[key] = ReaderSession(self._store, member, directory)
             self._store.start(session.run)
         self._sessions.move_to_end(key)
-        while len(self._sessions) > reader_sessions_max:
-            _, oldest = self._sessions.popitem(last=False)
-            oldest.scope.cancel()
+        free = [key for key in self._sessions if not self._held[key[1]]]
+        for oldest in free[: max(len(free) - reader_sessions_max, 0)]:
+            self._sessions.pop(oldest).scope.cancel()
         return session
+
+    @contextmanager
+    def hold(self, directory: str) -> Iterator[None]:
+        """Keep the sessions in that directory meanwhile, however many others there are."""
+        self._held[directory] += 1
+        try:
+            yield
+        finally:
+            self._held -= Counter([directory])  # which drops what nobody holds any more
 
     def owed(self, member: Member, directory: str) -> int:
         """Answers that the session still owes to nobody in particular."""

@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store, replace_member
+from dos_client.limits import reader_sessions_max
 from dos_client.live_store import Store
 from dos_protocol.digests import prefix_digest
-from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
+from tests.dos_client.support import ThreadServer, claimed, has, new_writer, until, url_of
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
@@ -136,3 +137,26 @@ async def test_a_follower_survives_the_replacement_of_the_store_record(three: Th
         await writer.wait_synced(writer.append(content[100_000:]))
         await follower.has(300_000)
         assert follower.found == content
+
+
+async def test_more_directories_are_followed_than_sessions_are_kept(three: Threads) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    await init_store(url_of(three))
+    names = [f"d{number:02d}" for number in range(reader_sessions_max // 3 + 4)]
+    found = dict.fromkeys(names, b"")
+    async with open_store(url_of(three)) as store, trio.open_nursery() as nursery:
+
+        async def follow(name: str) -> None:
+            async with aclosing(store.follow(name, "x")) as stream:
+                async for data in stream:
+                    found[name] += data
+
+        for name in names:
+            nursery.start_soon(follow, name)
+        for round_ in range(2):
+            for name in names:
+                async with await store.claim(name, 1 + round_, new_writer()) as claim:
+                    writer = claim.resume_object("x", 0, 0, b"one") if round_ else claim.open_object("x")
+                    await writer.wait_synced(writer.append(b"two" if round_ else b"one"))
+        await until(lambda: set(found.values()) == {b"onetwo"}, "all are followed")
+        nursery.cancel_scope.cancel()
