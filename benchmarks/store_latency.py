@@ -1,10 +1,11 @@
 """One small append at a time, acknowledged by two of three: with all members there, and with one stopped
 (SIGSTOP).
 
-    python benchmarks/store_latency.py [--appends 1000] [--folder DIR] [--json]
+    python benchmarks/store_latency.py [--appends 500] [--rounds 5] [--folder DIR] [--json]
 
 A stopped member must cost the others nothing: the aim is a 99th percentile within 1.5 of the one without
-it. Exit 1 beyond that.
+it. The two are measured in turn (A B A B), each time after the one that was stopped has caught up, and the
+ratio is the median of the rounds: the disk's own mood changes from second to second. Exit 1 beyond the aim.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import trio
 from store_stream import running_servers
@@ -28,9 +30,10 @@ from dos_client import ObjectWriter, init_store, open_store  # noqa: E402
 
 RECORD = os.urandom(100)
 AIM = 1.5
+Milliseconds = list[float]
 
 
-async def times(writer: ObjectWriter, count: int) -> list[float]:
+async def times(writer: ObjectWriter, count: int) -> Milliseconds:
     """Milliseconds of each append, until a quorum has it durably."""
     found = []
     for _ in range(count):
@@ -40,25 +43,32 @@ async def times(writer: ObjectWriter, count: int) -> list[float]:
     return found
 
 
-async def measure(url: str, pids: list[int], count: int) -> tuple[list[float], list[float]]:
-    """With all three, and with one of them stopped."""
+async def measure(
+    url: str, pids: list[int], count: int, rounds: int
+) -> list[tuple[Milliseconds, Milliseconds]]:
+    """Each round: with all three, and with one of them stopped, another one each time."""
     await init_store(url)
     async with (
         open_store(url, client="store_latency") as store,
         await store.claim("bench", 1, secrets.token_bytes(16)) as claim,
     ):
         writer = claim.open_object("records")
-        await times(writer, count // 10)
-        all_there = await times(writer, count)
-        os.kill(pids[0], signal.SIGSTOP)
-        try:
-            one_stopped = await times(writer, count)
-        finally:
-            os.kill(pids[0], signal.SIGCONT)
-        return all_there, one_stopped
+        await times(writer, count // 2)
+        found = []
+        for number in range(rounds):
+            while any(member.lag_bytes for member in store.members()):  # noqa: ASYNC110 - no event tells it
+                await trio.sleep(0.01)
+            all_there = await times(writer, count)
+            os.kill(pids[number % len(pids)], signal.SIGSTOP)
+            try:
+                one_stopped = await times(writer, count)
+            finally:
+                os.kill(pids[number % len(pids)], signal.SIGCONT)
+            found.append((all_there, one_stopped))
+        return found
 
 
-def percentiles(found: list[float]) -> dict[str, float]:
+def percentiles(found: Milliseconds) -> dict[str, float]:
     """p50 and p99, in milliseconds."""
     cuts = statistics.quantiles(found, n=100)
     return {"p50_ms": cuts[49], "p99_ms": cuts[98]}
@@ -66,7 +76,8 @@ def percentiles(found: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--appends", type=int, default=1_000)
+    parser.add_argument("--appends", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -74,14 +85,20 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=options.folder) as data,
         running_servers(Path(data), 3) as (url, pids),
     ):
-        there, stopped = map(percentiles, trio.run(measure, url, pids, options.appends))
-    ratio = stopped["p99_ms"] / there["p99_ms"]
+        found = trio.run(measure, url, pids, options.appends, options.rounds)
+    rounds = [(percentiles(there), percentiles(stopped)) for there, stopped in found]
+    there, stopped = (
+        {key: median(one[side][key] for one in rounds) for key in ("p50_ms", "p99_ms")} for side in (0, 1)
+    )
+    ratios = [one["p99_ms"] / other["p99_ms"] for other, one in rounds]
+    ratio = median(ratios)
     if options.json:
-        print(json.dumps({"all_there": there, "one_stopped": stopped, "ratio": ratio}))
+        print(json.dumps({"all_there": there, "one_stopped": stopped, "ratios": ratios, "ratio": ratio}))
     else:
         for what, figures in (("all three there", there), ("one stopped", stopped)):
             print(f"{what:<16} p50 {figures['p50_ms']:.2f} ms   p99 {figures['p99_ms']:.2f} ms")
-        print(f"ratio of p99: {ratio:.2f} (aim {AIM})")
+        rounds_text = ", ".join(f"{one:.2f}" for one in ratios)
+        print(f"ratio of p99: {ratio:.2f}, median of {rounds_text} (aim {AIM})")
     sys.exit(0 if ratio <= AIM else 1)
 
 

@@ -25,6 +25,7 @@ from dos_client.live_store import Store
 from dos_client.looking import DirectoryView
 from dos_client.members import MemberStatus
 from dos_client.object_writer import ObjectWriter
+from dos_client.standing import ClaimStatus
 from dos_client.urls import DosUrl
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError, FencedError
@@ -229,6 +230,9 @@ class BlockingClaim:
     @property
     def waiting(self) -> bool:
         return self._portal.call_sync(lambda: self.claim.waiting)
+
+    def status(self) -> ClaimStatus:
+        return self._portal.call_sync(self.claim.status)
 
     def wait_quorum(self) -> None:
         self._portal.call(self.claim.wait_quorum)

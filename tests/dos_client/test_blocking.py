@@ -33,6 +33,7 @@ def test_a_store_is_used_from_threads_as_from_trio(three: list[ThreadServer]) ->
             assert writer.digest == prefix_digest(b"hello")
             assert claim.read("x", 1, 9) == b"ello"
             assert not claim.waiting
+            assert (claim.status().directory, claim.status().waiting) == ("d", "")
             claim.wait_quorum()
             with store.claim("d", 2, new_writer()) as newer:
                 newer.settle("x", 5, prefix_digest(b"hello"))
