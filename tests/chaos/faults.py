@@ -17,7 +17,7 @@ from signal import SIGKILL
 import trio
 
 from dos_protocol.messages import Opcode
-from tests.chaos.cluster import Cluster, Member, Writer
+from tests.chaos.cluster import SERVERS, Cluster, Member, Writer
 from tests.support.proxy import Ending, Way
 
 Say = Callable[[str], None]
@@ -139,7 +139,11 @@ async def refuse(act: Act) -> None:
 
 def words(members: list[Member], client: str, way: Way) -> str:
     arrow = {Way.TO_SERVER: "->", Way.TO_CLIENT: "<-"}.get(way, "<->")
-    return f"{client or '*'} {arrow} {' '.join(member.name for member in members)}"
+    return f"{client or '*'} {arrow} {names(members)}"
+
+
+def names(members: list[Member]) -> str:
+    return " ".join(member.name for member in members)
 
 
 # --- the servers --------------------------------------------------------------------------------------------
@@ -147,7 +151,7 @@ def words(members: list[Member], client: str, way: Way) -> str:
 
 async def stop_server(act: Act) -> None:
     members, duration_s = act.some_members(), act.moment_s(0.8, 4.0)
-    act.say(f"SIGSTOP {' '.join(one.name for one in members)}")
+    act.say(f"SIGSTOP {names(members)}")
     with stopped(members):
         await trio.sleep(duration_s)
 
@@ -165,7 +169,7 @@ def stopped(members: list[Member]) -> Iterator[None]:
 
 async def kill_server(act: Act) -> None:
     members, duration_s = act.some_members(), act.moment_s(0.5, 2.0)
-    act.say(f"SIGKILL {' '.join(one.name for one in members)}")
+    act.say(f"SIGKILL {names(members)}")
     for member in members:
         async with member.turn:
             await member.kill()
@@ -289,6 +293,23 @@ async def dying_contender(act: Act) -> None:
     writer.send(SIGKILL)
 
 
+async def split(act: Act) -> None:
+    """The writer and a contender see different servers: the writer two, the contender the third, and at times
+    one of the two."""
+    directory, duration_s = act.some_directory(), act.chance.uniform(1.5, 4.0)
+    alone, *others = act.chance.sample(act.cluster.members, SERVERS)
+    hidden = others[: act.chance.choice([1, 2])]
+    with ExitStack() as stack:
+        for writer in act.cluster.living(directory):
+            stack.enter_context(alone.proxy.hold(client=writer.name))
+        contender = await act.cluster.add_writer(directory)
+        act.say(f"{contender.name} does not see {names(hidden)}, the writer does not see {alone.name}")
+        for member in hidden:
+            stack.enter_context(member.proxy.hold(client=contender.name))
+        await trio.sleep(duration_s)
+    await settled(contender)
+
+
 async def settled(writer: Writer) -> None:
     """Until the writer has opened and something of it is acknowledged, or it ended, or for a while."""
     with trio.move_on_after(6.0):
@@ -305,6 +326,6 @@ LANES: dict[str, tuple[float, dict[Fault, int]]] = {
     ),
     "servers": (2.5, {stop_server: 2, kill_server: 3}),
     "disks": (3.0, {lose_disk: 2, damage_disk: 1}),
-    "writers": (1.2, {kill_writer: 3, zombie: 2, contenders: 2, dying_contender: 3}),
+    "writers": (1.2, {kill_writer: 3, zombie: 2, contenders: 2, dying_contender: 3, split: 3}),
 }
 """Lane -> (mean seconds between two of its faults, fault -> weight). Lanes run side by side."""

@@ -110,6 +110,53 @@ async def test_of_two_rivals_one_wins_each_time_and_the_other_is_told_the_epoch(
         await history.check(store)
 
 
+@pytest.mark.parametrize("seen_by_both", [0, 1])
+async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing_from_it(
+    three: list[ThreadServer], seen_by_both: int
+) -> None:
+    """The writer sees s2 and s3. The contender sees s1, which lacks the last records: one claim is not enough
+    (R1). Or s1 and s2: that is enough, and what s1 lacks is found on s2 (R5), and put on s1 before anything is
+    opened (R7)."""
+    # EVIDENCE-OF: P-4, P-5
+    history, opened = History(), trio.Event()
+    async with before(three) as between:
+        url = url_of(between)
+        async with trio.open_nursery() as nursery:
+
+            async def contend() -> None:
+                async with open_store(url, client="contender") as store:
+                    claim, writer, sequence = await keep_taking_over(store, DIRECTORY)
+                    opened.set()
+                    async with claim:
+                        await history.append(writer, 1, sequence + 1)
+
+            async with open_store(url, client="writer") as store:
+                claim, writer, sequence = await take_the_chain_over(store, DIRECTORY)
+                rules = [between[0].hold(client="writer")]
+                rules += [proxy.hold(client="contender") for proxy in between[1 + seen_by_both :]]
+                for number in range(1, 6):
+                    await history.append(writer, number, sequence + number)
+                nursery.start_soon(contend)
+                with trio.fail_after(PATIENCE_S):
+                    if seen_by_both:
+                        await opened.wait()
+                        with pytest.raises(FencedError):
+                            await history.append(writer, 6, sequence + 6)
+                    else:
+                        for number in range(6, 12):
+                            await history.append(writer, number, sequence + number)
+                            await trio.sleep(0.25)  # time that the contender would use, if it could
+                        assert not opened.is_set()
+                        for rule in rules:
+                            rule.end()
+                        await opened.wait()
+                await claim.aclose()
+        for rule in rules:
+            rule.end()
+        async with open_store(url) as store:
+            await history.check(store)
+
+
 async def test_a_claim_with_an_epoch_that_another_holds_is_told_which(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-4
     url = url_of(three)
