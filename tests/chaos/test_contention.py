@@ -114,9 +114,9 @@ async def test_of_two_rivals_one_wins_each_time_and_the_other_is_told_the_epoch(
 async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing_from_it(
     three: list[ThreadServer], seen_by_both: int
 ) -> None:
-    """The writer sees s2 and s3. The contender sees s1, which lacks the last records: one claim is not enough
-    (R1). Or s1 and s2: that is enough, and what s1 lacks is found on s2 (R5), and put on s1 before anything is
-    opened (R7)."""
+    """The writer sees s2 and s3, the contender s1, which lacks the last records: one claim is too few (R1).
+    Or s1 and s2, which is enough: what s1 lacks is found on s2 (R5), and put on s1 before anything is opened
+    (R7)."""
     # EVIDENCE-OF: P-4, P-5
     history, opened = History(), trio.Event()
     async with before(three) as between:
