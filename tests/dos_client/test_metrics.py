@@ -1,0 +1,74 @@
+"""The figures for Prometheus: what the page says is there, is there; stores that open and close add up."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from dos_client import MemberStatus, metrics
+from dos_client.counts import Counts
+
+PAGE = Path(__file__).parent.parent.parent / "docs/metrics.md"
+
+
+def test_the_page_has_every_figure_and_no_other() -> None:
+    told = set(re.findall(r"\| `(dos_client_\w+)", PAGE.read_text(encoding="utf-8")))
+    there = {
+        family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()
+    }
+    assert told == there
+
+
+def member(address: str, state: str = "in sync", lag_bytes: int = 0, lag_s: float = 0.0) -> MemberStatus:
+    return MemberStatus(address, b"", state, lag_bytes, state != "away", "", lag_s)
+
+
+def value(name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_several_stores_that_see_one_member_add_up_and_show_the_worst() -> None:
+    one, other = metrics.Figures(), metrics.Figures()
+    try:
+        one.publish(Counts(), [member("m:1", "catching up", 5, 2.0), member("m:2")], 1)
+        other.publish(Counts(), [member("m:1", "away", 7, 1.0)], 0)
+        assert value("dos_client_member_lag_bytes", member="m:1") == 12
+        assert value("dos_client_member_lag_seconds", member="m:1") == 2
+        assert value("dos_client_member_state", member="m:1", dos_client_member_state="away") == 1
+        assert value("dos_client_member_state", member="m:1", dos_client_member_state="catching up") == 0
+        assert value("dos_client_waiting_claims") == 1
+        other.close()
+        assert value("dos_client_member_lag_bytes", member="m:1") == 5
+    finally:
+        one.close()
+        other.close()
+    assert value("dos_client_member_lag_bytes", member="m:1") is None, "nobody sees it any more"
+    assert value("dos_client_waiting_claims") == 0
+
+
+def test_counters_grow_by_what_is_new_and_stay_when_the_store_is_closed() -> None:
+    figures, counts = metrics.Figures(), Counts(appended_bytes=10)
+    counts.sent_bytes["m:9"] = 30
+    counts.filled_bytes["m:9", "local"] = 20
+    before = value("dos_client_appended_bytes_total") or 0
+    figures.publish(counts, [], 0)
+    figures.publish(counts, [], 0)
+    counts.appended_bytes += 1
+    counts.filled_bytes["m:9", "local"] += 2
+    figures.publish(counts, [], 0)
+    figures.close()
+    assert (value("dos_client_appended_bytes_total") or 0) - before == 11
+    assert value("dos_client_catch_up_bytes_total", member="m:9", source="local") == 22
+    assert value("dos_client_sent_bytes_total", member="m:9") == 30
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_applications_own_registry_can_show_them_beside_its_own(own: bool) -> None:
+    registry = CollectorRegistry()
+    if own:
+        Counter("application_things", "What the application counts", registry=registry).inc()
+    registry.register(metrics.registry)  # type: ignore[arg-type]
+    text = generate_latest(registry).decode()
+    assert "dos_client_appended_bytes_total" in text
+    assert ("application_things_total 1.0" in text) == own
