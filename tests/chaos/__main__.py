@@ -31,7 +31,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="fixes which faults come in which order")
     parser.add_argument("--seconds", type=float, default=20.0, help="faults for at least so long")
     parser.add_argument("--acknowledged", type=int, default=0, help="and until so many records are")
-    parser.add_argument("--directories", type=int, default=3, help="chains, each with its writers")
+    parser.add_argument(
+        "--directories",
+        type=int,
+        default=4,
+        help="chains, each with its writers; the last is a manifest's, not pipelined",
+    )
     parser.add_argument("--window", type=int, default=100, help="records a writer has under way")
     parser.add_argument("--lanes", default=",".join(LANES), help=f"of {', '.join(LANES)}; default all")
     parser.add_argument("--pace", type=float, default=1.0, help="2: twice as many faults")

@@ -21,6 +21,8 @@ from typing import Final, NamedTuple, Self
 from journal import Op, Record
 
 CHAIN: Final = "J"
+MANIFEST_DIRECTORY: Final = "app.coord"
+"""Its chain is not pipelined: readers tell otherwise what of it is committed (R9, R10)."""
 _FIELDS: Final = struct.Struct(">QQQ")
 _ENTRY: Final = struct.Struct(">QQQQ")
 

@@ -16,6 +16,7 @@ from tests.chaos.cluster import Cluster, running
 from tests.chaos.faults import LANES
 from tests.chaos.harvest import CommittedReader, Evidence, Found, NotConvergedError, harvest, judge
 from tests.chaos.nemesis import Nemesis, Pauses, keep_writers
+from tests.chaos.records import MANIFEST_DIRECTORY
 
 CREATED_S = 60.0
 GOING_ON_S = 60.0
@@ -29,7 +30,7 @@ class Options:
     seed: int
     seconds: float = 20.0
     acknowledged: int = 0
-    directories: int = 3
+    directories: int = 4
     window: int = 100
     lanes: tuple[str, ...] = tuple(LANES)
     pace: float = 1.0
@@ -78,7 +79,7 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
     """One run in an empty folder. What went wrong is in the report; only bugs of the harness raise."""
     watcher = watcher or Watcher()
     report = Report(options)
-    directories = [f"app.w{index:04}" for index in range(options.directories)]
+    directories = [f"app.w{index:04}" for index in range(options.directories - 1)] + [MANIFEST_DIRECTORY]
     begun = time.monotonic()
     async with running(folder, options.seed, options.window, directories) as cluster:
         nemesis = Nemesis(cluster, options.seed, watcher.happened, options.lanes, options.pace)

@@ -3,9 +3,10 @@
     python -m tests.chaos.writer URL DIRECTORY LOG NAME SEED WINDOW
 
 It takes the chain of the directory over, goes on where its history ends, and appends for ever, at most
-WINDOW records beyond what is acknowledged. Superseded before its own start is acknowledged it begins again
-after a random, doubling time (R17); superseded later it ends with exit code 3. What it says on standard
-output, a line each: `claims EPOCH`, `open EPOCH SEQUENCE`, `superseded HELD`, `fenced EPOCH HELD`.
+WINDOW records beyond what is acknowledged; in a manifest's directory none, so that each record proves the
+one before (R9). Superseded before its own start is acknowledged it begins again after a random, doubling
+time (R17); superseded later it ends with exit code 3. What it says on standard output, a line each: `claims
+EPOCH`, `open EPOCH SEQUENCE`, `superseded HELD`, `fenced EPOCH HELD`.
 
 Rules of this file: it trusts the store and checks nothing; the checker does.
 """
@@ -24,7 +25,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.errors import StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, StaleGenerationError
 from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, read_batches, take_over
-from tests.chaos.records import CHAIN, AckLog, Entry, make_record
+from tests.chaos.records import CHAIN, MANIFEST_DIRECTORY, AckLog, Entry, make_record
 
 FENCED = 3
 ROLL_RECORDS = 3_000
@@ -65,7 +66,9 @@ async def take_the_chain_over(store: Store, directory: str) -> tuple[Claim, Chai
         generation = store.record.generation
         state = await take_over(claim, CHAIN, generation=generation)
         sequence = await last_sequence(claim, state)
-        return claim, await ChainWriter.open(claim, CHAIN, state, generation), sequence
+        pipelined = directory != MANIFEST_DIRECTORY
+        writer = await ChainWriter.open(claim, CHAIN, state, generation, pipelined=pipelined)
+        return claim, writer, sequence
     except DosError as error:
         lost = claim.lost
         await claim.aclose()
@@ -101,6 +104,7 @@ class Workload:
         self._unacknowledged: deque[tuple[int, Entry]] = deque()
 
     async def run(self, chance: random.Random, window: int) -> None:
+        window = window if self._directory != MANIFEST_DIRECTORY else 1
         while True:
             while len(self._unacknowledged) < window:
                 self._append(chance)
