@@ -2,6 +2,7 @@
 another member."""
 
 import logging
+import random
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from dos_protocol.digests import prefix_digest
 from journal.scratch import ScratchCopy
 from tests.dos_client.records import record
 from tests.dos_client.support import ThreadServer, claimed, content_of, has, off, on, until, url_of
+from tests.support.proxy import proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 Threads = list[ThreadServer]
@@ -208,6 +210,35 @@ async def test_catching_up_takes_less_than_a_mib_of_memory_a_member(
             tracemalloc.stop()
         assert filled(store, victim, "local" if local else "member") > TOTAL - window_bytes_max - 2_500_000
         assert peak - before < 1 << 20, peak - before
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_every_byte_is_right(
+    three: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    # EVIDENCE-OF: P-2, P-3, P-10
+    monkeypatch.setattr("dos_client.target.window_bytes_max", 300_000)  # members fall behind at once
+    monkeypatch.setattr("dos_client.target._TRIM_STEP_BYTES", 1)
+    chance, path = random.Random(seed), tmp_path / "copy"
+    async with proxies(three) as between:
+        url = "dos://" + ",".join(proxy.location for proxy in between)
+        await init_store(url)
+        async with claimed(three, url=url) as (store, claim):
+            writer = claim.open_object("x", ScratchCopy(path))
+            for start in range(0, TOTAL, len(BLOCK)):
+                writer.append(CONTENT[start : start + len(BLOCK)])
+                with path.open("ab") as file:
+                    file.write(CONTENT[start : start + len(BLOCK)])
+                if chance.random() < 0.1:
+                    chance.choice(between).cut()
+                if chance.random() < 0.01:
+                    spoil(path, chance.choice(["torn", "stale", "a bit flipped"]))
+                await writer.wait_synced(writer.size - 4 * len(BLOCK))
+            await writer.wait_synced(writer.size)
+            for server in three:
+                await has(server, "d", "x", CONTENT)
+            assert sum(store.counts.filled_bytes.values()) > 0, "else this shows nothing"
 
 
 class Files:
