@@ -9,7 +9,7 @@ each segment the part that belongs to the history. Bytes past a span's length, a
 are leftovers of writers that died; nothing here ever reads them (R6).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -153,10 +153,3 @@ def doubtful_members(chain: str, answers: Answers, head: SegmentName | None) -> 
                 doubtful.append(member)
                 break
     return doubtful
-
-
-def quorum_length(copies: Iterable[Copy], counting: Iterable[bytes], quorum: int) -> int:
-    """The length that at least `quorum` of the `counting` members hold; 0 if there is none."""
-    counted = set(counting)
-    sizes = sorted((copy.bytes for copy in copies if copy.member in counted), reverse=True)
-    return sizes[quorum - 1] if len(sizes) >= quorum else 0

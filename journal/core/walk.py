@@ -24,14 +24,15 @@ Taking over (R4-R7, R13), for one who holds the claim:
     DONE
 
 Looking (R10), for a reader, who claims nothing: the same without SETTLING, and only what is committed
-counts. A start is committed if more bytes follow it anywhere (its writer waited for it, R8), or if Qa
-members hold it while their claim is still its epoch; the head is the first segment in rank with a committed
-start (V1: not one that a dead writer's start hides). Behind the start counts what Qa members hold under
+counts. A start is committed if more bytes follow it anywhere (its writer waited for it, R8), or if a quorum
+holds it while its claim is still that epoch; the head is the first segment in rank with a committed
+start (V1: not one that a dead writer's start hides). Behind the start counts what a quorum holds under
 that epoch and, in a chain that is not pipelined, every record that another one follows (R9).
 """
 
 from collections.abc import Mapping
 
+from dos_client.core.quorum import Quorums
 from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord, claims_needed
 from journal.core.chain import (
@@ -40,7 +41,6 @@ from journal.core.chain import (
     SeenSegment,
     SegmentSpan,
     doubtful_members,
-    quorum_length,
     segments_seen,
 )
 from journal.core.errors import ChainError, LostBytesError, NotEnoughAnswersError
@@ -289,6 +289,7 @@ class Look(_Walk):
     ) -> None:
         super().__init__(chain, record, answers, record.generation)
         self._claims = claims
+        self._quorums = Quorums(record)
         self._rank = 0
 
     def begin(self) -> list[Effect]:
@@ -330,9 +331,14 @@ class Look(_Walk):
         return [SurveySegment(str(seen.name), length, seen.holders(length), within=held)]
 
     def _held_by_quorum(self, seen: SeenSegment) -> int:
-        """The length that Qa members hold while their claim is still this segment's epoch."""
-        counting = [member for member, epoch in self._claims.items() if epoch == seen.name.epoch]
-        return quorum_length(seen.copies, counting, self.qa)
+        """The length that a quorum holds while its members' claim is still this segment's epoch.
+
+        While a member joins, a quorum is one in both sets: what the old set alone holds may be gone when the
+        new one counts (docs/decisions/0010). The joining member's copy is not asked for."""
+        epoch = seen.name.epoch
+        return self._quorums.watermark(
+            {copy.member: copy.bytes for copy in seen.copies if self._claims.get(copy.member) == epoch}
+        )
 
     def _head_measured(self, survey: Survey) -> list[Effect]:
         committed = survey.within

@@ -15,6 +15,7 @@ import trio.testing
 
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import FencedError, LocalProtocolError, StaleGenerationError
+from dos_protocol.store_record import Member, StoreRecord
 from journal import (
     ORIGIN,
     ChainError,
@@ -220,6 +221,28 @@ async def test_v6_a_reader_is_not_shown_a_cut_that_may_still_vanish() -> None:
     assert await looked(PartialStore(store, [1, 3])) == ["base"], "seen on one only: it cannot be proved"
     store.claim(2, [2, 3])
     assert await looked(store) == ["base"], "the epoch moved on: their copies prove nothing any more"
+
+
+async def test_while_a_member_joins_a_reader_shows_what_a_quorum_of_both_sets_holds() -> None:
+    """R10 in docs/decisions/0010: what 2 and 3 hold is gone when 4, filled before, has taken 3's place."""
+    store = MemoryStore(servers=4)
+    store.record = joining_after_the_third(store.record)
+    a = store.claim(1)
+    old = await ChainWriter.open(a, "J", None, 2)
+    a.held = True
+    old.append(note("r"))
+    a.deliver(2)
+    a.deliver(3)
+    assert await looked(PartialStore(store, [1, 2, 3])) == []
+    a.deliver(1)
+    assert await looked(PartialStore(store, [1, 2, 3])) == ["r"]
+
+
+def joining_after_the_third(record: StoreRecord) -> StoreRecord:
+    """The record in which the fourth member joins in the third one's place."""
+    *old, fourth = record.members
+    joining = Member(fourth.server_id, fourth.address, "joining")
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, (*old, joining))
 
 
 async def test_a_reader_does_not_build_on_a_start_that_may_still_vanish() -> None:

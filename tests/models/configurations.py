@@ -95,6 +95,9 @@ _ALL = (
     replacement(
         "replace-filled", "d is filled, and A's record is on b only", ReplacementWorld("filled"), by_hand=True
     ),
+    replacement(
+        "replace-filled-early", "d is filled before A writes", ReplacementWorld("filled early"), by_hand=True
+    ),
     replacement("replace-start", "replacement from the beginning; a wipe", ReplacementWorld(), by_hand=True),
     replacement(
         "replace-start-late",
@@ -177,6 +180,7 @@ LOSSES = {
     "refuse_stale": "replace-filled",
     "tell_again": "replace-joining",
     "claim_again": "replace-moved",
+    "readers_ask_both_sets": "replace-filled-early",
 }
 """switch -> the configuration in which the loss is found"""
 

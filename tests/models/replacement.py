@@ -65,6 +65,8 @@ class ReplacementRules(NamedTuple):
     """A server refuses sessions of a generation below its own."""
     tell_again: bool = True
     """A watermark counts only in the generation of the session that told it; a new claim tells it again."""
+    readers_ask_both_sets: bool = True
+    """A reader, too, takes for committed what a quorum of both sets holds; without it, of the old one."""
     claim_again: bool = True
     """A claim counts only in the generation of its session; a new session claims, and is answered, again."""
 
@@ -114,6 +116,7 @@ class ReplacementWorld(NamedTuple):
     """start: A alone, nothing decided.
     taken over: B has taken over on b and c, which a slept through.
     joining: besides, generation 1 has come to a and b.
+    filled early: A alone, nothing written; generation 1 has come to a and b; d is filled.
     filled: A alone; its record is on b only; generation 1 has come to a, b and d; d is filled.
     moved on: besides, the record is on c, and generation 2 has come to a and b; B is in generation 1."""
     sync_apart: bool = False
@@ -134,6 +137,10 @@ def begin(world: ReplacementWorld) -> ReplacementState:
             return start._replace(servers=(at_0, taken, taken, new), stage=OPEN, owed=(0, 1))
         case "joining":
             return start._replace(servers=(at_1, taken_1, taken, new), stage=OPEN, owed=(0, 1))
+        case "filled early":
+            return start._replace(
+                servers=(at_1, at_1, at_0, new._replace(claim=FIRST)), decided=2, filled=True
+            )
         case "filled":
             return start._replace(servers=(at_1, recorded, at_0, recorded), decided=2, filled=True)
         case "moved on":

@@ -201,7 +201,10 @@ class Replacement(Quorums):
             ]
         owed = list(state.owed)
         for index in (1, 0):
-            if (index == 0 or state.stage == OPEN) and self._told_by_quorum(state, servers, index):
+            if not owed[index] and (
+                ((index == 0 or state.stage == OPEN) and self._told_by_quorum(state, servers, index))
+                or self._shown(state, servers, index)
+            ):
                 owed[index] = 1
                 if index == 1:
                     owed[0] = max(owed[0], state.base)
@@ -213,6 +216,26 @@ class Replacement(Quorums):
             for server in servers
         ]
         return state._replace(servers=tuple(servers), owed=(owed[0], owed[1]))
+
+    def _shown(self, state: ReplacementState, servers: list[Server], index: int) -> bool:
+        """Whether a reader, in any generation, takes the record for committed: a quorum holds it, under a
+        claim that is still of its epoch (R10)."""
+        holders = [
+            (one, server)
+            for one, server in enumerate(servers)
+            if server.synced[index] and server.claim == index + 1
+        ]
+        if len(holders) < QA:
+            return False
+        for generation in range(state.decided + 1):
+            asked = frozenset(one for one, server in holders if self.admits(server, generation))
+            if not self.rules.readers_ask_both_sets:
+                asked = asked & VOTERS[generation]
+                if len(asked) >= QA:
+                    return True
+            elif self.quorum(generation, asked, QA):
+                return True
+        return False
 
     def _tells_second(self, server: Server, state: ReplacementState) -> int:
         if state.stage == SETTLING:
