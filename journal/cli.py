@@ -70,7 +70,8 @@ def dump(
     """Print a journal's records, one line each: logical offset, name, and the fields as the original showed
     them.
 
-    A chain is shown as a reader may see it: committed records only, from its newest finished snapshot on.
+    A chain is shown as a reader may see it: committed records only, from its newest finished snapshot on. A
+    segment, named as an object, is shown as members have it: its end may never have been committed.
 
     Examples:
 
@@ -85,6 +86,8 @@ def dump(
     with _quiet_when_the_pipe_closes():
         outcome = _inspect(target, consume, token_file, quiet=sys.stdout.isatty())
         sys.stdout.flush()
+        if not outcome.committed_only:
+            sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
         if outcome.fault is not None:
             sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
             raise typer.Exit(FAULT)
@@ -96,7 +99,7 @@ def verify(target: Target, as_json: AsJson = False, token_file: TokenFile = None
     fault.
 
     A fault is shown with its segment, offset, what was expected, what was found, and a hint. A chain is read
-    as a reader may see it; a record cut off at the end of a file is a fault (kind "torn"), what precedes it
+    as a reader may see it, a segment named as an object as members have it; a record cut off at the end of a file is a fault (kind "torn"), what precedes it
     is good.
 
     Examples:

@@ -5,7 +5,8 @@ consumer. What is wrong ends up in the outcome and is never raised; what cannot 
 is raised.
 
     FILE                               a journal file, version 0 or 1
-    dos://h[,h2..]/directory/object    that object; a chain's segment, or any journal that was appended
+    dos://h[,h2..]/directory/object    that object; a chain's segment, or any journal that was appended: the
+                                       longest copy, whatever of it is committed
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
 """
 
@@ -30,6 +31,7 @@ from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
 from journal.core.record import VERSION_1
 from journal.core.replay import SpanReplay, Step
+from journal.core.segment import parse_segment_name
 from journal.limits import read_bytes_max, scratch_read_bytes_max
 from journal.reading import Source, span_chunks
 
@@ -51,6 +53,13 @@ class Outcome:
     fault: DosError | None = None
     base: int = 0
     end: str = ""
+
+    @property
+    def committed_only(self) -> bool:
+        """Whether nothing was shown that a take-over could still leave out (R10): not so for a segment that
+        was named as an object.
+        """
+        return self.kind != "object" or parse_segment_name(self.target) is None
 
 
 def is_url(target: str) -> bool:

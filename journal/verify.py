@@ -39,6 +39,7 @@ def verdict_json(outcome: Outcome) -> str:
         "first_offset": tally.first_offset or 0,
         "end_offset": tally.end_offset,
         "end": outcome.end,
+        "committed_only": outcome.committed_only,
     }
     if outcome.fault is not None:
         verdict["fault"] = fault_fields(outcome.fault, outcome.base)

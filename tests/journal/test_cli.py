@@ -234,6 +234,55 @@ def test_a_chain_a_segment_and_a_plain_object_of_a_store_are_dumped_and_verified
 
 
 @pytest.mark.process
+def test_of_a_chain_only_what_is_committed_is_shown_of_a_segment_what_members_have(
+    servers: list[ServerProcess], store_url: str
+) -> None:
+    """R10: a record on one member only may vanish when another writer takes over."""
+    # EVIDENCE-OF: P-2
+
+    async def write() -> str:
+        async with open_store(store_url) as store, await store.claim("app.w0001", 1, os.urandom(16)) as claim:
+            writer = await ChainWriter.open(claim, "state", None, 1)
+            await writer.wait_synced(writer.append(Record(Op.MARK, ints=(1,))))
+            for server in servers[1:]:
+                await trio.to_thread.run_sync(server.kill)
+            writer.append(Record(Op.MARK, ints=(2,)))
+            target = claim.targets[writer.segment]
+            with trio.fail_after(60):
+                while not target.sizes_reach(target.size):
+                    await trio.sleep(0.01)
+            assert target.synced < target.size, "one member is no quorum"
+            return writer.segment
+
+    try:
+        segment = trio.run(write)
+    finally:
+        for server in servers[1:]:
+            server.restart()
+    chain, alone = f"{store_url}/app.w0001/state", f"{store_url}/app.w0001/{segment}"
+    assert marks_in(journal("dump", "--json", chain)) == [1]
+    assert json.loads(journal("verify", "--json", chain).stdout)["records"] == 2
+    raw = journal("dump", "--json", alone)
+    assert marks_in(raw) == [1, 2]
+    assert "not all of it need be committed" in raw.stderr
+    assert json.loads(journal("verify", "--json", alone).stdout)["committed_only"] is False
+
+    async def take_it_over() -> None:
+        async with open_store(store_url) as store, await store.claim("app.w0001", 2, os.urandom(16)) as claim:
+            await ChainWriter.open(claim, "state", await take_over(claim, "state", generation=1), 1)
+
+    trio.run(take_it_over)
+    assert marks_in(journal("dump", "--json", chain)) == [1, 2], "the new writer's start stands on it"
+
+
+def marks_in(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """The numbers of the marks that `dos journal dump --json` showed."""
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    return [record["ints"][0] for record in records if record["name"] == "MARK"]
+
+
+@pytest.mark.process
 def test_a_journal_on_one_server_without_a_store_is_verified_too(tmp_path: Path) -> None:
     """The original's way: a version 0 journal, mirrored to a server as an object."""
     with ServerProcess(tmp_path / "server") as server:

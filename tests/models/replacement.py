@@ -194,18 +194,25 @@ class Quorums:
     def _lost_to(self, state: ReplacementState, able: list[int], generation: int) -> str:
         for count in range(F, len(able) + 1):
             for chosen in combinations(able, count):
-                if self.quorum(generation, frozenset(chosen), F) and (found := self._missing(state, chosen)):
+                if self.quorum(generation, frozenset(chosen), F) and (
+                    found := self._missing(state, chosen, VOTERS[generation])
+                ):
                     return f"a taker-over on {', '.join('abcd'[one] for one in chosen)} finds {found}"
         return ""
 
-    def _missing(self, state: ReplacementState, chosen: tuple[int, ...]) -> str:
-        first, second = (max(state.servers[one].synced[index] for one in chosen) for index in (0, 1))
+    def _missing(self, state: ReplacementState, chosen: tuple[int, ...], voters: frozenset[int]) -> str:
+        """What a taker-over with these claims does not find. Only answers of voters count; bytes may come
+        from any."""
+        answers = [state.servers[one].synced for one in chosen if one in voters]
+        first, second = max(size for size, _ in answers), max(size for _, size in answers)
         if second < state.owed[1]:
             return "no segment of B's, whose record was acknowledged"
         counted = state.base if second else first
         if counted < state.owed[0]:
             return "a chain without A's record, which was acknowledged"
-        return "a chain that names A's record, which nobody there has" if first < counted else ""
+        if counted > max(state.servers[one].synced[0] for one in chosen):
+            return "a chain that names A's record, which nobody there has"
+        return ""
 
 
 def words(step: Step) -> str:
