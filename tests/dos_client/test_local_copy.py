@@ -215,7 +215,11 @@ async def test_catching_up_takes_less_than_a_mib_of_memory_a_member(
 @pytest.mark.trio
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_every_byte_is_right(
-    three: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    three: Threads,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seed: int,
 ) -> None:
     # EVIDENCE-OF: P-2, P-3, P-10
     monkeypatch.setattr("dos_client.target.window_bytes_max", 300_000)  # members fall behind at once
@@ -239,6 +243,7 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
             for server in three:
                 await has(server, "d", "x", CONTENT)
             assert sum(store.counts.filled_bytes.values()) > 0, "else this shows nothing"
+    assert not [one for one in caplog.messages if "d/x there" in one], "a copy was wrong, and mended"
 
 
 class Files:
