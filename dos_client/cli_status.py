@@ -82,8 +82,21 @@ def status_json(found: StoreStatus) -> dict[str, Any]:
         "store": {**record_json(found.record), "members": members},
         "usable": found.usable,
         "bytes": found.total_bytes if found.holdings else None,
+        "filling": _filling_json(found),
         "problems": found.problems,
         "overrides": None if found.overrides is None else [asdict(one) for one in found.overrides],
+    }
+
+
+def _filling_json(found: StoreStatus) -> dict[str, Any] | None:
+    if found.filling is None:
+        return None
+    member, done = found.filling
+    return {
+        "address": member.address,
+        "state": member.state,
+        "bytes_done": done,
+        "bytes_total": found.total_bytes,
     }
 
 

@@ -5,7 +5,7 @@ decided in `core.membership`.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,10 +42,14 @@ async def probe(address: str, *, token: bytes = b"", client: str = "") -> Server
 
 
 async def survey(
-    addresses: Iterable[str], *, token: bytes = b"", client: str = "", hurry: bool = False
+    addresses: Iterable[str],
+    *,
+    token: bytes = b"",
+    client: str = "",
+    enough: Callable[[Sequence[ServerAnswer]], bool] = lambda _: False,
 ) -> Survey:
-    """Ask several servers at once. Never raises for one of them. `hurry`: once some record is confirmed,
-    the others get only a moment more."""
+    """Ask several servers at once. Never raises for one of them. Once the answers are `enough`, the others
+    get only a moment more."""
     answers: list[ServerAnswer] = []
     errors = dict.fromkeys(addresses, "gave no answer in time")
 
@@ -55,7 +59,7 @@ async def survey(
             del errors[address]
         except DosError as error:
             errors[address] = str(error.args[0])
-        if hurry and decide(answers).record is not None:
+        if enough(answers):
             nursery.cancel_scope.deadline = min(
                 nursery.cancel_scope.deadline, trio.current_time() + probe_grace_s
             )
@@ -89,8 +93,12 @@ async def find_membership(
     asked = list(addresses)
     known = dict.fromkeys(asked)
     helped: set[tuple[str, int]] = set()
+
+    def confirmed(answers: Sequence[ServerAnswer]) -> bool:
+        return hurry and decide(answers, store_id, asked).record is not None
+
     while True:
-        seen = await survey(known, token=token, client=client, hurry=hurry)
+        seen = await survey(known, token=token, client=client, enough=confirmed)
         membership = decide(seen.answers, store_id, asked)
         named = {
             member.address for answer in seen.answers if answer.record for member in answer.record.members

@@ -25,7 +25,7 @@ class NotEmptyError(StoreNotReadyError):
 class QuorumUnavailableError(DosError):
     """Too few members answered in time. Nothing was changed. `missing` says what of each member."""
 
-    remedy = "start the missing members, or replace one with `dos store replace`"
+    remedy = "start the missing members, replace one (`dos store replace`), mend damage (`dos store repair`)"
 
     def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
         super().__init__("; ".join([message, *missing]))

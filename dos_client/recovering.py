@@ -14,12 +14,14 @@ without it, the same command goes on from (3).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dos_client.core.comparing import Verdict
 from dos_client.core.override_log import ACCEPT_LOSS, Override
 from dos_client.core.recovery import Standing, forced
 from dos_client.discovery import Survey
 from dos_client.errors import LossError, ReplacementError
 from dos_client.filling import Progress
 from dos_client.record_log import open_record_log
+from dos_client.repairing import repair_store
 from dos_client.replacing import Teller, add_to, must_be_new
 from dos_client.store import Store, open_store
 from dos_client.surviving import (
@@ -55,9 +57,11 @@ async def recover_store(
 ) -> Recovered:
     """Go on with the members that are left, and with the empty servers at the addresses `new`.
 
+    When enough members are there, but damaged copies that they cannot mend, those are cut to what is good.
+
     Raises LossError, naming what is missing and what is left, without `accept_loss`; and when nothing
-    acknowledged can be lost, because then `replace_member` does it. ReplacementError when enough members are
-    there. Interrupted, it is begun again with the same arguments."""
+    acknowledged can be lost, because then `replace_member` does it. ReplacementError when nothing has to be
+    given up. Interrupted, it is begun again with the same arguments."""
     parsed, tell, added = parse_url(url), Teller(progress), [parse_address(one) for one in new]
     tell.phase("looking")
     now, seen = await look_around(parsed.servers, token=token, client=client)
@@ -72,8 +76,12 @@ async def recover_store(
         await force(record, seen, token=token, client=client)
         override = entry(ACCEPT_LOSS, record, now)
     async with open_store(parsed, token=token, client=client) as store:
-        override = override or await _begun_before(store)
-        return await _finish(store, override, added, tell)
+        begun = override or await unfinished(store)
+        if begun is None:
+            return await _accept_damage(store, now, tell, accept_loss=accept_loss)
+        if begun.what != ACCEPT_LOSS:
+            raise ReplacementError("a replacement is not finished", remedy="run `dos store replace` again")
+        return await _finish(store, begun, added, tell)
 
 
 async def _must_be_accepted(
@@ -94,17 +102,35 @@ async def _must_be_accepted(
         )
 
 
-async def _begun_before(store: Store) -> Override:
-    """What an earlier run forced and did not finish."""
-    begun = await unfinished(store)
-    if begun is None:
+async def _accept_damage(store: Store, now: Standing, tell: Teller, *, accept_loss: bool) -> Recovered:
+    """Enough members are there; but copies may be damaged that the others cannot mend, for instance because
+    one of those is away. A member with such a copy answers for nothing in that directory, and that may be the
+    end of it."""
+    tell.phase("mending")
+    report = await repair_store(store, dry_run=not accept_loss)
+    left = [one for one in report.repairs if one.verdict is Verdict.DAMAGED and not one.mendable]
+    if not left:
         raise ReplacementError(
-            "nothing to recover: enough members are there",
-            remedy="to change members, use `dos store replace` or `dos store add`",
+            "nothing to recover: enough members are there, and no damage that cannot be mended",
+            remedy="to mend, `dos store repair`; to change members, `dos store replace` or `dos store add`",
         )
-    if begun.what != ACCEPT_LOSS:
-        raise ReplacementError("a replacement is not finished", remedy="run `dos store replace` again")
-    return begun
+    if not accept_loss:
+        raise LossError(
+            f"{len(left)} damaged copies cannot be mended by the members that are there",
+            [f"  {one.directory}/{one.name} on {one.address}: {one.reason}" for one in left],
+            remedy="start the missing members and run `dos store repair`; or, giving up what is damaged,"
+            " say the same with --accept-loss",
+        )
+    tell.phase("cutting")
+    details = await cut_damage(store)
+    async with open_record_log(store) as records:
+        override = entry(ACCEPT_LOSS, store.record, now)
+        await records.note(override)
+        tell.phase("fencing")
+        details += await claim_above(store, {one.directory for one in left})
+        await records.note(replace(override, finished=True, details=details))
+    tell.phase("done")
+    return Recovered(store.record, tuple(details))
 
 
 async def _finish(store: Store, override: Override, new: Sequence[str], tell: Teller) -> Recovered:

@@ -69,6 +69,11 @@ class Repair:
     size: int = 0
 
     @property
+    def mendable(self) -> bool:
+        """Nothing has to be given up for it."""
+        return self.outcome not in (Outcome.REFUSED, Outcome.FAILED)
+
+    @property
     def done(self) -> bool:
         """Nothing is left to do about it."""
         return self.outcome in (Outcome.MENDED, Outcome.LEFT)

@@ -55,8 +55,8 @@ async def replace_member(
 
     `new` must answer, be in no store, and be empty; it may stand at the address of `old`. Writers and
     readers go on meanwhile. Interrupted, it is begun again with the same arguments and goes on where it
-    was. Returns the record in which the new member is in. Raises ReplacementError, StoreNotReadyError,
-    QuorumUnavailableError; FencedError when another replacement was begun after this one.
+    was. Returns the record in which the new member is in. Raises ReplacementError, also when another
+    replacement was begun after this one, LossError, StoreNotReadyError, QuorumUnavailableError.
 
     `other_is_gone`: a person's word, needed and taken only when too few members are there to agree on a
     replacement (of two members, one is dead), and yet each acknowledged byte is on one that is: that `old` is
@@ -81,10 +81,13 @@ async def replace_member(
         answer = await probe(new_address, token=token, client=client)
         try:
             await _replace(store, old_name, answer, tell, override)
-        except FencedError:
+        except FencedError as error:
             # another run took over: it may have finished what this one had decided
             if not await _is_in(store, answer.server_id):
-                raise
+                raise ReplacementError(
+                    f"another run took over: {_under_way(store.record)}",
+                    remedy="one at a time: let it finish",
+                ) from error
         tell.phase("done")
         return store.record
 
@@ -190,6 +193,15 @@ async def fill_and_finish(store: Store, records: RecordLog, tell: "Teller") -> N
     await decide_and_install(store, records, finish(store.record))
     if leaving is not None:
         await _tell_leaving(store, leaving.address)
+
+
+def _under_way(record: StoreRecord) -> str:
+    """Who replaces whom."""
+    filled, replaced = filled_member(record), replaced_member(record)
+    if filled is None:
+        return f"generation {record.generation} has {', '.join(one.address for one in record.members)}"
+    place = f"in the place of {replaced.address}" if replaced is not None else "beside the others"
+    return f"{filled.address} comes in, {place} (generation {record.generation})"
 
 
 async def _is_in(store: Store, server_id: bytes) -> bool:

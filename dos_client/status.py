@@ -13,7 +13,7 @@ from dos_client.record_log import read_overrides
 from dos_client.store import open_store
 from dos_client.walking import open_walk
 from dos_protocol.errors import DosError
-from dos_protocol.store_record import StoreRecord
+from dos_protocol.store_record import Member, StoreRecord
 
 
 @dataclass(slots=True)
@@ -40,6 +40,15 @@ class StoreStatus:
     total_bytes: int = 0
     overrides: list[Override] | None = None
 
+    @property
+    def filling(self) -> tuple[Member, int] | None:
+        """The member that joins or is being added, and the bytes it has of `total_bytes`; None without one,
+        or when nobody looked."""
+        member = filled_member(self.record) if self.record is not None else None
+        if member is None or member.server_id not in self.holdings:
+            return None
+        return member, self.total_bytes - self.holdings[member.server_id].lag_bytes
+
 
 async def store_status(
     servers: Sequence[str], *, holdings: bool = True, token: bytes = b"", client: str = "dos store status"
@@ -58,13 +67,13 @@ async def store_status(
             await _look_inside(status, servers, holdings=holdings, token=token, client=client)
         except DosError as error:
             status.problems.append(str(error.args[0]))
-    filled = filled_member(record)
-    if filled is not None and filled.server_id in status.holdings:
-        missing = status.holdings[filled.server_id].lag_bytes
-        done = status.total_bytes - missing
-        status.problems.append(
-            f"{filled.address} is {filled.state}: {done} of {status.total_bytes} bytes are there"
-        )
+    if status.filling is not None:
+        member, done = status.filling
+        text = f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are there"
+        status.problems.append(text)
+    damaged = sum(len(one.damaged) for one in status.holdings.values())
+    if damaged:
+        status.problems.append(f"{damaged} copies are damaged: mend them with `dos store repair`")
     return status
 
 

@@ -8,7 +8,7 @@ import getpass
 import logging
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -218,8 +218,8 @@ async def cut_damage(store: Store) -> list[str]:
     return done
 
 
-async def claim_above(store: Store) -> list[str]:
-    """Claim every directory far above every epoch that the survivors saw. Returns one line for each."""
+async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
+    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each."""
     done: list[str] = []
     limiter = trio.CapacityLimiter(fill_directories_max)
 
@@ -231,7 +231,7 @@ async def claim_above(store: Store) -> list[str]:
 
     async with trio.open_nursery() as nursery:
         for name in await store.list_directories():
-            if name != DIRECTORY:
+            if name != DIRECTORY and (directories is None or name in directories):
                 nursery.start_soon(jump, name)
     return sorted(done)
 

@@ -237,7 +237,9 @@ class ObjectServer:
         return v.Written(effect.directory, effect.name, self._storage.write(effect))
 
     def _set_mark(self, effect: v.SetMark) -> None:
-        self._storage.set_mark(effect.directory, effect.name, effect.synced, poisoned=effect.poisoned)
+        self._storage.set_mark(
+            effect.directory, effect.name, effect.synced, poisoned=effect.poisoned, damaged=effect.damaged
+        )
 
     def _forget(self, effect: v.ForgetDirectory) -> None:
         self._storage.forget(effect.directory)

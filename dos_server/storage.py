@@ -22,12 +22,12 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
-from dos_server import side_files
+from dos_server import side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
@@ -81,15 +81,19 @@ class Storage:
             self._disk.sync_folder("")
         found = self._disk.names(OBJECTS) or []
         names = {name for name in found if is_name(name)}
-        identity = self._read_small("identity")
+        identity = small_files.read(self._disk, "identity")
         if identity is None:
             if names:
                 raise CorruptDataError(
                     "data directory", 0, "an identity beside objects", "none", "restore it, or start empty"
                 )
-            self._replace("", "identity", records.encode_identity(fresh_id))
+            small_files.replace(self._disk, "", "identity", records.encode_identity(fresh_id))
             identity = records.encode_identity(fresh_id)
-        return records.decode_identity(identity, "identity"), self._read_small("store") or b"", names
+        return (
+            records.decode_identity(identity, "identity"),
+            small_files.read(self._disk, "store") or b"",
+            names,
+        )
 
     def stop(self) -> None:
         """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
@@ -124,7 +128,7 @@ class Storage:
             if names is None:
                 return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
             self._disk.sync_folder(OBJECTS)
-            data = self._read_small(f"{path}/.claim")
+            data = small_files.read(self._disk, f"{path}/.claim")
             claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
             marks = self._load_marks(path, folder)
             side_files.remove_leftovers(self._disk, path, names)
@@ -146,7 +150,7 @@ class Storage:
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
 
     def _load_marks(self, path: str, folder: _Folder) -> dict[str, Mark]:
-        data = self._read_small(f"{path}/.marks") or b""
+        data = small_files.read(self._disk, f"{path}/.marks") or b""
         slots = records.decode_marks(data)
         folder.slot_count = -(-len(data) // mark_bytes)
         folder.slots = {mark.name: slot for slot, mark in enumerate(slots) if mark is not None}
@@ -160,6 +164,9 @@ class Storage:
             log.error("object %s/%s cannot be read: %s", directory, name, error)
             return lost(mark.synced if mark is not None else 0)
         if found.corrupt:
+            poisoned = mark is not None and mark.poisoned
+            durable = max(found.durable, found.size)
+            self.set_mark(directory, name, durable, poisoned=poisoned, damaged=True)
             return found
         if mark is not None and mark.poisoned:
             return self._forgive(directory, name, found)
@@ -184,6 +191,8 @@ class Storage:
         seed = object_seed(directory, name)
         size = disk.size(handle)
         found = recover(lambda position, count: disk.read(handle, position, count), size, seed, mark)
+        if mark is not None and mark.damaged and not found.corrupt:
+            found = replace(found, letter="R", decision=Decision.QUARANTINE)
         if found.decision is not Decision.KEEP:
             log.warning(
                 "object %s/%s: case %s, %s; good to %d, file %d of %d bytes",
@@ -203,7 +212,7 @@ class Storage:
         """Put a claim on stable storage, with the folder and its entry."""
         try:
             self._make_folder(directory)
-            self._replace(f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
+            small_files.replace(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
             self._folder_durable(directory)
         except OSError as error:
             log.error("claim of %s: %s", directory, error)
@@ -213,7 +222,7 @@ class Storage:
     def store_record(self, record: bytes) -> v.Trouble:
         """Put the store record on stable storage."""
         try:
-            self._replace("", "store", record)
+            small_files.replace(self._disk, "", "store", record)
         except OSError as error:
             log.error("store record: %s", error)
             return trouble_of(error)
@@ -263,13 +272,16 @@ class Storage:
             return v.Trouble.FAILED
         return v.Trouble.NONE
 
-    def set_mark(self, directory: str, name: str, synced: int, *, poisoned: bool) -> None:
+    def set_mark(
+        self, directory: str, name: str, synced: int, *, poisoned: bool, damaged: bool = False
+    ) -> None:
         """Note a lower bound of what is synced.
 
         A failure is only noted: a missing mark is a lower bound too.
         """
         with _noted(f"mark of {directory}/{name}"):
-            self._write_mark(directory, Mark(name, synced, poisoned), durable=poisoned)
+            mark = Mark(name, synced, poisoned, damaged)
+            self._write_mark(directory, mark, durable=poisoned or damaged)
 
     def _write_mark(self, directory: str, mark: Mark, *, durable: bool) -> None:
         folder = self._folders[directory]
@@ -303,7 +315,8 @@ class Storage:
             side_files.sync(self._disk, effect)
             if effect.exists:
                 # should a crash leave neither copy, this one is known to be lost, not never to have been
-                self._write_mark(directory, Mark(name, effect.durable, effect.poisoned), durable=True)
+                old = Mark(name, effect.durable, effect.poisoned, effect.damaged)
+                self._write_mark(directory, old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
             side_files.change_places(self._disk, effect)
@@ -367,29 +380,6 @@ class Storage:
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)
             folder.durable = True
-
-    def _read_small(self, path: str) -> bytes | None:
-        try:
-            handle = self._disk.open(path, create=False)
-        except FileNotFoundError:
-            return None
-        try:
-            return self._disk.read(handle, 0, self._disk.size(handle))
-        finally:
-            self._disk.close(handle)
-
-    def _replace(self, folder: str, name: str, data: bytes) -> None:
-        """Old or new, whole, whatever happens."""
-        temporary = f".{name}.new" if not name.startswith(".") else f"{name}.new"
-        handle = self._disk.open(f"{folder}/{temporary}" if folder else temporary, create=True)
-        try:
-            self._disk.cut(handle, 0)
-            self._disk.write(handle, 0, [data])
-            self._disk.sync(handle)
-        finally:
-            self._disk.close(handle)
-        self._disk.rename(folder, temporary, name)
-        self._disk.sync_folder(folder)
 
 
 @contextlib.contextmanager

@@ -168,7 +168,15 @@ class Appends:
 
     def _poison(self, state: ObjectState) -> None:
         tickets = state.poison()
-        self._tables.effects.append(v.SetMark(state.directory, state.name, state.synced, poisoned=True))
+        self._tables.effects.append(
+            v.SetMark(
+                state.directory,
+                state.name,
+                state.synced,
+                poisoned=True,
+                damaged=state.corrupt_from is not None,
+            )
+        )
         self._tables.untold.pop(state, None)
         text = f"{state.name} is poisoned: a write or sync of it failed"
         self._refuse_tickets(tickets, ErrorCode.POISONED, text)

@@ -139,6 +139,7 @@ class Mends:
                 state.exists,
                 state.durable,
                 state.poisoned,
+                state.corrupt_from is not None,
                 mend.request.goal_size,
             )
         )

@@ -91,9 +91,13 @@ class Reads:
         return state is not None and (state.mending or state.version != read.version)
 
     def _damaged(self, directory_name: str, name: str, offset: int) -> None:
-        """Bytes that were good are not: this copy stops counting from there on."""
+        """Bytes that were good are not: the copy counts no more, nor after a restart, until it is mended."""
         state = self._tables.find(directory_name, name)
         if state is not None:
+            if state.corrupt_from is None:
+                self._tables.effects.append(
+                    v.SetMark(directory_name, name, state.synced, poisoned=state.poisoned, damaged=True)
+                )
             state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
 
     def wake(self, state: ObjectState) -> None:

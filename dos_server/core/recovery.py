@@ -29,6 +29,8 @@ four facts:
     I       bytes      TORN       yes    any       QUARANTINE  acknowledged bytes are torn: a lying disk
     P       any        not E, F   no     yes       COPY_CUT    back to the mark, which precedes every answer
     Q       bytes      ROTTEN     yes    yes       QUARANTINE  as D
+    R       an object whose mark says that it was found damaged before: QUARANTINE, whatever the table says.
+            A second wound must not make the first one look like a crash
 
 Rules of this file: the table alone. The facts are collected in `recovery_scan`, the decision is carried out
 by the shell. A test enumerates every combination of facts and demands exactly one row.

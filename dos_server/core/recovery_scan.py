@@ -38,7 +38,7 @@ class Found:
 
     size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
     prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched;
-    durable: what was synced at some time, at least.
+    durable: as much as may have been synced at some time, as far as the file shows.
     """
 
     size: int
@@ -77,11 +77,13 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
             scan.stop_at_damage(damage.offset)
             case = ROTTEN_CASE
         else:
-            return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision, scan.durable)
+            durable = max(scan.durable, scan.reach)
+            return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision, durable)
 
 
 class _Scan:
-    """The walk and its facts. Invariant: `size` and `position` are the end of what is known good."""
+    """The walk and its facts. Invariant: `size` and `position` are the end of what is known good; `reach` is
+    the highest end of any extent whose header is good."""
 
     def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> None:
         self.read = read
@@ -92,6 +94,7 @@ class _Scan:
         self.size = 0
         self.position = 0
         self.durable = self.mark.synced
+        self.reach = 0
         self.mark_position: int | None = 0 if self.mark.synced == 0 else None
         self.unsure: deque[Placed] = deque()
         self.bad_payload: Placed | None = None
@@ -107,6 +110,7 @@ class _Scan:
                 return
             self.index.add(self.size, self.position)
             self.size, self.position = placed.header.end, placed.after
+            self.reach = max(self.reach, self.size)
             self.durable = max(self.durable, placed.header.durable)
             self.unsure.append(placed)
             while self.unsure and self.unsure[0].header.end <= self.durable:
@@ -196,6 +200,7 @@ class _Scan:
                 header = decode_header(chunk, self.seed, place)
                 if not isinstance(header, HeaderFault):
                     highest = max(highest, header.durable)
+                    self.reach = max(self.reach, header.end)
                 place = chunk.find(needle, place + 1)
         return highest
 

@@ -208,13 +208,14 @@ class Sync(NamedTuple):
 class SetMark(NamedTuple):
     """Note what is synced at least, before it is told to anyone.
 
-    Need not be synced itself, unless poisoned.
+    Need not be synced itself, unless poisoned or damaged.
     """
 
     directory: str
     name: str
     synced: int
     poisoned: bool
+    damaged: bool = False
 
 
 class ReadData(NamedTuple):
@@ -266,7 +267,7 @@ class InstallMend(NamedTuple):
     """Put the new copy on stable storage, the old one aside, and the new one in its place; then report.
 
     After a crash anywhere on the way there is the old copy, the new one, or one that is known to be lost.
-    `durable`: what the old one had synced at least, `poisoned` as its mark says;
+    `durable`: what the old one had synced at least, `poisoned`, `damaged` as its mark is to say;
     `exists`: there is an old one.
     """
 
@@ -276,6 +277,7 @@ class InstallMend(NamedTuple):
     exists: bool
     durable: int
     poisoned: bool
+    damaged: bool
     goal_size: int
 
 

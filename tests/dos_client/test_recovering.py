@@ -240,6 +240,30 @@ async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Thre
     assert await content_of(five[3], "idle", "o0") == good
 
 
+async def test_damage_that_nobody_can_mend_is_given_up_by_word(five: Threads) -> None:
+    # EVIDENCE-OF: P-2
+    bad, gone = five[1:3]
+    url = url_of(five[:3])
+    await init_store(url)
+    async with claimed(five[:3], "idle", 7) as (_, claim):
+        writer = claim.open_object("o0")
+        for start in range(0, len(CONTENT), 64_000):
+            await writer.wait_synced(writer.append(CONTENT[start : start + 64_000]))
+        await has(bad, "idle", "o0", CONTENT)
+    with pytest.raises(ReplacementError, match="no damage that cannot be mended"):
+        await recover_store(url, accept_loss=True)
+    await damage(bad, "idle", "o0", at=200_000)
+    await off(gone)
+    with pytest.raises(LossError, match="1 damaged copies cannot be mended"):
+        await recover_store(url)
+    done = await recover_store(url, accept_loss=True)
+    assert done.record.generation == 1
+    assert f"idle/o0 on {bad.location}: was damaged, now" in done.details[0]
+    assert any("idle: claimed at epoch" in line for line in done.details)
+    record = await replace_member(url, old=gone.location, new=five[3].location)
+    assert five[3].location in [one.address for one in record.voters]
+
+
 async def test_a_store_is_made_one_larger_under_a_live_writer(five: Threads) -> None:
     # EVIDENCE-OF: P-5
     await init_store(url_of(five[:2]))

@@ -62,8 +62,8 @@ class Harness:
             case v.Write(directory, name):
                 effect = effect._replace(buffers=[bytes(one) for one in effect.buffers])
                 return v.Written(directory, name, storage.write(effect))
-            case v.SetMark(directory, name, synced, poisoned):
-                storage.set_mark(directory, name, synced, poisoned=poisoned)
+            case v.SetMark(directory, name, synced, poisoned, damaged):
+                storage.set_mark(directory, name, synced, poisoned=poisoned, damaged=damaged)
             case v.ForgetDirectory(directory):
                 storage.forget(directory)
             case v.DropMend():

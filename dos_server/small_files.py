@@ -1,0 +1,32 @@
+"""Small files that are read whole, and replaced whole: identity, store record, claim.
+
+Rules of this file: old or new, never a mixture, whatever happens. It raises OSError.
+"""
+
+from dos_server.disk import Disk
+
+
+def read(disk: Disk, path: str) -> bytes | None:
+    """What the file holds; None when there is none."""
+    try:
+        handle = disk.open(path, create=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.read(handle, 0, disk.size(handle))
+    finally:
+        disk.close(handle)
+
+
+def replace(disk: Disk, folder: str, name: str, data: bytes) -> None:
+    """Old or new, whole: temporary file, write, sync, rename, sync of the folder."""
+    temporary = f".{name}.new" if not name.startswith(".") else f"{name}.new"
+    handle = disk.open(f"{folder}/{temporary}" if folder else temporary, create=True)
+    try:
+        disk.cut(handle, 0)
+        disk.write(handle, 0, [data])
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+    disk.rename(folder, temporary, name)
+    disk.sync_folder(folder)
