@@ -269,6 +269,7 @@ class Claim:
 
     def _finish(self) -> None:
         self._end.set()
+        self._reads.drop_ahead()
         self.standing.look()
         for target in self.targets.values():
             target.wake_all()

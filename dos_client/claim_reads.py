@@ -11,6 +11,7 @@ import trio
 from dos_client.connection import Connection
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import read_bytes_max, read_timeout_s
+from dos_client.reading_ahead import ReadAhead
 from dos_client.store_reads import ask_for_bytes, bytes_of
 from dos_protocol.errors import BrokenConnectionError
 from dos_protocol.store_record import Member
@@ -25,9 +26,18 @@ class ClaimReads:
 
     def __init__(self, claim: "Claim") -> None:
         self._claim = claim
+        self._ahead = ReadAhead(claim.store.start, self._read)
 
     async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
         """See `Claim.read`."""
+        self._claim.check()
+        return await self._ahead.read(name, offset, max_bytes, only)
+
+    def drop_ahead(self) -> None:
+        """What was read ahead is not needed any more."""
+        self._ahead.drop()
+
+    async def _read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
         claim = self._claim
         patience = trio.current_time() + read_timeout_s
         wanted = min(max_bytes, read_bytes_max)

@@ -151,6 +151,14 @@ piece_bytes: Final = 1 * MIB
 pieces_ahead_max: Final = 4
 """A stream of committed bytes is read and checked in such pieces, so many at once: that is its memory."""
 
+read_ahead_bytes_min: Final = 64 * KIB
+read_ahead_bytes_max: Final = 1 * MIB
+read_ahead_pieces_max: Final = 2
+read_ahead_streams_max: Final = 4
+read_ahead_kept_s: Final = 5.0
+"""Who reads objects of a claim in order, in pieces of such sizes, has so many pieces read ahead, of so many
+objects at once, kept so long: at most 8 MiB a claim while it restores, and nothing afterwards."""
+
 follow_wait_ms: Final = 10_000
 follow_pause_s: Final = 0.2
 """Who follows an object asks each member to answer when it has more, at most this much later; a member that

@@ -1,0 +1,125 @@
+"""Reading ahead: who reads an object piece after piece finds the next piece there already.
+
+Rules of this file: it changes when bytes are asked for, never which bytes are given. A piece that was read
+ahead counts only if it is as long as what is asked for now: bytes that were not there yet are asked for
+again. Begun by the second read that continues the one before; ended by one that does not.
+
+A restore reads a segment so, and decodes in between: without this, disk and network stand still meanwhile.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from dos_client.limits import (
+    read_ahead_bytes_max,
+    read_ahead_bytes_min,
+    read_ahead_kept_s,
+    read_ahead_pieces_max,
+    read_ahead_streams_max,
+)
+from dos_protocol.errors import DosError
+
+Read = Callable[[str, int, int, bytes | None], Awaitable[bytes]]
+Key = tuple[str, bytes | None]
+
+
+class _Piece:
+    """A piece on its way: bytes from `offset`, so many of them asked for; None when it failed."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset = offset
+        self.size = size
+        self.data: bytes | None = None
+        self.ended = trio.Event()
+        self.scope = trio.CancelScope()
+
+
+class _Sequence:
+    """One object read in order. Invariant: the pieces lie side by side, the first of them at `next`."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.pieces: deque[_Piece] = deque()
+
+    def drop(self) -> None:
+        for piece in self.pieces:
+            piece.scope.cancel()
+        self.pieces.clear()
+
+
+class ReadAhead:
+    """`read`, with the next pieces begun before they are asked for, in tasks that `start` runs."""
+
+    def __init__(self, start: Callable[[Callable[[], Awaitable[None]]], None], read: Read) -> None:
+        self._start = start
+        self._read = read
+        self._sequences: OrderedDict[Key, _Sequence] = OrderedDict()
+
+    async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
+        """Raises what the read raises."""
+        key = (name, only)
+        sequence = self._sequences.get(key)
+        goes_on = sequence is not None and sequence.next == offset and offset > 0
+        if sequence is None or not goes_on:
+            sequence = self._begin(key)
+        data = await self._taken(sequence, offset, max_bytes)
+        if data is None:
+            data = await self._read(name, offset, max_bytes, only)
+        sequence.next = offset + len(data)
+        whole = len(data) == max_bytes and read_ahead_bytes_min <= max_bytes <= read_ahead_bytes_max
+        if goes_on and whole and self._sequences.get(key) is sequence:
+            self._top_up(key, sequence, max_bytes)
+        return data
+
+    def drop(self) -> None:
+        """Nobody reads on: the memory goes."""
+        for sequence in self._sequences.values():
+            sequence.drop()
+        self._sequences.clear()
+
+    def _begin(self, key: Key) -> _Sequence:
+        old = self._sequences.pop(key, None)
+        if old is not None:
+            old.drop()
+        while len(self._sequences) >= read_ahead_streams_max:
+            _, oldest = self._sequences.popitem(last=False)
+            oldest.drop()
+        sequence = self._sequences[key] = _Sequence()
+        return sequence
+
+    async def _taken(self, sequence: _Sequence, offset: int, max_bytes: int) -> bytes | None:
+        """The piece that was read ahead, if it is what is asked for."""
+        if not sequence.pieces:
+            return None
+        piece = sequence.pieces.popleft()
+        await piece.ended.wait()
+        piece.scope.cancel()
+        if piece.offset == offset and piece.data is not None and len(piece.data) >= max_bytes:
+            if len(piece.data) > max_bytes:
+                sequence.drop()
+            return piece.data[:max_bytes]
+        sequence.drop()
+        return None
+
+    def _top_up(self, key: Key, sequence: _Sequence, size: int) -> None:
+        pieces = sequence.pieces
+        while len(pieces) < read_ahead_pieces_max:
+            offset = pieces[-1].offset + pieces[-1].size if pieces else sequence.next
+            piece = _Piece(offset, size)
+            pieces.append(piece)
+            self._start(partial(self._fetch, key, piece))
+
+    async def _fetch(self, key: Key, piece: _Piece) -> None:
+        name, only = key
+        with piece.scope:
+            try:
+                with suppress(DosError):  # asked for again by who wants it, and told why not
+                    piece.data = await self._read(name, piece.offset, piece.size, only)
+            finally:
+                piece.ended.set()
+            await trio.sleep(read_ahead_kept_s)
+            piece.data = None  # nobody came: the memory goes
