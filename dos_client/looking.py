@@ -3,7 +3,7 @@
 Rules of this file: answers in, a view or a refusal out. Who asks, and how long, is the store's matter.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
@@ -15,14 +15,16 @@ from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 class DirectoryView:
     """A directory, looked at without claiming it.
 
-    `answers`: per trusted member, its objects. `epochs`: per member that answered, the claim it holds,
-    (epoch, writer id). `epoch_seen`: the highest of them, 0 when nobody ever claimed it. `reachable`: how
-    many members answered."""
+    `answers`: per trusted member that is "in", its objects. `filled`: of the one that joins or is being
+    added: it tells nothing of what there is, but helps to make acknowledged what the others hold. `epochs`:
+    per member that answered, the claim it holds, (epoch, writer id). `epoch_seen`: the highest of them, 0
+    when nobody ever claimed it. `reachable`: how many members answered."""
 
     answers: dict[bytes, dict[str, ObjectInfo]]
     epochs: dict[bytes, tuple[int, bytes]]
     epoch_seen: int
     reachable: int
+    filled: dict[bytes, dict[str, ObjectInfo]] = field(default_factory=dict)
 
 
 def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
@@ -47,9 +49,11 @@ def view_of(
             missing,
         )
     epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}
+    told = {one: {info.name: info for info in opened[one].entries} for one in trusted}
     return DirectoryView(
-        {one: {info.name: info for info in opened[one].entries} for one in trusted if one in quorums.sets[0]},
+        {one: objects for one, objects in told.items() if one in quorums.sets[0]},
         epochs,
         max((epoch for epoch, _ in epochs.values()), default=0),
         len(opened),
+        {one: objects for one, objects in told.items() if one not in quorums.sets[0]},
     )

@@ -69,7 +69,7 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
     """
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = Look(chain, store.record, view.answers, claims)
+    walk = Look(chain, store.record, view.answers, claims, view.filled)
     source = Source(store, directory)
     waiting = deque(walk.begin())
     while True:

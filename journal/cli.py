@@ -99,8 +99,8 @@ def verify(target: Target, as_json: AsJson = False, token_file: TokenFile = None
     fault.
 
     A fault is shown with its segment, offset, what was expected, what was found, and a hint. A chain is read
-    as a reader may see it, a segment named as an object as members have it; a record cut off at the end of a file is a fault (kind "torn"), what precedes it
-    is good.
+    as a reader may see it, a segment named as an object as members have it; a record cut off at the end of a
+    file is a fault (kind "torn"), what precedes it is good.
 
     Examples:
 

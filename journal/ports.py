@@ -108,6 +108,11 @@ class DirectoryViewPort(Protocol):
     def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]: ...
 
     @property
+    def filled(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
+        """The same of a member that joins: it helps to make acknowledged what the others hold."""
+        ...
+
+    @property
     def epochs(self) -> Mapping[bytes, tuple[int, bytes]]:
         """The claim, (epoch, writer id), that each member held when it answered."""
         ...

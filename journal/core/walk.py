@@ -279,16 +279,23 @@ class TakeOver(_Walk):
 
 
 class Look(_Walk):
-    """The walk of a reader. claims: the claim epoch that each answering member held when it answered.
+    """The walk of a reader. claims: the claim epoch that each answering member held when it answered;
+    filled: what a member has that joins. It counts for what is committed, never for what there is.
 
     Raises LostBytesError, ChainError, StaleGenerationError.
     """
 
     def __init__(
-        self, chain: str, record: StoreRecord, answers: Answers, claims: Mapping[bytes, int]
+        self,
+        chain: str,
+        record: StoreRecord,
+        answers: Answers,
+        claims: Mapping[bytes, int],
+        filled: Answers,
     ) -> None:
         super().__init__(chain, record, answers, record.generation)
         self._claims = claims
+        self._filled = filled
         self._quorums = Quorums(record)
         self._rank = 0
 
@@ -334,11 +341,14 @@ class Look(_Walk):
         """The length that a quorum holds while its members' claim is still this segment's epoch.
 
         While a member joins, a quorum is one in both sets: what the old set alone holds may be gone when the
-        new one counts (docs/decisions/0010). The joining member's copy is not asked for."""
+        new one counts (docs/decisions/0010)."""
+        name, held = str(seen.name), {copy.member: copy.bytes for copy in seen.copies}
+        for member, objects in self._filled.items():
+            if name in objects:
+                held[member] = objects[name].synced
         epoch = seen.name.epoch
-        return self._quorums.watermark(
-            {copy.member: copy.bytes for copy in seen.copies if self._claims.get(copy.member) == epoch}
-        )
+        counting = {member: size for member, size in held.items() if self._claims.get(member) == epoch}
+        return min(self._quorums.watermark(counting), seen.longest)
 
     def _head_measured(self, survey: Survey) -> list[Effect]:
         committed = survey.within

@@ -120,8 +120,11 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         numbers = range(1, len(self.servers) + 1) if members is None else members
         chosen = [self.servers[m - 1] for m in numbers if self.servers[m - 1].up]
+        told = {s.server_id: s.entries(directory) for s in chosen}
+        voters = {member.server_id for member in self.record.voters}
         return MemoryView(
-            {s.server_id: s.entries(directory) for s in chosen},
+            {one: objects for one, objects in told.items() if one in voters},
+            {one: objects for one, objects in told.items() if one not in voters},
             {s.server_id: s.claims.get(directory, (0, b"")) for s in chosen},
         )
 
@@ -133,6 +136,7 @@ class MemoryStore:
 @dataclass
 class MemoryView:
     answers: Mapping[bytes, Mapping[str, ObjectInfo]]
+    filled: Mapping[bytes, Mapping[str, ObjectInfo]]
     epochs: Mapping[bytes, tuple[int, bytes]]
 
 

@@ -250,7 +250,7 @@ def test_of_a_chain_only_what_is_committed_is_shown_of_a_segment_what_members_ha
             target = claim.targets[writer.segment]
             with trio.fail_after(60):
                 while not target.sizes_reach(target.size):
-                    await trio.sleep(0.01)
+                    await claim.wait_changed(1.0)
             assert target.synced < target.size, "one member is no quorum"
             return writer.segment
 

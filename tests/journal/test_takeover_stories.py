@@ -233,7 +233,10 @@ async def test_while_a_member_joins_a_reader_shows_what_a_quorum_of_both_sets_ho
     old.append(note("r"))
     a.deliver(2)
     a.deliver(3)
-    assert await looked(PartialStore(store, [1, 2, 3])) == []
+    assert await looked(store) == []
+    a.deliver(4)
+    assert await looked(PartialStore(store, [2, 3, 4])) == ["r"], "2 and 3, and 2 and 4"
+    assert await looked(PartialStore(store, [1, 2, 3])) == [], "2 alone speaks for the new set"
     a.deliver(1)
     assert await looked(PartialStore(store, [1, 2, 3])) == ["r"]
 
