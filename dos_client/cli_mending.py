@@ -205,7 +205,8 @@ def _print_repairs(report: RepairReport) -> None:
 
 
 def _verify_text(now: VerifyProgress) -> str:
-    return f"comparing, {now.directories_done} of {now.directories} directories; read"
+    reading = "; read" if now.bytes_read else ""
+    return f"comparing, {now.directories_done} of {now.directories} directories{reading}"
 
 
 def finding_json(one: Finding) -> dict[str, Any]:

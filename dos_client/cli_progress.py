@@ -41,7 +41,8 @@ class Shown:
         ):
             self._last = (trio.current_time(), phase)
             of = f" of {count_text(total)}" if total else ""
-            self._console.print(f"{text}, {count_text(done)}{of}", highlight=False, soft_wrap=True)
+            so_far = f", {count_text(done)}{of}" if done or total else ""
+            self._console.print(f"{text}{so_far}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._bar is not None:

@@ -79,7 +79,11 @@ def add(
 
 def replace_text(now: ReplaceProgress) -> str:
     """The progress of filling a member, in words."""
-    return f"{now.phase}, {now.directories_done} of {now.directories} directories"
+    return (
+        f"{now.phase}, {now.directories_done} of {now.directories} directories"
+        if now.directories
+        else now.phase
+    )
 
 
 @store_app.command()

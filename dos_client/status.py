@@ -55,13 +55,15 @@ async def store_status(
 ) -> StoreStatus:
     """Ask the servers, and the members that they name. `holdings`: look through all directories, too."""
     membership, seen = await find_membership(servers, token=token, client=client)
-    problems = [*seen.problems(membership), *same_server(seen.answers)]
+    problems, twice = seen.problems(membership), same_server(seen.answers)
     record = membership.record
     if record is None:
-        return StoreStatus(None, problems=problems)
+        return StoreStatus(None, problems=[*problems, *twice])
     members = describe(record, seen.answers, seen.errors)
+    described = {member.address for member in record.members}
+    problems = [line for line in problems if line.split(" ")[0].rstrip(":") not in described]
     present = [one.member.server_id for one in members if one.there]
-    status = StoreStatus(record, members, Quorums(record).can_take_over(present), problems)
+    status = StoreStatus(record, members, Quorums(record).can_take_over(present), [*problems, *twice])
     if status.usable:
         try:
             await _look_inside(status, servers, holdings=holdings, token=token, client=client)

@@ -33,7 +33,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+from dos_protocol.vocabulary import ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 
@@ -48,7 +48,7 @@ class Walk:
         self.record = store.record
         self.sessions: dict[bytes, Connection] = {}
         self.errors: dict[str, str] = {}
-        self.opened: dict[bytes, DirectoryOpened] = {}
+        self._objects: dict[bytes, dict[str, ObjectInfo]] = {}
 
     def member(self, server_id: bytes) -> Member:
         """The member of the record the walk began with."""
@@ -68,27 +68,25 @@ class Walk:
         return sorted(names)
 
     async def enter(self, directory: str, members: Iterable[bytes] = ()) -> None:
-        """Open a directory on all members, or again on some; `opened` has their answers."""
-        again = frozenset(members)
-        self.opened = {one: self.opened[one] for one in self.opened if again and one in self.sessions}
+        """Open a directory on all members, or again on some."""
+        again = frozenset(members) or frozenset(self.sessions)
+        kept = self._objects if frozenset(self.sessions) - again else {}
+        self._objects = {one: kept[one] for one in kept if one not in again}
 
         async def ask(server_id: bytes, session: Connection) -> None:
-            if not again or server_id in again:
-                self.opened[server_id] = await session.open_directory(directory)
+            if server_id in again:
+                opened = await session.open_directory(directory)
+                self._objects[server_id] = {info.name: info for info in opened.entries}
 
         await self._each(ask)
-        self.opened = {one: answer for one, answer in self.opened.items() if one in self.sessions}
 
     def names(self) -> list[str]:
         """The objects of the directory that any member has."""
-        return sorted({info.name for opened in self.opened.values() for info in opened.entries})
+        return sorted({name for objects in self._objects.values() for name in objects})
 
     def infos(self, name: str) -> dict[bytes, ObjectInfo | None]:
         """What each member says of an object."""
-        return {
-            server_id: next((info for info in opened.entries if info.name == name), None)
-            for server_id, opened in self.opened.items()
-        }
+        return {server_id: objects.get(name) for server_id, objects in self._objects.items()}
 
     async def compared(self, name: str, infos: dict[bytes, ObjectInfo | None]) -> tuple[Copies, Digests]:
         """The copies of an object, and the digests needed to judge them."""
@@ -135,7 +133,7 @@ class Walk:
     def lose(self, server_id: bytes, error: DosError) -> None:
         """The member is out for the rest of the walk."""
         session = self.sessions.pop(server_id, None)
-        self.opened.pop(server_id, None)
+        self._objects.pop(server_id, None)
         self.errors[self.member(server_id).address] = str(error.args[0])
         if session is not None:
             session.fail(BrokenConnectionError(str(error.args[0])))

@@ -54,10 +54,10 @@ def sync(disk: Disk, effect: v.InstallMend) -> None:
 
 
 def change_places(disk: Disk, effect: v.InstallMend) -> None:
-    """The old copy aside, the new one in its place, both names durable."""
+    """The old copy aside, if it is to be kept, and the new one in its place, both names durable."""
     folder = f"{OBJECTS}/{effect.directory}"
     names = set(disk.names(folder) or ())
-    if effect.name in names:
+    if effect.keep and effect.name in names:
         aside = (f"{_BROKEN}{effect.name}.{number}" for number in itertools.count())
         disk.rename(folder, effect.name, next(one for one in aside if one not in names))
     disk.rename(folder, _file_name(effect), effect.name)

@@ -329,7 +329,7 @@ class Storage:
         if found.corrupt or found.size != effect.goal_size:
             log.error("the new copy of %s/%s is not whole: %d bytes", directory, name, found.size)
             return None
-        log.warning("object %s/%s was mended, %d bytes; the old copy is aside", directory, name, found.size)
+        log.warning("object %s/%s has a new copy, %d bytes", directory, name, found.size)
         return found
 
     def drop_mend(self, effect: v.DropMend) -> None:

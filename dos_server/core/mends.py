@@ -140,6 +140,7 @@ class Mends:
                 state.durable,
                 state.poisoned,
                 state.corrupt_from is not None,
+                state.damaged or not mend.agrees,
                 mend.request.goal_size,
             )
         )

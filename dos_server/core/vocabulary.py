@@ -264,7 +264,8 @@ class WriteMend(NamedTuple):
 
 
 class InstallMend(NamedTuple):
-    """Put the new copy on stable storage, the old one aside, and the new one in its place; then report.
+    """Put the new copy on stable storage, and in the place of the old one; then report. `keep`: the old one
+    goes aside; else the new one begins with all of it.
 
     After a crash anywhere on the way there is the old copy, the new one, or one that is known to be lost.
     `durable`: what the old one had synced at least, `poisoned`, `damaged` as its mark is to say;
@@ -278,6 +279,7 @@ class InstallMend(NamedTuple):
     durable: int
     poisoned: bool
     damaged: bool
+    keep: bool
     goal_size: int
 
 

@@ -157,6 +157,7 @@ def test_a_sound_copy_is_only_replaced_by_a_longer_one_of_the_same_history_or_by
         assert world.look() == old
     assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
     assert world.content() == LONGER
+    assert not any(name.startswith(".broken.") for name in world.folder), "all of it is in the new one"
     assert isinstance(world.mend(world.reader(), other, old=world.look(), overwrite=True), m.Mended)
     assert world.content() == other
 
@@ -317,7 +318,7 @@ class _Plug:
         self._disk._called = self._called  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("damage", ["cut off", "rotten", "poisoned"])
+@pytest.mark.parametrize("damage", ["cut off", "rotten", "poisoned", "none: it is short"])
 def test_no_crash_on_the_way_makes_a_short_copy_look_sound(damage: str) -> None:
     # EVIDENCE-OF: P-5
     nth, left = 0, 0
@@ -329,7 +330,7 @@ def test_no_crash_on_the_way_makes_a_short_copy_look_sound(damage: str) -> None:
                 world.cut_off(150_000)
             elif damage == "rotten":
                 world.rot(150_000)
-            else:
+            elif damage == "poisoned":
                 world.disk.fail("sync", errno.EIO)
                 world.ask(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"lost"))
             left = _mend_and_crash(world, nth, seed)
