@@ -18,7 +18,7 @@ import trio
 
 from dos_client.asking import Answers, Question, ask_members
 from dos_client.connection import Connection
-from dos_client.core.agreement import Agreement, Reach, agree, reach
+from dos_client.core.agreement import Agreement, Reach, agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.damage import Wrong
 from dos_client.errors import QuorumUnavailableError
@@ -62,13 +62,13 @@ class Committed:
 
     async def reach(self) -> Reach:
         """How far it goes now. Raises NotFoundError when F members say that it is not there."""
-        quorums = Quorums(self._store.record)
+        quorums, ack_quorum = reading_quorums(self._store.record), self._store.record.ack_quorum
 
         def known(answers: Answers[StatResult]) -> tuple[Reach, set[bytes]]:
             sizes = {server_id: one.info.synced for server_id, one in answers.given.items()}
             damaged = {one for one, found in answers.given.items() if found.info.corrupt}
             sound = {*answers.given, *answers.without} - damaged
-            return reach(quorums, sizes, sound), sound
+            return reach(quorums, ack_quorum, sizes, sound), sound
 
         def judge(answers: Answers[StatResult]) -> tuple[int, bool]:
             found, sound = known(answers)
@@ -96,7 +96,7 @@ class Committed:
         agreement, answers = await self._agreement(base)
         if agreement.digest is not None:
             return PrefixDigest(base, agreement.digest)
-        quorums = Quorums(self._store.record)
+        quorums = reading_quorums(self._store.record)
         if quorums.can_take_over(answers.without) and not answers.given:
             raise answers.error()
         raise self._no_agreement(quorums, agreement, answers, base)
@@ -173,13 +173,13 @@ class Committed:
                 else:
                     low, found = middle, (middle, smaller.digest)
         if found is None:
-            raise self._no_agreement(Quorums(self._store.record), agreement, answers, end)
+            raise self._no_agreement(reading_quorums(self._store.record), agreement, answers, end)
         return found
 
     async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, Answers[StatResult]]:
         """What members say about the prefix of that size. Those that contradict a quorum are noted, as
         wrong from `start` on, below which they were right."""
-        quorums = Quorums(self._store.record)
+        quorums = reading_quorums(self._store.record)
 
         async def ask(connection: Connection) -> StatResult:
             return await connection.stat(self.name, size)
@@ -190,7 +190,7 @@ class Committed:
         def judge(answers: Answers[StatResult]) -> tuple[int, bool]:
             return found(answers).lacking, False
 
-        answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.ack_quorum)
+        answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.lacking(()))
         agreement = found(answers)
         for server_id in agreement.against:
             self._note(server_id, start, Wrong.DIFFERENT)

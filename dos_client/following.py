@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from dos_client.committed import Committed
+from dos_client.core.agreement import reading_quorums
 from dos_client.core.backoff import backoff_s
-from dos_client.core.quorum import Quorums
 from dos_client.damage import Wrong
 from dos_client.limits import follow_pause_s, follow_wait_ms
 from dos_client.streaming import committed_stream
@@ -65,7 +65,7 @@ class _Sizes:
             if self._store.record != self._record:
                 self._end()
                 self._begin()  # what was told by another record does not count in this one
-            held = Quorums(self._record).watermark(self._sizes)
+            held = reading_quorums(self._record).watermark(self._sizes)
             if held > size:
                 return held
             with trio.move_on_after(1.0):  # a new record wakes nobody here
@@ -82,7 +82,7 @@ class _Sizes:
 
     async def _watch_all(self, scope: trio.CancelScope, sizes: dict[bytes, int]) -> None:
         """All members of one record, until this is left or another record counts."""
-        members = Quorums(self._record).members
+        members = reading_quorums(self._record).members
         with scope:
             async with trio.open_nursery() as nursery:
                 for member in self._record.members:

@@ -12,7 +12,7 @@ import trio
 
 from dos_client.asking import Answers, Question, Sessions, ask_members
 from dos_client.connection import Connection
-from dos_client.core.quorum import Quorums
+from dos_client.core.agreement import reading_quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import read_bytes_max, read_timeout_s
 from dos_client.reading import read_one
@@ -54,7 +54,7 @@ async def read_any(store: "Store", directory: str, name: str, offset: int, max_b
 
 
 async def _read_once(store: "Store", directory: str, name: str, offset: int, wanted: int) -> bytes:
-    quorums = Quorums(store.record)
+    quorums = reading_quorums(store.record)
     answers = await ask_for_bytes(store, [store.record.voters], directory, name, offset, wanted)
     data = bytes_of(answers)
     if data is not None:
@@ -78,7 +78,7 @@ async def ask_for_bytes(
     sessions: Sessions | None = None,
 ) -> Answers[bytes]:
     """Ask members until one gives bytes, or F have none."""
-    quorums = Quorums(store.record)
+    quorums = reading_quorums(store.record)
 
     async def ask(connection: Connection) -> bytes:
         return await read_one(connection, name, offset, wanted)

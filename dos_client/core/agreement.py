@@ -15,7 +15,22 @@ Rules of this file: answers in, a verdict out. Members that have not answered ar
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from dos_client.core.quorum import Quorums
+from dos_protocol.store_record import StoreRecord
+
+
+def reading_quorums(record: StoreRecord) -> Quorums:
+    """The quorums that commit, for a reader.
+
+    As for writers; but while a member is *added*, writers need every member, the new one too, and readers
+    would have to wait until that is filled. They need not where Qa is a majority: what Qa of the members that
+    are in hold is seen by any F of them, and by any F of the larger store, whose Qa is the same or one
+    more."""
+    if 2 * record.ack_quorum > len(record.voters) and any(one.state == "adding" for one in record.members):
+        return Quorums(structs.replace(record, members=record.voters))
+    return Quorums(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +59,8 @@ def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
         return Agreement(winners[0], others, 0)
     if winners:  # as can be when Qa is no majority: nobody can tell any more
         return Agreement(None, frozenset(), 0, disputed=True)
-    lacking = min((_lacking(quorums, camp) for camp in camps.values()), default=quorums.ack_quorum)
+    lacking = min(map(quorums.lacking, camps.values()), default=quorums.lacking(()))
     return Agreement(None, frozenset(), lacking, disputed=len(camps) > 1)
-
-
-def _lacking(quorums: Quorums, camp: set[bytes]) -> int:
-    return max(quorums.ack_quorum - len(group & camp) for group in quorums.sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +75,10 @@ class Reach:
     sure: bool
 
 
-def reach(quorums: Quorums, sizes: Mapping[bytes, int], sound: Collection[bytes]) -> Reach:
-    """How far the object goes. `sizes`: per member what it has; `sound`: members whose word also counts for
-    what they have *not*, which that of a damaged one does not (R4).
+def reach(quorums: Quorums, ack_quorum: int, sizes: Mapping[bytes, int], sound: Collection[bytes]) -> Reach:
+    """How far the object goes. `ack_quorum`: Qa of the record, by which earlier bytes were acknowledged, also
+    while more is needed because a member is being added. `sizes`: per member what it has; `sound`: members
+    whose word also counts for what they have *not*, which that of a damaged one does not (R4).
 
     Sure: what was acknowledged is on Qa of the members that are in, so at least one of any F of them shows
     it. Let those that have not answered have everything: what is then still on too few was never
@@ -75,4 +87,4 @@ def reach(quorums: Quorums, sizes: Mapping[bytes, int], sound: Collection[bytes]
     if not quorums.can_take_over(sound):
         return Reach(held, seen, sure=False)
     most = [sizes.get(one, 0) if one in sound else seen for one in quorums.sets[0]]
-    return Reach(held, seen, sorted(most, reverse=True)[quorums.ack_quorum - 1] <= held)
+    return Reach(held, seen, sorted(most, reverse=True)[ack_quorum - 1] <= held)

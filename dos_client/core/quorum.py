@@ -82,6 +82,13 @@ class Quorums:
         present = frozenset(members)
         return self._in_each(present, self._acks)
 
+    def lacking(self, members: Collection[bytes]) -> int:
+        """How many more members are needed to acknowledge, at least; 0 when these are enough."""
+        present = frozenset(members)
+        return max(
+            0, *(acks - len(group & present) for group, acks in zip(self.sets, self._acks, strict=True))
+        )
+
     def can_take_over(self, members: Collection[bytes]) -> bool:
         """Whether claims on, or answers of, these members are enough: F in each set (R1)."""
         present = frozenset(members)

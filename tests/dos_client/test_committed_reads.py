@@ -3,6 +3,7 @@
 Real servers. A member "lies" here when its file is whole and holds other bytes: what a misdirected write, a
 restored image or a diverged copy looks like."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client import connect, init_store, open_store
-from dos_client.core.agreement import agree, reach
+from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.damage import Wrong
 from dos_client.live_store import Store
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import Member, MemberState, StoreRecord, claims_needed
 from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
 
 Threads = list[ThreadServer]
@@ -29,49 +30,72 @@ IDS = [bytes([number]) * 16 for number in range(1, 6)]
 PIECE = 1 << 20
 
 
-def quorums_of(count: int, ack_quorum: int) -> Quorums:
-    members = tuple(Member(server_id, f"h{server_id[0]}:1") for server_id in IDS[:count])
-    return Quorums(StoreRecord(b"s" * 16, 1, ack_quorum, members))
+def record_of(count: int, ack_quorum: int, change: MemberState) -> StoreRecord:
+    """A store of so many members, and perhaps one more that joins in the place of the first, or is added."""
+    members = [Member(server_id, f"h{server_id[0]}:1") for server_id in IDS[:count]]
+    if change != "in":
+        members.insert(1, Member(b"n" * 16, "new:1", change))
+    return StoreRecord(b"s" * 16, 1, ack_quorum, tuple(members))
 
 
-shapes = st.integers(1, 5).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
+changes: list[MemberState] = ["in", "joining", "adding"]
+records = st.integers(1, 5).flatmap(
+    lambda count: st.builds(record_of, st.just(count), st.integers(1, count), st.sampled_from(changes))
+)
 
 
-@given(shapes, st.data())
+@given(records, st.data())
 def test_a_reader_is_only_sure_where_nothing_acknowledged_can_lie_beyond(
-    shape: tuple[int, int], data: st.DataObject
+    record: StoreRecord, data: st.DataObject
 ) -> None:
     # EVIDENCE-OF: P-2, P-5
-    quorums = quorums_of(*shape)
-    members = sorted(quorums.members)
+    quorums = data.draw(st.sampled_from([Quorums(record), reading_quorums(record)]))
+    members = sorted(Quorums(record).members)
     copies = {one: data.draw(st.integers(0, 4)) for one in members}
     answered = data.draw(st.sets(st.sampled_from(members)))
     damaged = data.draw(st.sets(st.sampled_from(members))) & answered
     told = {one: copies[one] for one in answered}
     told |= {one: min(copies[one], data.draw(st.integers(0, 4))) for one in sorted(damaged)}
-    acknowledged = quorums.watermark(copies)
-    found = reach(quorums, told, answered - damaged)
-    assert found.held <= acknowledged
+    before = sorted((copies[one.server_id] for one in record.voters), reverse=True)[record.ack_quorum - 1]
+    found = reach(quorums, record.ack_quorum, told, answered - damaged)
+    assert found.held <= quorums.watermark(copies)
     if found.sure:
-        assert found.held == acknowledged
+        assert found.held >= before, "acknowledged, perhaps before the change of members"
 
 
-@given(shapes, st.data())
+@given(records, st.data())
 def test_a_digest_counts_when_a_quorum_gives_it_and_no_other_has_one(
-    shape: tuple[int, int], data: st.DataObject
+    record: StoreRecord, data: st.DataObject
 ) -> None:
-    quorums = quorums_of(*shape)
+    quorums = Quorums(record)
     members = sorted(quorums.members)
     digests = data.draw(st.dictionaries(st.sampled_from([*members, b"x" * 16]), st.integers(1, 3)))
     found = agree(quorums, digests)
-    votes = [digest for one, digest in digests.items() if one in quorums.members]
-    winners = {digest for digest in votes if votes.count(digest) >= quorums.ack_quorum}
-    assert found.digest == (winners.pop() if len(winners) == 1 else None)
+    camps = {value: [one for one in members if digests.get(one) == value] for value in digests.values()}
+    winners = [value for value, camp in camps.items() if quorums.can_acknowledge(camp)]
+    assert found.digest == (winners[0] if len(winners) == 1 else None)
     if found.digest is not None:
         assert found.against == {one for one in members if digests.get(one, found.digest) != found.digest}
         assert found.lacking == 0
-    elif found.lacking:
-        assert found.lacking == quorums.ack_quorum - max(map(votes.count, votes), default=0)
+    elif not winners:
+        assert found.lacking >= 1
+        silent = [one for one in members if one not in digests]
+        for few in itertools.combinations(silent, min(found.lacking, len(silent) + 1) - 1):
+            assert not any(quorums.can_acknowledge([*camp, *few]) for camp in camps.values())
+
+
+def test_what_readers_are_shown_while_a_member_is_added_every_later_claimant_finds() -> None:
+    # EVIDENCE-OF: P-2, P-5
+    for count in range(1, 6):
+        for ack_quorum in range(count // 2 + 1, count + 1):
+            adding = record_of(count, ack_quorum, "adding")
+            quorums = reading_quorums(adding)
+            shown_on = [set(one) for one in itertools.combinations(IDS[:count], ack_quorum)]
+            assert all(quorums.can_acknowledge(holders) for holders in shown_on)
+            for later in {ack_quorum, (count + 1) // 2 + 1} & {ack_quorum, ack_quorum + 1}:
+                needed = claims_needed(count + 1, later)
+                for claimed_on in itertools.combinations([*IDS[:count], b"n" * 16], needed):
+                    assert all(holders & set(claimed_on) for holders in shown_on)
 
 
 async def written(servers: Threads, content: bytes, name: str = "x") -> None:
