@@ -8,7 +8,9 @@ journals are above.
 
 Pipeline order: `urls` -> `dialling`, `connection` (one session) -> `link`, `catch_up` (one member of a
 claim) -> `claim`, `object_writer` -> `live_store` -> `store`; `founding` and `replacing` make and change
-stores; `blocking` is the same from threads. What is decided is decided in `core`.
+stores; `blocking` is the same from threads. Reads: `reading` (sessions) -> `asking` (hedged) ->
+`store_reads`, `committed` -> `streaming`, `following`; what they find wrong is in `damage`. What is decided
+is decided in `core`.
 """
 
 from dos_client.claim import Claim

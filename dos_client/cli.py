@@ -1,14 +1,11 @@
-"""`dos ls`, `get`, `append`, `stat`, `ping`; and `dos store` from `cli_store`.
+"""`dos ls`, `append`, `stat`, `ping`; `dos get` from `cli_get`, and `dos store` from `cli_store` and others.
 
 Rules of this file: arguments in, text or JSON out. A URL with one server speaks to that server alone; one
 with several speaks to the store they are. Exit codes are in `cli_support`.
 """
 
-import base64
 import secrets
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -17,6 +14,7 @@ import typer
 
 from dos_client import cli_mending, cli_status
 from dos_client.claim import Claim
+from dos_client.cli_get import get
 from dos_client.cli_support import (
     NEGATIVE,
     REFUSED,
@@ -25,6 +23,8 @@ from dos_client.cli_support import (
     TokenFile,
     Url,
     fail,
+    opened,
+    parsed_url,
     print_json,
     read_token,
     run,
@@ -32,8 +32,7 @@ from dos_client.cli_support import (
 from dos_client.connection import open_connection
 from dos_client.core.record_log import longest
 from dos_client.live_store import Store
-from dos_client.store import connect, open_store
-from dos_client.urls import DosUrl, parse_url
+from dos_client.urls import DosUrl
 from dos_protocol.errors import CorruptError, DosError
 from dos_protocol.limits import digest_block_bytes, id_bytes, payload_bytes_max
 from dos_protocol.names import id_text
@@ -42,25 +41,10 @@ from dos_protocol.vocabulary import ObjectInfo
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
 assert cli_mending.store_app is cli_status.store_app  # each adds its commands to the one group
 app.add_typer(cli_mending.store_app, name="store")
+app.command()(get)
 
 _OURS = b"dos-append"
 """Writer ids of `dos append` begin so: it may take over from itself without being told to."""
-
-
-def _opened(url: DosUrl, token: bytes) -> AbstractAsyncContextManager[Store]:
-    if len(url.servers) == 1:
-        return connect(url, token=token, client="dos")
-    return open_store(url, token=token, client="dos")
-
-
-def _parsed(url: str, *, needs: str = "") -> DosUrl:
-    try:
-        parsed = parse_url(url)
-    except DosError as error:
-        fail(str(error), REFUSED)
-    if needs == "object" and parsed.object is None:
-        fail(f"the URL must name an object: {url}/directory/object", REFUSED)
-    return parsed
 
 
 @app.command()
@@ -71,10 +55,10 @@ def ls(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> None:
 
     Example: dos ls dos://127.0.0.1/app.w0000
     """
-    parsed = _parsed(url)
+    parsed = parsed_url(url)
 
     async def work() -> list[dict[str, Any]]:
-        async with _opened(parsed, read_token(token_file)) as store:
+        async with opened(parsed, read_token(token_file)) as store:
             if parsed.directory is None:
                 return [{"name": name} for name in await store.list_directories()]
             view = await store.look(parsed.directory)
@@ -98,85 +82,6 @@ def _entry(name: str, copies: list[ObjectInfo]) -> dict[str, Any]:
 
 
 @app.command()
-def get(
-    url: Url,
-    offset: Annotated[int, typer.Option(min=0, help="First byte.")] = 0,
-    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="At most so many bytes.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as the object grows, for ever; it may come later.")
-    ] = False,
-    any_member: Annotated[
-        bool,
-        typer.Option(
-            "--any-member", help="What one member holds durably, committed or not: to look, not to rely on."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Write an object's bytes to standard output: those that a quorum of the store holds, each checked
-    against its digest. They are never taken back. (Of one server alone: those that are durable on it.)
-
-    With --json: lines with offset, bytes and data (base64).
-
-    Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
-
-    Example: dos get dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003/app.w0000/greetings --follow
-    """
-    parsed = _parsed(url, needs="object")
-    if follow and any_member:
-        fail("--follow gives committed bytes only: leave out --any-member", REFUSED)
-
-    async def work() -> None:
-        async with _opened(parsed, read_token(token_file)) as store:
-            end = None if max_bytes is None else offset + max_bytes
-            async with aclosing(_pieces(store, parsed, offset, end, follow, any_member)) as pieces:
-                async for at, data in pieces:
-                    if as_json:
-                        row = {"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()}
-                        print_json(row)
-                    else:
-                        sys.stdout.buffer.write(data)
-                        if follow:
-                            sys.stdout.flush()
-            sys.stdout.flush()
-
-    run(work)
-
-
-async def _pieces(
-    store: Store, url: DosUrl, offset: int, end: int | None, follow: bool, any_member: bool
-) -> AsyncGenerator[tuple[int, bytes]]:
-    assert url.directory is not None
-    assert url.object is not None
-    where = (url.directory, url.object, offset)
-    if any_member:
-        stream = _of_any_member(store, *where, end)
-    elif follow:
-        stream = store.follow(*where)
-    else:
-        stream = store.stream(*where, end)
-    async with aclosing(stream):
-        while end is None or offset < end:
-            data = await anext(stream, b"")
-            if not data:
-                return
-            data = data if end is None else data[: end - offset]
-            yield offset, data
-            offset += len(data)
-
-
-async def _of_any_member(
-    store: Store, directory: str, name: str, offset: int, end: int | None
-) -> AsyncGenerator[bytes]:
-    while data := await store.read(
-        directory, name, offset, payload_bytes_max if end is None else min(payload_bytes_max, end - offset)
-    ):
-        yield data
-        offset += len(data)
-
-
-@app.command()
 def append(
     url: Url,
     file: Annotated[str, typer.Argument(help="File to append; - is standard input.", metavar="FILE")] = "-",
@@ -197,11 +102,11 @@ def append(
 
     Example: echo hello | dos append dos://127.0.0.1/notes/greetings
     """
-    parsed = _parsed(url, needs="object")
+    parsed = parsed_url(url, needs="object")
     source: BinaryIO = sys.stdin.buffer if file == "-" else _open_file(file)
 
     async def work() -> dict[str, Any]:
-        async with _opened(parsed, read_token(token_file)) as store:
+        async with opened(parsed, read_token(token_file)) as store:
             return await _append(store, parsed, source, take_over=take_over)
 
     with source:
@@ -283,10 +188,10 @@ def stat(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> Non
 
     Example: dos stat dos://127.0.0.1/app.w0000/greetings
     """
-    parsed = _parsed(url)
+    parsed = parsed_url(url)
 
     async def work() -> list[dict[str, Any]]:
-        async with _opened(parsed, read_token(token_file)) as store:
+        async with opened(parsed, read_token(token_file)) as store:
             address = {member.server_id: member.address for member in store.record.members}
             if parsed.directory is None:
                 await store.ping()
@@ -349,7 +254,7 @@ def ping(
 
     Example: dos ping dos://127.0.0.1
     """
-    parsed = _parsed(url)
+    parsed = parsed_url(url)
     token = read_token(token_file)
     rows: list[dict[str, Any]] = []
 

@@ -6,6 +6,7 @@ server or a quorum cannot be reached."""
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -19,6 +20,9 @@ from dos_client.errors import (
     QuorumUnavailableError,
     StoreNotReadyError,
 )
+from dos_client.live_store import Store
+from dos_client.store import connect, open_store
+from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptDataError,
@@ -52,6 +56,24 @@ TokenFile = Annotated[
 def read_token(path: Path | None) -> bytes:
     """The token in the file; none without a file."""
     return path.read_bytes().split(b"\n")[0].strip() if path is not None else b""
+
+
+def opened(url: DosUrl, token: bytes) -> AbstractAsyncContextManager[Store]:
+    """One server by itself, or the store that several are."""
+    if len(url.servers) == 1:
+        return connect(url, token=token, client="dos")
+    return open_store(url, token=token, client="dos")
+
+
+def parsed_url(url: str, *, needs: str = "") -> DosUrl:
+    """The URL, or the end of the program with words about it."""
+    try:
+        parsed = parse_url(url)
+    except DosError as error:
+        fail(str(error), REFUSED)
+    if needs == "object" and parsed.object is None:
+        fail(f"the URL must name an object: {url}/directory/object", REFUSED)
+    return parsed
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:
