@@ -14,15 +14,19 @@ from tests.chaos.cluster import Cluster
 from tests.chaos.faults import LANES, Act, Say
 
 LOOK_EVERY_S = 0.05
+CAN_STOP_ALL = ("network", "servers")
+"""Lanes whose faults may keep writers from a quorum as long as they last."""
 
 
 class Nemesis:
-    """`counts`: faults by kind. `stop`: no new faults; `run` returns when the last one is over."""
+    """`counts`: faults by kind. `longest_s`: the longest that could keep a quorum away. `stop`: no new
+    faults; `run` returns when the last one is over."""
 
     def __init__(
         self, cluster: Cluster, seed: int, say: Say, lanes: Iterable[str] = tuple(LANES), pace: float = 1.0
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self.longest_s = 0.0
         self.lanes = tuple(lanes)
         self._cluster = cluster
         self._seed = seed
@@ -47,7 +51,10 @@ class Nemesis:
                 return
             fault = chance.choices(list(weights), list(weights.values()))[0]
             self.counts[fault.__name__] += 1
+            begun = trio.current_time()
             await fault(Act(self._cluster, random.Random(chance.random()), self._say))
+            if lane in CAN_STOP_ALL:
+                self.longest_s = max(self.longest_s, trio.current_time() - begun)
 
 
 async def keep_writers(cluster: Cluster) -> None:

@@ -89,6 +89,7 @@ def print_report(report: Report) -> None:
         ("take-overs", f"{report.take_overs:,}"),
         ("writers fenced, superseded", f"{report.fenced:,}, {report.superseded:,}"),
         ("longest pause of a directory", f"{report.longest_pause_s:.1f} s"),
+        ("longest fault of network, servers", f"{report.longest_fault_s:.1f} s"),
         ("first records after healing", f"{report.healed_s:.1f} s"),
         ("faults", ", ".join(f"{name} {count}" for name, count in report.faults.items())),
         ("seconds", f"{report.seconds:.0f}"),

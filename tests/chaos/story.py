@@ -50,6 +50,7 @@ class Report:
     superseded: int = 0
     writers: int = 0
     longest_pause_s: float = 0.0
+    longest_fault_s: float = 0.0
     healed_s: float = 0.0
     errors: list[str] = field(default_factory=list)
     evidence: Evidence | None = None
@@ -109,7 +110,7 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
         report.take_overs, report.fenced = cluster.take_overs, cluster.fenced
         report.superseded = cluster.superseded
         report.writers = sum(map(len, cluster.writers.values()))
-        report.longest_pause_s = pauses.longest_s
+        report.longest_pause_s, report.longest_fault_s = pauses.longest_s, nemesis.longest_s
     report.seconds = time.monotonic() - begun
     return report
 
