@@ -133,19 +133,16 @@ _ALL = (
         "all-three",
         "3 servers, 3 acknowledge; A, B, C; 2 + 1 + 1 records; 2 wipes",
         World(ABC, RISING, (3, 2, 2), wipes=2, acks=3),
-        by_hand=True,
     ),
     chain(
         "two",
         "2 servers, 2 acknowledge; A, B, C; 2 + 1 + 1 records; a wipe",
         World(ABC, RISING, (3, 2, 2), wipes=1, servers=2),
-        by_hand=True,
     ),
     chain(
         "one",
         "1 server; A, B, C; 2 + 1 + 1 records; syncs apart, crashes",
         World(ABC, RISING, (3, 2, 2), sync_apart=True, servers=1, acks=1),
-        by_hand=True,
     ),
 )
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.models.configurations import CONFIGURATIONS, EXPLORED, LOSSES, switches, without
 from tests.models.explore import explore
+from tests.models.test_decisions import told_losses, told_states
 
 ROOT = Path(__file__).parent.parent.parent
 STATES_MAX = 200_000
@@ -23,6 +24,7 @@ def test_with_all_rules_every_state_of_a_world_is_safe(name: str) -> None:
     explored = explore(configuration.make(configuration.rules), STATES_MAX)
     assert explored.loss == "", "\n".join(explored.story)
     assert explored.complete
+    assert explored.states == told_states()[name], "bring the decision up to date"
 
 
 @pytest.mark.parametrize("switch", LOSSES)
@@ -30,6 +32,7 @@ def test_without_any_one_rule_there_is_a_loss_and_a_story_of_it(switch: str) -> 
     explored = explore(without(CONFIGURATIONS[LOSSES[switch]], switch), STATES_MAX)
     assert explored.loss, f"{explored.states} states and no loss"
     assert len(explored.story) == explored.depth
+    assert (LOSSES[switch], explored.states, explored.depth) == told_losses()[switch], "as above"
 
 
 def test_every_rule_of_every_model_can_be_switched_off() -> None:
