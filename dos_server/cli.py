@@ -39,6 +39,13 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="File whose first line every client must show as its token.")
     ] = None,
+    no_v0: Annotated[
+        bool,
+        typer.Option(
+            "--no-v0",
+            help="Do not speak version 0, the original service's protocol. Off anyway with --token-file.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the line of the start as JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what happens to standard error.")] = False,
 ) -> None:
@@ -57,7 +64,7 @@ def serve(
     token = token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
     _raise_file_limit()
     try:
-        opened = OpenServer(data, host, port, token=token)
+        opened = OpenServer(data, host, port, token=token, version0=not no_v0)
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:

@@ -5,6 +5,9 @@ Reading goes on the raw socket: wait until it is readable, read as much as there
 over all frames, tell that the batch ended. Back-pressure is not reading: while the core says so, or while
 this peer's answers pile up.
 
+The first byte tells which version of the protocol the peer speaks: zero is version 0 (`core.version0.wire`),
+and its bytes go through an inlet of their own.
+
 Rules of this file: bytes and time-outs of one peer. What a frame means is decided in the core.
 """
 
@@ -19,6 +22,7 @@ import trio
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
+from dos_server.core.version0 import wire as wire0
 from dos_server.limits import (
     connection_buffer_bytes,
     frame_seconds_max,
@@ -27,6 +31,7 @@ from dos_server.limits import (
     outgoing_bytes_max,
     send_seconds_max,
     shrink_seconds,
+    version0_silence_seconds_max,
 )
 
 log = logging.getLogger("dos.server")
@@ -45,6 +50,15 @@ class Owner(Protocol):
     def batch_ended(self) -> None:
         """No more frames at hand."""
 
+    def requested(self, session: int, body: bytes) -> None:
+        """A whole request of version 0."""
+
+    def streamed(self, session: int, data: memoryview) -> None:
+        """Bytes to append, of version 0. They are good only during the call."""
+
+    def is_streaming(self, session: int) -> bool:
+        """Whether what comes next, in version 0, is bytes to append."""
+
     def half_closed(self, session: int) -> None:
         """The peer sends no more; it may still read."""
 
@@ -53,6 +67,9 @@ class Owner(Protocol):
 
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Nothing more can be framed on this connection."""
+
+    def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
+        """The same, in version 0."""
 
     def may_read(self, session: int) -> bool:
         """Whether the core takes more."""
@@ -81,6 +98,9 @@ class Connection:
         self._outgoing: deque[Buffer] = deque()
         self._wake_writer = trio.Event()
         self._decoder = FrameDecoder(copy=False, capacity_grown=_SMALL_BUFFER_BYTES)
+        self._inlet: wire0.Inlet | None = None
+        self._began = False
+        self._deaf = False
         self._scope = trio.CancelScope()
         self._reading = trio.CancelScope()
         self._all_sent = trio.Event()
@@ -89,7 +109,7 @@ class Connection:
 
     @property
     def large(self) -> bool:
-        return self._decoder.capacity > _SMALL_BUFFER_BYTES
+        return (self._inlet or self._decoder).capacity > _SMALL_BUFFER_BYTES
 
     async def run(self) -> None:
         """Serve the peer until it goes, breaks the protocol, or is told to. Closes the socket."""
@@ -137,16 +157,36 @@ class Connection:
             elif count == 0:
                 self._owner.half_closed(self.session)
                 return
+            elif self._began:
+                (self._inlet or self._decoder).wrote(count)
             else:
-                self._decoder.wrote(count)
+                self._begin(count)
 
     async def _receive(self) -> int:
         await trio.lowlevel.checkpoint()
         while True:
             try:
-                return self._sock.recv_into(self._decoder.writable())
+                return self._sock.recv_into((self._inlet or self._decoder).writable())
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._sock)
+
+    def _begin(self, count: int) -> None:
+        """The first bytes are in the decoder's buffer: see which version they are of."""
+        self._began = True
+        first = self._decoder.writable()[:count]
+        if first[0] != wire0.FIRST_BYTE:
+            self._decoder.wrote(count)
+            return
+        self._inlet = wire0.Inlet(_SMALL_BUFFER_BYTES)
+        self._inlet.receive(first)
+        if self._sock.family in (socket.AF_INET, socket.AF_INET6):
+            # nothing else ends the lock of a client whose machine is gone
+            pause = version0_silence_seconds_max // 4
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+            milliseconds = 1000 * version0_silence_seconds_max
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def _deadline(self, connected: float) -> float:
         """HELLO within 5 s, a frame begun within 30 s, an idle session never."""
@@ -163,6 +203,8 @@ class Connection:
 
     def _feed(self) -> bool:
         """Hand over the frames at hand. False: not all of them, because of back-pressure."""
+        if self._inlet is not None:
+            return self._feed_version0(self._inlet)
         decoder, owner, session = self._decoder, self._owner, self.session
         frames = 0
         try:
@@ -176,13 +218,42 @@ class Connection:
         if frames:
             owner.batch_ended()
             self._last_read = trio.current_time()
-        if not wanted or not decoder.buffered:
-            self._frame_began = None
-        elif frames or self._frame_began is None:
-            self._frame_began = trio.current_time()
+        self._watch_frame(wanted and bool(decoder.buffered), anew=bool(frames))
         if decoder.buffered and not self.large and owner.may_hold_large_buffer():
             decoder.capacity_grown = connection_buffer_bytes
         return wanted
+
+    def _feed_version0(self, inlet: wire0.Inlet) -> bool:
+        """The same for version 0: requests one by one, or bytes as they are."""
+        owner, session = self._owner, self.session
+        requests = 0
+        if inlet.buffered:
+            self._last_read = trio.current_time()
+        try:
+            while wanted := self._wanted():
+                if owner.is_streaming(session):
+                    if not inlet.buffered:
+                        break
+                    owner.streamed(session, inlet.take())
+                elif (body := inlet.next_request()) is not None:
+                    owner.requested(session, body)
+                    requests += 1
+                else:
+                    break
+        except wire0.RequestTooLongError as error:
+            owner.bad_request(session, error)
+            return True
+        self._watch_frame(wanted and bool(inlet.buffered), anew=bool(requests))
+        if owner.is_streaming(session) and not self.large and owner.may_hold_large_buffer():
+            inlet.capacity_grown = connection_buffer_bytes
+        return wanted
+
+    def _watch_frame(self, begun: bool, *, anew: bool) -> None:
+        """The clock of a frame runs from its first byte, and not while the server does not read."""
+        if not begun:
+            self._frame_began = None
+        elif anew or self._frame_began is None:
+            self._frame_began = trio.current_time()
 
     async def wait_for_room(self) -> None:
         """Until something changed about back-pressure.
@@ -202,8 +273,9 @@ class Connection:
     def shrink_if_idle(self, now: float) -> None:
         """Give memory back: an idle session may stay for ever, and there may be many."""
         if now - self._last_read > shrink_seconds:
-            self._decoder.shrink()
-            self._decoder.capacity_grown = _SMALL_BUFFER_BYTES
+            inlet = self._inlet or self._decoder
+            inlet.shrink()
+            inlet.capacity_grown = _SMALL_BUFFER_BYTES
 
     # Writing
 
@@ -216,6 +288,12 @@ class Connection:
             self._outgoing.append(frame.payload)
             self.outgoing_bytes += len(frame.payload)
 
+    def send_bytes(self, data: Buffer) -> None:
+        """Queue bytes as they are, for version 0."""
+        if data and not self._deaf:
+            self._outgoing.append(data)
+            self.outgoing_bytes += len(data)
+
     def flush(self) -> None:
         """Send what the socket takes at once, without a task switch; the writer does the rest."""
         if self._outgoing:
@@ -224,10 +302,24 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError:
-                self.abort()
+                self._cannot_send()
                 return
             if self._outgoing:
                 self._wake_writer.set()
+
+    def _cannot_send(self) -> None:
+        """The peer is gone.
+
+        A client of version 0 that closes with status frames unread resets the connection, and bytes that it
+        sent before may still be in the socket: they are read to their end.
+        """
+        if self._inlet is None or self.closing or not self._owner.is_streaming(self.session):
+            self.abort()
+            return
+        self._deaf = True
+        self._outgoing.clear()
+        self.outgoing_bytes = 0
+        self._room.set()
 
     def _send_some(self) -> None:
         outgoing = self._outgoing
@@ -258,8 +350,9 @@ class Connection:
                 except (BlockingIOError, InterruptedError):
                     continue
                 except OSError:
-                    self.abort()
-                    return
+                    self._cannot_send()
+                    if not self._deaf:
+                        return
             if self.closing:
                 self._all_sent.set()
                 return

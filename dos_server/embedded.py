@@ -30,7 +30,9 @@ class OpenServer:
     CorruptDataError, OSError; then nothing stays open.
     """
 
-    def __init__(self, data: Path, host: str, port: int, *, token: bytes = b"") -> None:
+    def __init__(
+        self, data: Path, host: str, port: int, *, token: bytes = b"", version0: bool = True
+    ) -> None:
         self._disk = RealDisk(data)
         try:
             self._lock = self._disk.lock("lock")
@@ -39,7 +41,7 @@ class OpenServer:
             raise DataDirectoryInUseError(f"another server has {data}") from error
         try:
             self.listener = _listen(host, port)
-            self.server = ObjectServer(Storage(self._disk), token=token)
+            self.server = ObjectServer(Storage(self._disk), token=token, version0=version0)
         except BaseException:
             self.shut()
             raise
@@ -121,10 +123,12 @@ class EmbeddedServer:
         self.stop()
 
 
-def start(data_dir: Path, host: str = "127.0.0.1", port: int = 0, *, token: bytes = b"") -> EmbeddedServer:
+def start(
+    data_dir: Path, host: str = "127.0.0.1", port: int = 0, *, token: bytes = b"", version0: bool = True
+) -> EmbeddedServer:
     """Serve the data directory from a thread of this process; it accepts connections when this returns.
 
     port 0: any free one. Raises DataDirectoryInUseError, CorruptDataError (not one whole server's data),
     OSError.
     """
-    return EmbeddedServer(OpenServer(data_dir, host, port, token=token))
+    return EmbeddedServer(OpenServer(data_dir, host, port, token=token, version0=version0))

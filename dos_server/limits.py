@@ -61,6 +61,16 @@ open_files_max: Final = 256
 mark_bytes: Final = 256
 """One mark never crosses a sector: 256 divides 512."""
 
+version0_request_bytes_max: Final = 255
+"""The length of a request of version 0; so the first byte of such a connection is zero."""
+version0_status_seconds: Final = 1.0
+"""Between the status frames of a stream while bytes come; and the pause after which news is told."""
+version0_in_flight_bytes_max: Final = 16 * MIB
+"""Taken of one stream and not yet synced. Less than `in_flight_bytes_max`: a client of version 0 takes
+back-pressure of 2 s for a lost connection, and this much is synced well within that."""
+version0_silence_seconds_max: Final = 60
+"""After which a peer that does not even acknowledge is gone, and its lock with it: TCP keep-alive."""
+
 if extent_payload_bytes_max % wire.digest_block_bytes:
     raise ValueError("an extent holds whole digest blocks")
 if outgoing_bytes_max < wire.payload_bytes_max:

@@ -23,6 +23,7 @@ from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.core.server import ServerCore
+from dos_server.core.version0 import wire as wire0
 from dos_server.limits import (
     claim_threads_max,
     connections_max,
@@ -55,12 +56,14 @@ def _record_text(record: StoreRecord) -> str:
 class ObjectServer:
     """One server on one data directory. Made in `start`, then `serve` until cancelled."""
 
-    def __init__(self, storage: Storage, *, token: bytes = b"") -> None:
+    def __init__(self, storage: Storage, *, token: bytes = b"", version0: bool = True) -> None:
         """Read identity and store record, make an identity where there is none. Raises CorruptDataError."""
         self._storage = storage
         server_id, record, names = storage.start(os.urandom(16))
         self.server_id = server_id
-        self._core = ServerCore(server_id=server_id, record=record, token=token, directory_names=names)
+        self._core = ServerCore(
+            server_id=server_id, record=record, token=token, directory_names=names, version0=version0
+        )
         self._connections: dict[int, Connection] = {}
         self._last_session = 0
         self._nursery: trio.Nursery | None = None
@@ -88,6 +91,10 @@ class ObjectServer:
             v.WriteMend: self._write_mend,
             v.InstallMend: self._install_mend,
             v.DropMend: self._drop_mend,
+            v.RemoveObject: self._remove_object,
+            v.MakeDirectory: self._make_directory,
+            v.SendBytes: self._send_bytes,
+            v.Note: self._note,
         }
 
     async def serve(self, listener: socket.socket) -> None:
@@ -151,6 +158,12 @@ class ObjectServer:
     def received(self, session: int, frame: Frame) -> None:
         self._feed_one(v.Received(session, frame))
 
+    def requested(self, session: int, body: bytes) -> None:
+        self._feed(v.Requested(session, body))
+
+    def streamed(self, session: int, data: memoryview) -> None:
+        self._feed(v.Streamed(session, data))
+
     def batch_ended(self) -> None:
         self._feed(_EVENT_BATCH)
 
@@ -169,8 +182,18 @@ class ObjectServer:
         connection.flush()
         connection.close()
 
+    def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
+        """The same, in version 0."""
+        connection = self._connections[session]
+        connection.send_bytes(wire0.reply(f"ERROR: {error}".encode("ascii")))
+        connection.flush()
+        connection.close()
+
     def may_read(self, session: int) -> bool:
         return self._core.may_read(session)
+
+    def is_streaming(self, session: int) -> bool:
+        return self._core.is_streaming(session)
 
     def is_welcome(self, session: int) -> bool:
         return self._core.is_welcome(session)
@@ -224,6 +247,15 @@ class ObjectServer:
         if connection is not None:
             connection.send(m.encode(effect.message, effect.request_id))
             self._to_flush[effect.session] = connection
+
+    def _send_bytes(self, effect: v.SendBytes) -> None:
+        connection = self._connections.get(effect.session)
+        if connection is not None:
+            connection.send_bytes(effect.data)
+            self._to_flush[effect.session] = connection
+
+    def _note(self, effect: v.Note) -> None:
+        log.info("session %d: %s; closed", effect.session, effect.text)
 
     def _close_session(self, effect: v.CloseSession) -> None:
         connection = self._connections.get(effect.session)
@@ -293,6 +325,16 @@ class ObjectServer:
     async def _drop_in_thread(self, effect: v.DropMend) -> None:
         """Taking a large file away may take a while."""
         await trio.to_thread.run_sync(self._storage.drop_mend, effect, limiter=self._mend_limiter)
+
+    def _remove_object(self, effect: v.RemoveObject) -> None:
+        self._start(lambda: self._storage.remove(effect), self._mend_limiter)
+
+    def _make_directory(self, effect: v.MakeDirectory) -> None:
+        def work() -> v.Event:
+            trouble = self._storage.make_directory(effect.directory)
+            return v.DirectoryMade(effect.session, effect.directory, trouble)
+
+        self._start(work, self._load_limiter)
 
     def _read_digest(self, effect: v.ReadDigest) -> None:
         self._start(lambda: self._storage.digest(effect), self._read_limiter)

@@ -82,7 +82,7 @@ MarkSpec: Final[Spec] = Layout(
             "name" / Bytes(128),
             "synced" / Int64ub,
             "flags" / Int8ub,
-            Check(this.flags <= 1),
+            Check(this.flags <= 7),
             Padding(111),
         )
     ),

@@ -20,14 +20,13 @@ for one object by one write and one sync at a time.
 import contextlib
 import errno
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
-from dos_server import side_files, small_files
+from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
@@ -36,7 +35,7 @@ from dos_server.core.recovery import Decision
 from dos_server.core.recovery_scan import Found, lost, recover
 from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
 from dos_server.disk import Disk
-from dos_server.limits import mark_bytes
+from dos_server.marks import Marks
 from dos_server.open_files import OpenFiles
 
 log = logging.getLogger("dos.server")
@@ -52,12 +51,10 @@ def trouble_of(error: OSError) -> v.Trouble:
 
 @dataclass
 class _Folder:
-    """What is known of a loaded directory: the slots of its marks, and whether its own entry is durable."""
+    """What is known of a loaded directory: its marks, and whether its own entry is durable."""
 
-    slots: dict[str, int] = field(default_factory=dict)
-    slot_count: int = 0
-    marks: int | None = None
-    durable: bool = False
+    marks: Marks
+    durable: bool
 
 
 class Storage:
@@ -67,7 +64,6 @@ class Storage:
         self._disk = disk
         self._files = OpenFiles(disk)
         self._folders: dict[str, _Folder] = {}
-        self._marks_guard = threading.Lock()
 
     # Start and stop
 
@@ -101,18 +97,16 @@ class Storage:
             with _noted(f"last sync of {path}"):
                 self._disk.sync(file.handle)
         for directory in list(self._folders):
-            marks = self._folders[directory].marks
-            if marks is not None:
-                with _noted(f"marks of {directory}"):
-                    self._disk.sync(marks)
+            with _noted(f"marks of {directory}"):
+                self._folders[directory].marks.sync()
             self.forget(directory)
 
     def forget(self, directory: str) -> None:
         """Close the files of a directory that is not in use."""
         folder = self._folders.pop(directory, None)
         self._files.forget_folder(f"{OBJECTS}/{directory}")
-        if folder is not None and folder.marks is not None:
-            self._disk.close(folder.marks)
+        if folder is not None:
+            folder.marks.close()
 
     # Directories
 
@@ -124,13 +118,17 @@ class Storage:
         path = f"{OBJECTS}/{directory}"
         try:
             names = self._disk.names(path)
-            folder = self._folders[directory] = _Folder(durable=names is not None)
+            folder = self._folders[directory] = _Folder(Marks(self._disk, path), names is not None)
             if names is None:
                 return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
             self._disk.sync_folder(OBJECTS)
             data = small_files.read(self._disk, f"{path}/.claim")
             claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
-            marks = self._load_marks(path, folder)
+            marks = folder.marks.load()
+            for name in [name for name, mark in marks.items() if mark.removed]:
+                removal.finish(self._disk, folder.marks, path, name)
+                del marks[name]
+                names = [one for one in names if one != name]
             side_files.remove_leftovers(self._disk, path, names)
             objects = {
                 name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
@@ -148,13 +146,6 @@ class Storage:
                 directory, exists=True, claim=NO_CLAIM, objects={}, problem=f"{directory}: {error}"
             )
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
-
-    def _load_marks(self, path: str, folder: _Folder) -> dict[str, Mark]:
-        data = small_files.read(self._disk, f"{path}/.marks") or b""
-        slots = records.decode_marks(data)
-        folder.slot_count = -(-len(data) // mark_bytes)
-        folder.slots = {mark.name: slot for slot, mark in enumerate(slots) if mark is not None}
-        return {mark.name: mark for mark in slots if mark is not None}
 
     def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
         try:
@@ -180,7 +171,7 @@ class Storage:
         Or a power cut brings the old mark back, and the next start cuts what was acknowledged since.
         """
         try:
-            self._write_mark(directory, Mark(name, found.size), durable=True)
+            self._folders[directory].marks.write(Mark(name, found.size), durable=True)
         except OSError as error:
             log.error("mark of %s/%s: %s", directory, name, error)
             return lost(found.size)
@@ -281,18 +272,26 @@ class Storage:
         """
         with _noted(f"mark of {directory}/{name}"):
             mark = Mark(name, synced, poisoned, damaged)
-            self._write_mark(directory, mark, durable=poisoned or damaged)
+            self._folders[directory].marks.write(mark, durable=poisoned or damaged)
 
-    def _write_mark(self, directory: str, mark: Mark, *, durable: bool) -> None:
-        folder = self._folders[directory]
-        with self._marks_guard:  # mending writes marks from a thread
-            if folder.marks is None:
-                folder.marks = self._disk.open(f"{OBJECTS}/{directory}/.marks", create=True)
-            slot = folder.slots.setdefault(mark.name, folder.slot_count)
-            folder.slot_count = max(folder.slot_count, slot + 1)
-            self._disk.write(folder.marks, slot * mark_bytes, [records.encode_mark(mark)])
-        if durable:
-            self._disk.sync(folder.marks)
+    def make_directory(self, directory: str) -> v.Trouble:
+        """Make a directory, if it is not there, and put its entry on stable storage."""
+        try:
+            self._disk.make_folder(f"{OBJECTS}/{directory}")
+            self._disk.sync_folder(OBJECTS)
+        except OSError as error:
+            log.error("directory %s: %s", directory, error)
+            return trouble_of(error)
+        return v.Trouble.NONE
+
+    def remove(self, effect: v.RemoveObject) -> v.Removed:
+        """Take a settled object away, durably; a crash leaves the whole object or nothing."""
+        session, request_id, directory, name, durable, damaged = effect
+        folder = f"{OBJECTS}/{directory}"
+        self._files.forget(f"{folder}/{name}")
+        mark = Mark(name, durable, damaged=damaged)
+        ending = removal.remove(self._disk, self._folders[directory].marks, folder, mark)
+        return v.Removed(session, request_id, directory, name, ending)
 
     # New copies of objects: see `side_files`
 
@@ -316,12 +315,12 @@ class Storage:
             if effect.exists:
                 # should a crash leave neither copy, this one is known to be lost, not never to have been
                 old = Mark(name, effect.durable, effect.poisoned, effect.damaged)
-                self._write_mark(directory, old, durable=True)
+                self._folders[directory].marks.write(old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
             side_files.change_places(self._disk, effect)
             self._folder_durable(directory)
-            self._write_mark(directory, new, durable=True)
+            self._folders[directory].marks.write(new, durable=True)
             found = self._load_object(directory, name, new)
         except OSError as error:
             log.error("new copy of %s/%s cannot be put in its place: %s", directory, name, error)
@@ -339,27 +338,27 @@ class Storage:
 
     def read(self, effect: v.ReadData) -> v.GotData:
         """Verified content, or where it is damaged."""
-        with self._reading(effect.directory, effect.name) as (read, seed):
-            try:
+        try:
+            with self._reading(effect.directory, effect.name) as (read, seed):
                 return v.GotData(effect, read_content(read, seed, effect.place, effect.start, effect.end))
-            except DamagedExtentError as damage:
-                log.error("%s/%s: %s", effect.directory, effect.name, damage)
-                return v.GotData(effect, b"", damage.offset)
-            except OSError as error:
-                log.error("read of %s/%s: %s", effect.directory, effect.name, error)
-                return v.GotData(effect, b"", effect.start)
+        except DamagedExtentError as damage:
+            log.error("%s/%s: %s", effect.directory, effect.name, damage)
+            return v.GotData(effect, b"", damage.offset)
+        except OSError as error:
+            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
+            return v.GotData(effect, b"", effect.start)
 
     def digest(self, effect: v.ReadDigest) -> v.GotDigest:
         """The prefix digest at a size, or where what it needs is damaged."""
-        with self._reading(effect.directory, effect.name) as (read, seed):
-            try:
+        try:
+            with self._reading(effect.directory, effect.name) as (read, seed):
                 return v.GotDigest(effect, prefix_fold(read, seed, effect.place, effect.size).value)
-            except DamagedExtentError as damage:
-                log.error("%s/%s: %s", effect.directory, effect.name, damage)
-                return v.GotDigest(effect, 0, damage.offset)
-            except OSError as error:
-                log.error("read of %s/%s: %s", effect.directory, effect.name, error)
-                return v.GotDigest(effect, 0, effect.place.offset)
+        except DamagedExtentError as damage:
+            log.error("%s/%s: %s", effect.directory, effect.name, damage)
+            return v.GotDigest(effect, 0, damage.offset)
+        except OSError as error:
+            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
+            return v.GotDigest(effect, 0, effect.place.offset)
 
     # What they share
 

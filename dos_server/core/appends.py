@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
+from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
 from dos_protocol.session_states import SessionState
 from dos_server.core import vocabulary as v
@@ -40,7 +41,7 @@ class Appends:
                 text = f"a directory holds at most {wire.entries_max} objects"
                 self._tables.refuse(session, ErrorCode.NO_SPACE, text, request_id, wire.entries_max)
                 return
-            state = ObjectState(directory.name, request.name)
+            state = self._tables.new_object(directory, request.name)
         refusal = state.refuses(request, session.number)
         if refusal is not None:
             self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
@@ -51,8 +52,14 @@ class Appends:
             if state.settled:
                 self.tell(state, session)
             return
-        state.accept(request.payload, session.number, request_id)
-        session.unsynced_bytes += len(request.payload)
+        self.take(session, directory, state, request.payload, request_id)
+
+    def take(
+        self, session: Session, directory: DirectoryState, state: ObjectState, data: Buffer, request_id: int
+    ) -> None:
+        """Take bytes that were checked; the end of the batch writes them."""
+        state.accept(data, session.number, request_id)
+        session.unsynced_bytes += len(data)
         session.unsynced_appends += 1
         self._tables.touched[state] = directory
 

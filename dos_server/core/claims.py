@@ -43,8 +43,10 @@ class Claims:
         directory.problem = event.problem
         directory.exists = event.exists
         directory.claim = directory.stored = event.claim
+        version = self._tables.object_version
         directory.objects = {
-            name: ObjectState(event.directory, name, found) for name, found in sorted(event.objects.items())
+            name: ObjectState(event.directory, name, found, version)
+            for name, found in sorted(event.objects.items())
         }
         openings, directory.opening = directory.opening, []
         for opening in openings:

@@ -128,7 +128,7 @@ class Mends:
             self._give_up(session, mend, refusal)
             return
         if state is None:
-            state = directory.objects[mend.name] = ObjectState(directory.name, mend.name)
+            state = directory.objects[mend.name] = self._tables.new_object(directory, mend.name)
         state.mending = mend.busy = True
         session.pending += 1
         self._tables.effects.append(
@@ -183,6 +183,7 @@ def _is_there_already(state: ObjectState | None, request: m.Mend) -> bool:
         state is not None
         and state.exists
         and not state.damaged
+        and state.appender is None
         and state.settled
         and (state.synced, state.synced_digest) == (request.goal_size, request.goal_digest)
     )
@@ -195,7 +196,7 @@ def refuses(state: ObjectState | None, request: m.Mend) -> Refusal | None:
         return Refusal(
             ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
         )
-    if state is not None and not state.settled:
+    if state is not None and (not state.settled or state.appender is not None):
         return Refusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
     if request.old_size != size:
         text = f"{request.name} has {size} bytes here, not {request.old_size}"

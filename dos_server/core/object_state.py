@@ -68,7 +68,10 @@ class Batch(NamedTuple):
 
 
 class ObjectState:
-    """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical."""
+    """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical.
+
+    `appender`: the version 0 session that streams to it, which nobody else may append to meanwhile.
+    """
 
     def __init__(self, directory: str, name: str, found: Found | None = None, version: int = 0) -> None:
         self.directory = directory
@@ -85,6 +88,8 @@ class ObjectState:
         self.poisoned = False
         self.version = version
         self.mending = False
+        self.removing = False
+        self.appender: int | None = None
         self._durable = found.durable if found else 0
         self.pieces: list[Piece] = []
         self.tickets: deque[Ticket] = deque()
@@ -113,11 +118,22 @@ class ObjectState:
         return self.poisoned or self.corrupt_from is not None
 
     @property
+    def changing(self) -> str | None:
+        """Why its file cannot be used just now."""
+        if self.mending:
+            return f"{self.name} is being mended"
+        return f"{self.name} is being removed" if self.removing else None
+
+    @property
+    def being_appended(self) -> bool:
+        return bool(self.tickets) or self.appender is not None
+
+    @property
     def settled(self) -> bool:
-        """Nothing accepted is on its way to the disk, or ever will be, and no new copy of it is."""
+        """Nothing accepted is on its way to the disk, or ever will be; nor is a new copy, or its end."""
         return (
             self.batch is None
-            and not self.mending
+            and self.changing is None
             and not self.pieces
             and not self.sync_asked
             and (self.poisoned or not self.needs_sync)
@@ -138,25 +154,16 @@ class ObjectState:
             self.written,
             self.synced,
             self.synced_digest,
-            bool(self.tickets),
+            self.being_appended,
             self.damaged,
             self.poisoned,
         )
 
     def refuses(self, append: Append, session: int) -> Refusal | None:
         """Why the append cannot be taken now, or None. Has no effect."""
-        if self.poisoned:
-            return Refusal(
-                ErrorCode.POISONED, f"{self.name} is poisoned: a write or sync of it failed", self.synced
-            )
-        if self.corrupt_from is not None:
-            return Refusal(
-                ErrorCode.CORRUPT, f"{self.name} is damaged from {self.corrupt_from} on", self.corrupt_from
-            )
-        if self.mending:
-            return Refusal(ErrorCode.BEING_APPENDED, f"{self.name} is being mended", self.accepted)
-        if self.tickets and self.tickets[-1].session != session:
-            return Refusal(ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted)
+        refusal = self.refuses_session(session)
+        if refusal is not None:
+            return refusal
         if append.expected_size != self.accepted:
             return Refusal(
                 ErrorCode.SIZE_MISMATCH,
@@ -170,7 +177,28 @@ class ObjectState:
                 f" not {append.prefix_digest:016x}",
                 self.fold.value,
             )
-        if self.accepted + len(append.payload) > object_bytes_max:
+        return self.refuses_bytes(len(append.payload))
+
+    def refuses_session(self, session: int) -> Refusal | None:
+        """Why nothing of that session can be taken now, or None."""
+        if self.poisoned:
+            return Refusal(
+                ErrorCode.POISONED, f"{self.name} is poisoned: a write or sync of it failed", self.synced
+            )
+        if self.corrupt_from is not None:
+            return Refusal(
+                ErrorCode.CORRUPT, f"{self.name} is damaged from {self.corrupt_from} on", self.corrupt_from
+            )
+        if self.changing is not None:
+            return Refusal(ErrorCode.BEING_APPENDED, self.changing, self.accepted)
+        others = self.tickets and self.tickets[-1].session != session
+        if others or self.appender not in (None, session):
+            return Refusal(ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted)
+        return None
+
+    def refuses_bytes(self, count: int) -> Refusal | None:
+        """Why so many more bytes cannot be taken, or None."""
+        if self.accepted + count > object_bytes_max:
             return Refusal(
                 ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
             )

@@ -9,7 +9,7 @@ from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.object_state import ObjectState, Waiter
+from dos_server.core.object_state import ObjectState, Refusal, Waiter
 from dos_server.core.scan import fold_start
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -26,8 +26,8 @@ class Reads:
         if target is None:
             return
         state = target.state
-        if state.mending:
-            self._tables.refuse(session, ErrorCode.BUSY, f"{state.name} is being mended", request_id)
+        if state.changing is not None:
+            self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
             return
         good = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
         if state.corrupt_from is not None and request.offset >= good:
@@ -70,13 +70,13 @@ class Reads:
         read = event.read
         session = self._tables.answerable(read.session)
         damaged_at = event.damaged_at
-        mended = damaged_at is not None and self._mended_meanwhile(read)
-        if damaged_at is not None and not mended:
+        refusal = self._changed_meanwhile(read, damaged=damaged_at is not None)
+        if damaged_at is not None and refusal is None:
             self._damaged(read.directory, read.name, damaged_at)
         if session is None:
             return
-        if mended:
-            self._tables.refuse(session, ErrorCode.BUSY, f"{read.name} was mended meanwhile", read.request_id)
+        if refusal is not None:
+            self._tables.refuse(session, refusal.code, refusal.message, read.request_id)
         elif damaged_at is not None:
             text = f"{read.name} is damaged from {damaged_at} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, damaged_at)
@@ -85,10 +85,17 @@ class Reads:
             synced = state.synced if state else read.end
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
 
-    def _mended_meanwhile(self, read: v.ReadData | v.ReadDigest) -> bool:
-        """The file that was read is not the object's any more, or is just being replaced."""
-        state = self._tables.find(read.directory, read.name)
-        return state is not None and (state.mending or state.version != read.version)
+    def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> Refusal | None:
+        """The file that was read is not the object's any more, or what is wrong with it is its changing."""
+        directory = self._tables.directories.get(read.directory)
+        if directory is None:
+            return None
+        state = directory.objects.get(read.name)
+        if state is None:
+            return Refusal(ErrorCode.NOT_FOUND, f"{read.name} was removed meanwhile")
+        if state.version != read.version or (damaged and state.changing is not None):
+            return Refusal(ErrorCode.BUSY, f"{read.name} was changed meanwhile")
+        return None
 
     def _damaged(self, directory_name: str, name: str, offset: int) -> None:
         """Bytes that were good are not: the copy counts no more, nor after a restart, until it is mended."""
@@ -149,8 +156,8 @@ class Reads:
             return
         state = target.state
         at, info = request.digest_at, state.info()
-        if at != m.NO_DIGEST and state.mending:
-            self._tables.refuse(session, ErrorCode.BUSY, f"{state.name} is being mended", request_id)
+        if at != m.NO_DIGEST and state.changing is not None:
+            self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
         elif at == m.NO_DIGEST:
             self._tables.send(session, m.StatResult(info, at, 0), request_id)
         elif at == state.synced and state.corrupt_from is None:
@@ -173,14 +180,14 @@ class Reads:
     def got_digest(self, event: v.GotDigest) -> None:
         read = event.read
         session = self._tables.answerable(read.session)
-        mended = event.damaged_at is not None and self._mended_meanwhile(read)
-        if event.damaged_at is not None and not mended:
+        refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None)
+        if event.damaged_at is not None and refusal is None:
             self._damaged(read.directory, read.name, event.damaged_at)
         state = self._tables.find(read.directory, read.name)
         if session is None:
             return
-        if mended:
-            self._tables.refuse(session, ErrorCode.BUSY, f"{read.name} was mended meanwhile", read.request_id)
+        if refusal is not None:
+            self._tables.refuse(session, refusal.code, refusal.message, read.request_id)
         elif event.damaged_at is not None or state is None:
             text = f"{read.name} is damaged from {event.damaged_at} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, event.damaged_at or 0)

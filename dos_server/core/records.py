@@ -6,12 +6,13 @@ Claim, `d/DIR/.claim`, replaced whole (temp, fsync, rename, fsync of the folder)
     before
 
 Mark, 256 bytes in `d/DIR/.marks`, one an object, overwritten in place after each sync and before it is
-acknowledged, not synced itself: name 128, zero-padded | synced u64 | flags u8 (1 poisoned, 2 damaged) |
-reserved 111 | xxh3-64 over everything before. A mark is a *lower bound* of what was synced. It survives a
-killed process; a power cut may leave an older one, or none. So bytes missing below the mark are damage, never
-a torn write. A mark that is not valid says nothing. *Damaged*: the object was found so, and stays so until a
-new copy takes its place, whatever its file looks like later: a second wound must not make the first one look
-like a crash. Marks with a flag are synced.
+acknowledged, not synced itself: name 128, zero-padded | synced u64 | flags u8 (1 poisoned, 2 damaged, 4
+removed) | reserved 111 | xxh3-64 over everything before. A mark is a *lower bound* of what was synced. It
+survives a killed process; a power cut may leave an older one, or none. So bytes missing below the mark are
+damage, never a torn write. A mark that is not valid says nothing. *Damaged*: the object was found so, and
+stays so until a new copy takes its place, whatever its file looks like later: a second wound must not make
+the first one look like a crash. *Removed*: the object is being taken away, and goes if it is still there
+(`dos_server.removal`). Marks with a flag are synced.
 
 Identity, `identity`: the server's id as 32 hex digits and a newline.
 """
@@ -45,12 +46,13 @@ NO_CLAIM: Final = Claim(0, NO_ID)
 
 
 class Mark(NamedTuple):
-    """What an object had synced at least, whether a sync of it failed, and whether it was found damaged."""
+    """What an object had synced at least; whether a sync of it failed, it was found damaged, it is to go."""
 
     name: str
     synced: int
     poisoned: bool = False
     damaged: bool = False
+    removed: bool = False
 
 
 def encode_claim(claim: Claim) -> bytes:
@@ -75,7 +77,8 @@ _CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the s
 
 
 def encode_mark(mark: Mark) -> bytes:
-    body = _MARK.pack(mark.name.encode("ascii"), mark.synced, mark.poisoned | mark.damaged << 1, b"")
+    flags = mark.poisoned | mark.damaged << 1 | mark.removed << 2
+    body = _MARK.pack(mark.name.encode("ascii"), mark.synced, flags, b"")
     return body + _DIGEST.pack(digest64(body))
 
 
@@ -87,8 +90,8 @@ def decode_marks(data: bytes) -> list[Mark | None]:
         (digest,) = _DIGEST.unpack_from(data, start + _MARK.size)
         name, synced, flags, _ = _MARK.unpack(body)
         text = name.rstrip(b"\0").decode("latin-1")
-        valid = digest64(body) == digest and is_name(text) and flags <= 3
-        marks.append(Mark(text, synced, bool(flags & 1), bool(flags & 2)) if valid else None)
+        valid = digest64(body) == digest and is_name(text) and flags <= 7
+        marks.append(Mark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4)) if valid else None)
     return marks
 
 

@@ -11,7 +11,8 @@ Everything about *order* is decided here and nowhere else:
 The shell performs effects in order and reports. A request that is refused leaves no effect (P-8).
 
 Rules of this file: events in, effects out, and the requests about the session itself. Requests about objects
-are in `claims`, `appends` and `reads`; both see the same tables.
+are in `claims`, `appends`, `reads`, `mends` and `removals`, those of version 0 in `version0`; all see the
+same tables.
 """
 
 import hmac
@@ -30,8 +31,10 @@ from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.mends import Mends
 from dos_server.core.reads import Reads
+from dos_server.core.removals import Removals
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
+from dos_server.core.version0.service import Version0
 from dos_server.limits import in_flight_bytes_max, requests_in_flight_max
 
 
@@ -45,6 +48,7 @@ class ServerCore:
         record: bytes = b"",
         token: bytes = b"",
         directory_names: set[str] | None = None,
+        version0: bool = True,
     ) -> None:
         self._tables = tables = Tables(server_id, record, token, directory_names or set())
         self._storing_record = False
@@ -52,6 +56,9 @@ class ServerCore:
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
         mends = Mends(tables, claims, reads)
+        self._removals = removals = Removals(tables, claims, reads)
+        off = _why_no_version0(version0=version0, token=token)
+        self._version0 = version0_ = Version0(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
             v.Received: self._received,
@@ -60,14 +67,18 @@ class ServerCore:
             v.Ended: self._ended,
             v.DirectoryLoaded: claims.directory_loaded,
             v.ClaimStored: claims.claim_stored,
-            v.Written: appends.written,
+            v.Written: self._written,
             v.SyncBegins: appends.sync_begins,
-            v.Synced: appends.synced,
+            v.Synced: self._synced,
             v.GotData: reads.got_data,
             v.GotDigest: reads.got_digest,
             v.RecordStored: self._record_stored,
             v.MendWritten: mends.written,
             v.MendInstalled: mends.installed,
+            v.Removed: self._removed,
+            v.DirectoryMade: version0_.directory_made,
+            v.Requested: version0_.requested,
+            v.Streamed: version0_.streamed,
             v.Tick: self._tick,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
@@ -89,7 +100,7 @@ class ServerCore:
         tables = self._tables
         tables.now = now
         self._on_event[type(event)](event)
-        while tables.opened or tables.settled:
+        while tables.opened or tables.settled or tables.unheard:
             self._go_on()
         effects, tables.effects = tables.effects, []
         return effects
@@ -97,6 +108,8 @@ class ServerCore:
     def may_read(self, session: int) -> bool:
         """Whether the shell should take more from that connection: back-pressure instead of memory."""
         one = self._tables.sessions.get(session)
+        if one is not None and one.version == 0:
+            return self._version0.may_read(session)
         return one is None or not (
             one.opening
             or one.unsynced_bytes >= in_flight_bytes_max
@@ -104,9 +117,13 @@ class ServerCore:
             or one.deferred
         )
 
+    def is_streaming(self, session: int) -> bool:
+        """Whether what comes next on a version 0 connection is content, not a request."""
+        return self._version0.is_streaming(session)
+
     def wants_tick(self) -> bool:
-        """Whether time matters: a GET waits, or a `received` has not been told."""
-        return bool(self._tables.untold or self._tables.waiting)
+        """Whether time matters: a GET waits, or a `received` or a status has not been told."""
+        return bool(self._tables.untold or self._tables.waiting or self._version0.wants_tick())
 
     def is_welcome(self, session: int) -> bool:
         """Whether HELLO was answered: until then the clock of the shell runs."""
@@ -124,6 +141,7 @@ class ServerCore:
 
     def _ended(self, event: v.Ended) -> None:
         session = self._tables.sessions.pop(event.session, None)
+        self._version0.ended(event.session)
         if session is not None and not session.closed:
             self._tables.detach(session)
         self._tables.forget_idle()
@@ -159,6 +177,7 @@ class ServerCore:
 
         End those that only waited to quit.
         """
+        self._version0.hear()
         opened, self._tables.opened = self._tables.opened, []
         for session in opened:
             while session.deferred and not session.opening and not session.closed:
@@ -173,6 +192,18 @@ class ServerCore:
         del event
         self._appends.tick()
         self._reads.tick()
+        self._version0.tick()
+
+    def _written(self, event: v.Written) -> None:
+        self._appends.written(event)
+        self._version0.progress(event.directory, event.name)
+
+    def _synced(self, event: v.Synced) -> None:
+        self._appends.synced(event)
+        self._version0.progress(event.directory, event.name)
+
+    def _removed(self, event: v.Removed) -> None:
+        self._version0.removed(self._removals.removed(event))
 
     # Requests about the session
 
@@ -294,7 +325,11 @@ class ServerCore:
 
     def _half_closed(self, event: v.HalfClosed) -> None:
         session = self._tables.sessions.get(event.session)
-        if session is not None and not session.closed:
+        if session is None or session.closed:
+            return
+        if session.version == 0:
+            self._version0.half_closed(session)
+        else:
             self._leave(session)
 
     def _leave(self, session: Session) -> None:
@@ -309,3 +344,9 @@ class ServerCore:
             if session.quit_request is not None:
                 self._tables.send(session, m.Bye(), session.quit_request)
             self._tables.close(session)
+
+
+def _why_no_version0(*, version0: bool, token: bytes) -> str:
+    if not version0:
+        return "version 0 is switched off on this server"
+    return "this server asks for a token, and version 0 has no word for one" if token else ""

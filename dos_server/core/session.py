@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dos_protocol.frames import Frame
 from dos_protocol.names import NO_ID
 from dos_protocol.session_states import SessionEvent, SessionState, step
+from dos_server.core.object_state import ObjectState
 
 
 @dataclass(eq=False)
@@ -17,6 +18,7 @@ class Session:
     """`directory`: where it is; `opening`: where its unanswered CWD goes; `deferred`: what came behind that
     CWD.
 
+    `version`: of the protocol it speaks; `stream`: what it appends to, in version 0.
     `leaving`: it sends nothing more, and ends when everything is answered. `pending`: requests at the disk or
     waiting; `unsynced_*`: appends accepted for it and not yet settled.
     """
@@ -34,6 +36,8 @@ class Session:
     unsynced_appends: int = 0
     quit_request: int | None = None
     leaving: bool = False
+    version: int = 1
+    stream: ObjectState | None = None
 
     def move(self, event: SessionEvent) -> None:
         """Step by the table."""

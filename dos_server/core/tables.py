@@ -27,7 +27,11 @@ class Target(NamedTuple):
 
 
 class Tables:
-    """See the module. `touched`: objects with appends accepted and not yet given to the disk."""
+    """See the module. `touched`: objects with appends accepted and not yet given to the disk.
+
+    `unheard`: what version 0 sessions are told, not yet put into their words. `object_version`: of objects
+    made from now on, above that of every object removed.
+    """
 
     def __init__(self, server_id: bytes, record: bytes, token: bytes, directory_names: set[str]) -> None:
         self.server_id = server_id
@@ -44,10 +48,16 @@ class Tables:
         self.opened: list[Session] = []
         self.settled: list[Session] = []
         self.mends: dict[int, Mend] = {}
+        self.unheard: list[tuple[Session, m.Message]] = []
+        self.object_version = 0
         self.now = 0.0
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
-        if not session.closed:
+        if session.closed:
+            return
+        if session.version == 0:
+            self.unheard.append((session, message))
+        else:
             self.effects.append(v.Send(session.number, message, request_id))
 
     def refuse(self, session: Session, code: ErrorCode, text: str, request_id: int, actual: int = 0) -> None:
@@ -78,6 +88,7 @@ class Tables:
             if not state.waiters:
                 del self.waiting[state]
         session.deferred.clear()
+        self.end_stream(session)
         session.move(SessionEvent.ENDED)
 
     def leave_directory(self, session: Session) -> None:
@@ -88,6 +99,12 @@ class Tables:
         self.drop_mend(session.number)
         session.directory = None
         session.wrote = False
+
+    def end_stream(self, session: Session) -> None:
+        """Others may append to what the version 0 session appended to."""
+        if session.stream is not None:
+            session.stream.appender = None
+            session.stream = None
 
     def drop_mend(self, session: int) -> None:
         """The new copy that the session was bringing is not wanted any more, unless it is being installed."""
@@ -118,6 +135,10 @@ class Tables:
             self.refuse(session, ErrorCode.NOT_FOUND, text, request_id)
             return None
         return Target(directory, state)
+
+    def new_object(self, directory: DirectoryState, name: str) -> ObjectState:
+        """An object that is not there yet. It counts once it is in the table of its directory."""
+        return ObjectState(directory.name, name, version=self.object_version)
 
     def find(self, directory_name: str, name: str) -> ObjectState | None:
         """The object, if it is still in memory."""

@@ -129,6 +129,46 @@ class MendInstalled(NamedTuple):
     found: Found | None
 
 
+class Removal(Enum):
+    """How a removal ended."""
+
+    GONE = "gone, durably"
+    INTACT = "failed, the object is as it was"
+    UNKNOWN = "failed, and only a restart can say whether it is there"
+
+
+class Removed(NamedTuple):
+    """A removal has ended."""
+
+    session: int
+    request_id: int
+    directory: str
+    name: str
+    ending: Removal
+
+
+class DirectoryMade(NamedTuple):
+    """The directory is there, durably, or not."""
+
+    session: int
+    directory: str
+    trouble: Trouble
+
+
+class Requested(NamedTuple):
+    """A whole request of a version 0 session, without its length."""
+
+    session: int
+    body: bytes
+
+
+class Streamed(NamedTuple):
+    """Bytes that a version 0 session appends. A view that is good only until this has been handled."""
+
+    session: int
+    data: Buffer
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
@@ -149,6 +189,10 @@ Event = (
     | RecordStored
     | MendWritten
     | MendInstalled
+    | Removed
+    | DirectoryMade
+    | Requested
+    | Streamed
     | Tick
 )
 
@@ -291,6 +335,41 @@ class DropMend(NamedTuple):
     name: str
 
 
+class RemoveObject(NamedTuple):
+    """Take a settled object away, durably, then report.
+
+    After a crash on the way there is the whole object or nothing. `durable`, `damaged`: as its mark says.
+    """
+
+    session: int
+    request_id: int
+    directory: str
+    name: str
+    durable: int
+    damaged: bool
+
+
+class MakeDirectory(NamedTuple):
+    """Make the directory, durably, then report."""
+
+    session: int
+    directory: str
+
+
+class SendBytes(NamedTuple):
+    """Bytes to a version 0 session, as they are."""
+
+    session: int
+    data: Buffer
+
+
+class Note(NamedTuple):
+    """What the peer is not told, because its protocol has no word for it, and an operator may look for."""
+
+    session: int
+    text: str
+
+
 Effect = (
     Send
     | CloseSession
@@ -306,4 +385,8 @@ Effect = (
     | WriteMend
     | InstallMend
     | DropMend
+    | RemoveObject
+    | MakeDirectory
+    | SendBytes
+    | Note
 )

@@ -64,7 +64,7 @@ def raw_header(**changes: int | bytes) -> bytes:
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", ErrorCode.BAD_FRAME),
         (b"SSH-2.0-OpenSSH_9.6\r\n" + bytes(20), ErrorCode.BAD_FRAME),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40), ErrorCode.BAD_FRAME),
-        (bytes(32), ErrorCode.BAD_FRAME),
+        (b"\x01" + bytes(31), ErrorCode.BAD_FRAME),
         (b"\xff" * 64, ErrorCode.BAD_FRAME),
         (raw_header(version=9), ErrorCode.BAD_VERSION),
         (raw_header(reserved=1), ErrorCode.BAD_FRAME),

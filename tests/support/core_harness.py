@@ -21,11 +21,18 @@ SERVER_ID = bytes(range(1, 17))
 
 
 class Harness:
-    """A server that the test drives. `heard[session]`: (request id, message) in the order sent."""
+    """A server that the test drives.
 
-    def __init__(self, disk: FakeDisk | None = None, *, token: bytes = b"") -> None:
+    `heard[session]`: (request id, message) in the order sent; `bytes_heard[session]`: what a session of
+    version 0 was sent; `notes`: what only the log is told.
+    """
+
+    def __init__(self, disk: FakeDisk | None = None, *, token: bytes = b"", version0: bool = True) -> None:
         self.disk = disk or FakeDisk()
         self.token = token
+        self.version0 = version0
+        self.bytes_heard: dict[int, bytearray] = {}
+        self.notes: list[tuple[int, str]] = []
         self.heard: dict[int, list[tuple[int, m.Message]]] = {}
         self.closed: set[int] = set()
         self.pending: list[tuple[v.Effect, Callable[[], v.Event]]] = []
@@ -38,7 +45,13 @@ class Harness:
         """Start (again) on what the disk has."""
         self.storage = Storage(self.disk)
         server_id, record, names = self.storage.start(SERVER_ID)
-        self.core = ServerCore(server_id=server_id, record=record, token=self.token, directory_names=names)
+        self.core = ServerCore(
+            server_id=server_id,
+            record=record,
+            token=self.token,
+            directory_names=names,
+            version0=self.version0,
+        )
         self.pending.clear()
         self.closed |= set(self.heard)
 
@@ -68,6 +81,11 @@ class Harness:
                 storage.forget(directory)
             case v.DropMend():
                 storage.drop_mend(effect)
+            case v.SendBytes(session, data):
+                if session not in self.closed:
+                    self.bytes_heard[session] += data
+            case v.Note(session, text):
+                self.notes.append((session, text))
             case v.Sync(directory, name):
                 self.core.handle(v.SyncBegins(directory, name), self.now)
                 report = v.Synced(directory, name, storage.sync(effect))
@@ -91,6 +109,10 @@ class Harness:
                 return lambda: v.MendWritten(session, storage.write_mend(effect))
             case v.InstallMend(session, directory, name):
                 return lambda: v.MendInstalled(session, directory, name, storage.install_mend(effect))
+            case v.RemoveObject():
+                return lambda: storage.remove(effect)
+            case v.MakeDirectory(session, directory):
+                return lambda: v.DirectoryMade(session, directory, storage.make_directory(directory))
             case v.StoreRecord(session, request_id, record):
                 return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
             case _:
@@ -113,6 +135,41 @@ class Harness:
         self.event(v.Connected(self._sessions))
         self.send(self._sessions, hello or m.Hello())
         return self._sessions
+
+    def connect0(self, directory: str = "") -> int:
+        """A new session of version 0, in a directory if one is given."""
+        self._sessions += 1
+        self.heard[self._sessions], self.bytes_heard[self._sessions] = [], bytearray()
+        self.event(v.Connected(self._sessions))
+        if directory:
+            assert self.ask0(self._sessions, f"u{directory}") == b"ok"
+        return self._sessions
+
+    def request(self, session: int, body: str | bytes) -> None:
+        """A request of version 0."""
+        self.event(v.Requested(session, body.encode() if isinstance(body, str) else body))
+
+    def stream(self, session: int, data: bytes) -> None:
+        """Bytes that a session of version 0 appends, in a buffer that is used again afterwards."""
+        buffer = bytearray(data)
+        self.event(v.Streamed(session, memoryview(buffer)))
+        buffer[:] = bytes(len(buffer))
+
+    def replies(self, session: int) -> list[bytes]:
+        """The bodies of the frames that a session of version 0 got since it was last asked; whole ones."""
+        data, bodies = self.bytes_heard[session], []
+        while len(data) >= 4 and len(data) >= 4 + (count := int.from_bytes(data[:4], "big")):
+            bodies.append(bytes(data[4 : 4 + count]))
+            del data[: 4 + count]
+        return bodies
+
+    def ask0(self, session: int, body: str | bytes) -> bytes | None:
+        """A request of version 0, settled; its reply, None when there is none."""
+        self.request(session, body)
+        self.settle()
+        replies = self.replies(session)
+        assert len(replies) <= 1, replies
+        return replies[0] if replies else None
 
     def send(self, session: int, message: m.Message, *, ends_batch: bool = True) -> int:
         """A request; what it is answered is in `heard`."""
@@ -140,6 +197,10 @@ class Harness:
     def tick(self, seconds: float) -> None:
         self.now += seconds
         self.event(v.Tick())
+
+    def half_close(self, session: int) -> None:
+        """The peer sends no more."""
+        self.event(v.HalfClosed(session))
 
     def end(self, session: int) -> None:
         """The connection is gone."""

@@ -16,6 +16,7 @@ from dos_protocol.session_states import diagram
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.extent import ExtentHeader, encode_header, object_seed
 from dos_server.core.records import Claim, Mark, encode_claim, encode_mark
+from dos_server.core.version0.states import diagram as version0_diagram
 
 PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
 _KINDS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "16s": "16 bytes", "?": "u8 0 or 1"}
@@ -98,6 +99,10 @@ def session_diagram() -> str:
     return f"```mermaid\n{diagram()}\n```"
 
 
+def version_0_diagram() -> str:
+    return f"```mermaid\n{version0_diagram()}\n```"
+
+
 TABLES = {
     "messages": messages_table,
     "errors": errors_table,
@@ -107,6 +112,7 @@ TABLES = {
     "extent vector": extent_vector,
     "small record vectors": small_record_vectors,
     "session diagram": session_diagram,
+    "version 0 diagram": version_0_diagram,
 }
 
 

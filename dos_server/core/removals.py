@@ -1,0 +1,91 @@
+"""Removing: an object that nobody writes goes away, whole.
+
+It is refused while a version 0 session streams to the object, while anything of it is on its way to the disk,
+and while it is being mended; and for a poisoned one, of which only a restart can say what is on the disk. A
+damaged one may go. From the asking to the disk's answer the object takes no appends and answers no reads;
+a claim of the directory waits. A crash leaves the whole object or nothing (`dos_server.removal`). An object
+made anew under the name has another version: a read that was asked of the old one is not answered from the
+new one's file.
+
+Rules of this file: the end of an object. Who may remove is decided by the caller.
+"""
+
+from typing import NamedTuple
+
+from dos_protocol.errors import ErrorCode
+from dos_server.core import vocabulary as v
+from dos_server.core.claims import Claims
+from dos_server.core.directory_state import DirectoryState
+from dos_server.core.object_state import ObjectState, Refusal
+from dos_server.core.reads import Reads
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+
+
+class Outcome(NamedTuple):
+    """What a removal came to; `refusal` None: the object is gone, durably. `session` None: it has left."""
+
+    session: Session | None
+    request_id: int
+    refusal: Refusal | None
+
+
+class Removals:
+    """See the module."""
+
+    def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
+        self._tables = tables
+        self._claims = claims
+        self._reads = reads
+
+    def remove(
+        self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
+    ) -> Refusal | None:
+        """Have the object removed; `removed` says how that ended. Or why it cannot be, now."""
+        refusal = _refuses(state)
+        if refusal is None:
+            state.removing = True
+            session.pending += 1
+            self._tables.effects.append(
+                v.RemoveObject(
+                    session.number,
+                    request_id,
+                    directory.name,
+                    state.name,
+                    state.durable,
+                    state.corrupt_from is not None,
+                )
+            )
+        return refusal
+
+    def removed(self, event: v.Removed) -> Outcome:
+        """The disk has answered."""
+        tables = self._tables
+        directory = tables.directories[event.directory]
+        state = directory.objects[event.name]
+        state.removing = False
+        refusal = None
+        if event.ending is v.Removal.GONE:
+            del directory.objects[event.name]
+            tables.object_version = max(tables.object_version, state.version) + 1
+            tables.untold.pop(state, None)
+            self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed")
+        elif event.ending is v.Removal.INTACT:
+            refusal = Refusal(ErrorCode.POISONED, f"the disk failed, {event.name} is as it was")
+        else:
+            state.poison()
+            text = f"{event.name} is poisoned: whether it is removed, only a restart of the server can say"
+            refusal = Refusal(ErrorCode.POISONED, text)
+            self._reads.end_waiting(state, ErrorCode.POISONED, text)
+        self._claims.grant_if_ready(directory)
+        return Outcome(tables.answerable(event.session), event.request_id, refusal)
+
+
+def _refuses(state: ObjectState) -> Refusal | None:
+    if state.changing is not None:
+        return Refusal(ErrorCode.BUSY, state.changing)
+    if state.being_appended or not state.settled:
+        return Refusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended")
+    if state.poisoned:
+        return Refusal(ErrorCode.POISONED, f"{state.name} is poisoned: a write or sync of it failed")
+    return None

@@ -1,0 +1,68 @@
+"""Reading in version 0: `g`, one frame whose length comes first, sent in pieces as they are read.
+
+Which bytes is fixed when it is asked: what is durable then. What cannot be had whole and right ends the
+connection, before the first byte or behind any: there is no word that a client would not take for content.
+
+Rules of this file: the pieces of a frame. Each is a GET of version 1, with its checks and its back-pressure.
+"""
+
+from dos_protocol import messages as m
+from dos_protocol.limits import payload_bytes_max
+from dos_server.core import vocabulary as v
+from dos_server.core.reads import Reads
+from dos_server.core.tables import Tables
+from dos_server.core.version0 import requests as r
+from dos_server.core.version0 import wire
+from dos_server.core.version0.answers import Answers
+from dos_server.core.version0.session import Session0
+
+
+class Gets:
+    """See the module."""
+
+    def __init__(self, tables: Tables, reads: Reads, answers: Answers) -> None:
+        self._tables = tables
+        self._reads = reads
+        self._answers = answers
+
+    def get(self, one: Session0, request: r.Get) -> None:
+        directory = self._answers.directory_of(one)
+        state = directory.objects.get(request.name) if directory is not None else None
+        if state is None or not state.exists:
+            self._answers.end(one, f"no file {request.name} to get")
+            return
+        start = max(request.offset, 0)
+        wanted = start + request.bytes_max if request.bytes_max else None
+        end = state.synced if wanted is None else min(wanted, state.synced)
+        good = state.corrupt_from
+        if good is not None and (wanted is None or wanted > good):
+            self._answers.end(one, f"{state.name} is damaged from {good} on")
+        elif end - start > wire.REPLY_BYTES_MAX:
+            self._answers.end(one, f"{end - start} bytes of {state.name} do not fit a frame of version 0")
+        elif start >= end:
+            self._answers.reply(one, b"")
+        else:
+            one.state, one.position, one.end = state, start, end
+            self._answers.send(one, wire.head(end - start))
+            self._next(one)
+
+    def _next(self, one: Session0) -> None:
+        directory, state = self._answers.directory_of(one), one.target
+        if directory is None or directory.objects.get(state.name) is not state:
+            self._answers.end(one, f"{state.name} was changed while it was read")
+            return
+        count = min(one.end - one.position, payload_bytes_max)
+        self._reads.get(one.session, m.Get(state.name, one.position, count), 0)
+
+    def got(self, one: Session0, piece: m.Data) -> None:
+        """A piece has been read: send it, and read the next."""
+        count = len(piece.payload)
+        if not count:
+            self._answers.end(one, f"{piece.name} ended at {one.position}, {one.end} were announced")
+            return
+        self._tables.effects.append(v.SendBytes(one.session.number, piece.payload))
+        one.position += count
+        if one.position == one.end:
+            self._answers.answered(one)
+        else:
+            self._next(one)

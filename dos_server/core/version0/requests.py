@@ -1,0 +1,126 @@
+"""The words of version 0: the body of a request as a value, or what is wrong with it.
+
+The first byte is the command, the rest is text: arguments with a TAB between them. Exactly those of the
+table, ASCII; names by the grammar of version 1, numbers as decimal digits without sign, space or leading zero
+(only the offset of `g` may be negative), below 2^63.
+
+Rules of this file: values only. It says what is wrong; whether that closes the connection is `service`'s.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from dos_protocol.names import is_name
+
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+_NUMBER_MAX: Final = (1 << 63) - 1
+_SHOWN: Final = 40
+
+
+class Use(NamedTuple):
+    """`u` DIR"""
+
+    directory: str
+
+
+class Append(NamedTuple):
+    """`a` FILE TAB OFFSET"""
+
+    name: str
+    offset: int
+
+
+class List(NamedTuple):
+    """`l`"""
+
+
+class Get(NamedTuple):
+    """`g` FILE TAB OFFSET TAB COUNT; `bytes_max` 0: all"""
+
+    name: str
+    offset: int
+    bytes_max: int
+
+
+class Delete(NamedTuple):
+    """`d` FILE"""
+
+    name: str
+
+
+class Sync(NamedTuple):
+    """`s` FILE"""
+
+    name: str
+
+
+class Bad(NamedTuple):
+    """A request that is none, and what is wrong with it."""
+
+    command: str
+    text: str
+
+
+Request = Use | Append | List | Get | Delete | Sync
+
+
+class _WrongError(Exception):
+    """What is wrong with an argument."""
+
+
+def parse(body: bytes) -> Request | Bad:
+    """The request in a body that is not empty."""
+    command = body[:1].decode("latin-1")
+    row = _COMMANDS.get(command)
+    if row is None:
+        return Bad(command, f'unknown command "{_shown(command)}"')
+    form, kinds = row
+    try:
+        arguments = _arguments(body[1:])
+        if len(arguments) != len(kinds):
+            raise _WrongError(f"{command} takes {len(kinds)} arguments, not {len(arguments)}")
+        return form(*(kind(one) for kind, one in zip(kinds, arguments, strict=True)))
+    except _WrongError as error:
+        return Bad(command, str(error))
+
+
+def _arguments(data: bytes) -> list[str]:
+    if not data.isascii():
+        raise _WrongError("the text of a request is ASCII")
+    return data.decode("ascii").split("\t") if data else []
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise _WrongError(f"not a name: {_quoted(text)}")
+    return text
+
+
+def _number(text: str) -> int:
+    if _NUMBER.fullmatch(text) is None or int(text) > _NUMBER_MAX:
+        raise _WrongError(f"not a number: {_quoted(text)}")
+    return int(text)
+
+
+def _offset_or_less(text: str) -> int:
+    return -_number(text[1:]) if text.startswith("-") else _number(text)
+
+
+def _quoted(text: str) -> str:
+    return f"{text[:_SHOWN]!a}, {len(text)} long"
+
+
+def _shown(command: str) -> str:
+    """What came from outside is never echoed raw."""
+    return command if command.isascii() and command.isprintable() else ascii(command)[1:-1]
+
+
+_COMMANDS: Final[dict[str, tuple[Callable[..., Request], tuple[Callable[[str], str | int], ...]]]] = {
+    "u": (Use, (_name,)),
+    "a": (Append, (_name, _number)),
+    "l": (List, ()),
+    "g": (Get, (_name, _offset_or_less, _number)),
+    "d": (Delete, (_name,)),
+    "s": (Sync, (_name,)),
+}

@@ -1,0 +1,261 @@
+"""Version 0, carried out: each request becomes what version 1 would do, over the same objects.
+
+A session of version 0 is one without a claim: it writes in directories that nobody ever claimed, and only
+reads in others. What the rest of the core tells it (an `Error`, a `Data`) is heard here and put into the
+words of version 0, of which there are few:
+
+    a request cannot be done     ERROR: and the reason; the connection stays usable
+    an `a` cannot be done        the same, and the connection ends
+    a `g` cannot be done         the connection ends without a word: any word would be taken for content
+    a stream cannot go on        the connection ends without a word: no error among the status frames
+
+Rules of this file: what comes from the peer, the requests that are soon answered, and the hearing. `a` and
+the stream behind it are in `streams`, `g` in `gets`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from dos_protocol import messages as m
+from dos_protocol.session_states import SessionEvent
+from dos_server.core import vocabulary as v
+from dos_server.core.appends import Appends
+from dos_server.core.claims import Claims
+from dos_server.core.reads import Reads
+from dos_server.core.removals import Outcome, Removals
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
+from dos_server.core.version0 import requests as r
+from dos_server.core.version0.answers import NO_DIRECTORY, Answers, read_only
+from dos_server.core.version0.gets import Gets
+from dos_server.core.version0.session import Session0
+from dos_server.core.version0.states import Happening, State
+from dos_server.core.version0.streams import Streams
+from dos_server.limits import version0_in_flight_bytes_max
+
+
+class Version0:
+    """See the module. `off`: why version 0 is not spoken here; empty: it is."""
+
+    def __init__(
+        self, tables: Tables, claims: Claims, appends: Appends, reads: Reads, removals: Removals, *, off: str
+    ) -> None:
+        self._tables = tables
+        self._claims = claims
+        self._removals = removals
+        self._off = off
+        self._answers = answers = Answers(tables)
+        self._streams = streams = Streams(tables, appends, answers)
+        self._gets = gets = Gets(tables, reads, answers)
+        self.streamed = streams.streamed
+        self.tick = streams.tick
+        self._on_request: Final[dict[type[Any], Callable[[Session0, Any], None]]] = {
+            r.Use: self._use,
+            r.Append: streams.append,
+            r.List: self._list,
+            r.Get: gets.get,
+            r.Delete: self._delete,
+            r.Sync: self._sync,
+            r.Bad: self._bad,
+        }
+
+    def may_read(self, session: int) -> bool:
+        """Whether the shell should take more from that connection."""
+        one = self._answers.sessions.get(session)
+        if one is None or one.stands is State.COMMAND:
+            return True
+        return one.stands is State.STREAMING and one.session.unsynced_bytes < version0_in_flight_bytes_max
+
+    def is_streaming(self, session: int) -> bool:
+        """Whether what comes next is content, not a request."""
+        one = self._answers.sessions.get(session)
+        return one is not None and one.stands is State.STREAMING
+
+    def wants_tick(self) -> bool:
+        """Whether a status may be due though nothing happens."""
+        return bool(self._streams.untold)
+
+    # What comes from the peer
+
+    def requested(self, event: v.Requested) -> None:
+        session = self._tables.sessions.get(event.session)
+        if session is None or session.closed:
+            return
+        one = self._session_of(session)
+        if not event.body:
+            self._answers.end(one)
+            return
+        one.move(Happening.REQUESTED)
+        if self._off:
+            self._answers.refuse_and_end(one, self._off)
+            return
+        request = r.parse(event.body)
+        one.request = None if isinstance(request, r.Bad) else request
+        self._on_request[type(request)](one, request)
+
+    def _session_of(self, session: Session) -> Session0:
+        one = self._answers.sessions.get(session.number)
+        if one is None:
+            session.version = 0
+            session.move(SessionEvent.WELCOMED)
+            one = self._answers.sessions[session.number] = Session0(session)
+        return one
+
+    def half_closed(self, session: Session) -> None:
+        """The peer sends no more: a stream is at its end; else it gets its answer, and the session ends."""
+        one = self._session_of(session)
+        if one.stands is State.STREAMING:
+            self._streams.finish(one)
+        elif one.stands is State.COMMAND:
+            self._answers.end(one)
+        else:
+            one.half_closed = True
+
+    def ended(self, session: int) -> None:
+        """The connection is gone. What was taken of a stream goes on to the disk."""
+        one = self._answers.sessions.pop(session, None)
+        if one is not None and not one.closed:
+            one.move(Happening.ENDED)
+            self._answers.wait_no_more(one)
+
+    # Requests
+
+    def _bad(self, one: Session0, request: r.Bad) -> None:
+        if request.command == "g":
+            self._answers.end(one, request.text)
+        elif request.command == "a":
+            self._answers.refuse_and_end(one, request.text)
+        else:
+            self._answers.refuse(one, request.text)
+
+    def _use(self, one: Session0, request: r.Use) -> None:
+        if request.directory in self._tables.directory_names:
+            self._open(one, request.directory)
+        else:
+            one.session.pending += 1
+            self._tables.effects.append(v.MakeDirectory(one.session.number, request.directory))
+
+    def directory_made(self, event: v.DirectoryMade) -> None:
+        tables = self._tables
+        tables.answerable(event.session)
+        if event.trouble is v.Trouble.NONE:
+            tables.directory_names.add(event.directory)
+            directory = tables.directories.get(event.directory)
+            if directory is not None:
+                self._claims.now_exists(directory)
+        one = self._answers.sessions.get(event.session)
+        if one is None or one.closed:
+            return
+        if event.trouble is v.Trouble.NONE:
+            self._open(one, event.directory)
+        else:
+            self._answers.refuse(one, f"directory {event.directory} cannot be made: {event.trouble.value}")
+
+    def _open(self, one: Session0, directory: str) -> None:
+        self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)
+
+    def _list(self, one: Session0, request: r.List) -> None:
+        del request
+        directory = self._answers.directory_of(one)
+        if directory is None:
+            self._answers.refuse(one, NO_DIRECTORY)
+            return
+        states = sorted((state.name, state) for state in directory.objects.values() if state.exists)
+        lines = [
+            f"{name}\t{state.synced}\t{'yes' if state.being_appended else 'no'}\n" for name, state in states
+        ]
+        self._answers.reply(one, "".join(lines).encode("ascii"))
+
+    def _delete(self, one: Session0, request: r.Delete) -> None:
+        directory = self._answers.directory_of(one)
+        if directory is None:
+            self._answers.refuse(one, NO_DIRECTORY)
+            return
+        state = directory.objects.get(request.name)
+        why = read_only(directory)
+        if why or state is None or not state.exists:
+            self._answers.refuse(one, why or f"no file {request.name} in {directory.name}")
+            return
+        refusal = self._removals.remove(one.session, directory, state, 0)
+        if refusal is not None:
+            self._answers.refuse(one, refusal.message)
+
+    def removed(self, outcome: Outcome) -> None:
+        """A file is gone, or it could not be removed."""
+        session, _, refusal = outcome
+        one = self._answers.sessions.get(session.number) if session is not None else None
+        if one is None or one.closed:
+            return
+        if refusal is None:
+            self._answers.reply(one, b"ok")
+        else:
+            self._answers.refuse(one, refusal.message)
+
+    def _sync(self, one: Session0, request: r.Sync) -> None:
+        """Everything that was taken is on its way to stable storage: what is left is to wait for it."""
+        directory = self._answers.directory_of(one)
+        if directory is None:
+            self._answers.refuse(one, NO_DIRECTORY)
+            return
+        state = directory.objects.get(request.name)
+        if state is None or not state.exists:
+            self._answers.refuse(one, f"no file {request.name} in {directory.name}")
+        elif state.damaged or state.changing:
+            self._answers.refuse(one, state.changing or _damaged(state.name))
+        else:
+            one.state, one.end = state, state.accepted
+            self._answers.wait(one)
+            self._look_synced(one)
+
+    def _look_synced(self, one: Session0) -> None:
+        state = one.target
+        if state.poisoned:
+            self._answers.wait_no_more(one)
+            self._answers.refuse(one, _damaged(state.name))
+        elif state.synced >= one.end and state.entry_durable:
+            self._answers.wait_no_more(one)
+            self._answers.reply(one, f"{state.synced}\t{state.synced}".encode("ascii"))
+
+    # What the rest of the core tells
+
+    def hear(self) -> None:
+        """Put into the words of version 0 what its sessions were told."""
+        while self._tables.unheard:
+            unheard, self._tables.unheard = self._tables.unheard, []
+            for session, message in unheard:
+                one = self._answers.sessions.get(session.number)
+                if one is not None and not one.closed:
+                    self._hear(one, message)
+
+    def _hear(self, one: Session0, message: m.Message) -> None:
+        if isinstance(message, m.DirectoryOpened):
+            self._answers.reply(one, b"ok")
+        elif isinstance(message, m.Data):
+            self._gets.got(one, message)
+        elif isinstance(message, m.Error):
+            self._refused(one, message.message)
+        # and a watermark says nothing new: sizes are read where they are needed
+
+    def _refused(self, one: Session0, text: str) -> None:
+        if isinstance(one.request, r.Get) or one.stands is not State.ANSWERING:
+            self._answers.end(one, text)
+        elif isinstance(one.request, r.Append):
+            self._answers.refuse_and_end(one, text)
+        else:
+            self._answers.refuse(one, text)
+
+    def progress(self, directory: str, name: str) -> None:
+        """A write or a sync of the object has ended, well or not."""
+        self.hear()
+        if not self._answers.waiting:
+            return
+        state = self._tables.find(directory, name)
+        for one in list(self._answers.waiting.get(state, ())) if state is not None else ():
+            if isinstance(one.request, r.Sync):
+                self._look_synced(one)
+            else:
+                self._streams.look(one)
+
+
+def _damaged(name: str) -> str:
+    return f"{name} is damaged, or a write or sync of it failed"

@@ -1,0 +1,125 @@
+"""Appending in version 0: `a`, then a stream of bytes with status frames beside it, until the client ends it.
+
+    a, refused      ERROR: and the reason, and the connection ends
+    a, accepted     the file is made if it is not there, and durably so before `ok`; it is locked
+    bytes           appended as they come, whatever the socket gave as one batch
+    status          what is in the file, what is on stable storage: when bytes come and a second has passed
+                    since the last one; after a second's pause, if there is something new
+    the end         what came goes to stable storage, then the last status, then the connection ends
+    a failure       the connection ends without a word: no error among the status frames
+
+The lock is the session's: it ends with it, however it ends. What was taken of a stream that broke off still
+goes to the disk, and until it is there nobody else appends.
+
+Rules of this file: the life of a stream. Order of writing and syncing is decided in `appends`.
+"""
+
+from dos_protocol.limits import entries_max
+from dos_server.core import vocabulary as v
+from dos_server.core.appends import Appends
+from dos_server.core.directory_state import DirectoryState
+from dos_server.core.object_state import ObjectState
+from dos_server.core.tables import Tables
+from dos_server.core.version0 import requests as r
+from dos_server.core.version0 import wire
+from dos_server.core.version0.answers import NO_DIRECTORY, Answers, read_only
+from dos_server.core.version0.session import Session0
+from dos_server.core.version0.states import Happening, State
+from dos_server.limits import version0_status_seconds
+
+
+class Streams:
+    """See the module. `untold`: streams of which a status may be due though nothing happens."""
+
+    def __init__(self, tables: Tables, appends: Appends, answers: Answers) -> None:
+        self._tables = tables
+        self._appends = appends
+        self._answers = answers
+        self.untold: dict[Session0, None] = {}
+
+    def append(self, one: Session0, request: r.Append) -> None:
+        directory = self._answers.directory_of(one)
+        if directory is None:
+            self._answers.refuse_and_end(one, NO_DIRECTORY)
+            return
+        state = directory.objects.get(request.name) or self._tables.new_object(directory, request.name)
+        why = read_only(directory) or _why_not(one, directory, state, request.offset)
+        if why:
+            self._answers.refuse_and_end(one, why)
+            return
+        session = one.session
+        directory.objects[request.name] = one.state = session.stream = state
+        state.appender = session.number
+        session.wrote = True
+        self._answers.wait(one)
+        if state.exists and not state.needs_sync:
+            self._begin(one)
+        else:
+            self._appends.take(session, directory, state, b"", 0)
+            self._appends.batch_ended()
+
+    def _begin(self, one: Session0) -> None:
+        self._answers.send(one, wire.reply(b"ok"))
+        one.move(Happening.APPENDING)
+        one.bytes_at = one.status_at = self._tables.now
+        one.told = (one.target.written, one.target.synced)
+
+    def streamed(self, event: v.Streamed) -> None:
+        one = self._answers.sessions.get(event.session)
+        if one is None or one.stands is not State.STREAMING:
+            return
+        state, now = one.target, self._tables.now
+        refusal = state.refuses_session(event.session) or state.refuses_bytes(len(event.data))
+        if refusal is not None:
+            self._answers.end(one, refusal.message)
+            return
+        one.bytes_at = now
+        one.due = now - one.status_at >= version0_status_seconds
+        self.untold[one] = None
+        directory = self._tables.directories[state.directory]
+        self._appends.take(one.session, directory, state, event.data, 0)
+        self._appends.batch_ended()
+
+    def finish(self, one: Session0) -> None:
+        """The client sends no more."""
+        one.move(Happening.STREAM_ENDED)
+        self.look(one)
+
+    def look(self, one: Session0) -> None:
+        """The disk has got on."""
+        settled = not one.session.unsynced_appends
+        if one.stands is State.ANSWERING and settled:
+            self._begin(one)
+        elif one.stands is State.FINISHING and settled:
+            self._send_status(one)
+            self._answers.end(one)
+        elif one.stands is State.STREAMING and one.due:
+            self._send_status(one)
+
+    def tick(self) -> None:
+        now = self._tables.now
+        for one in list(self.untold):
+            state = one.target
+            if now - max(one.bytes_at, one.status_at) < version0_status_seconds and not one.closed:
+                continue
+            if not one.closed and one.told != (state.written, state.synced):
+                self._send_status(one)
+            if one.closed or state.written == state.synced:
+                del self.untold[one]
+
+    def _send_status(self, one: Session0) -> None:
+        one.told = (one.target.written, one.target.synced)
+        one.status_at = self._tables.now
+        one.due = False
+        self._answers.send(one, wire.reply("{}\t{}".format(*one.told).encode("ascii")))
+
+
+def _why_not(one: Session0, directory: DirectoryState, state: ObjectState, offset: int) -> str:
+    refusal = state.refuses_session(one.session.number)
+    if refusal is not None:
+        return refusal.message
+    if offset != state.accepted:
+        return f"{state.name} has {state.accepted} bytes, not {offset}"
+    if state.name not in directory.objects and len(directory.objects) >= entries_max:
+        return f"a directory holds at most {entries_max} files"
+    return ""

@@ -1,0 +1,88 @@
+"""The marks of one directory: `d/DIR/.marks`, one slot of 256 bytes an object, see `core.records`.
+
+A slot is overwritten in place. An erased slot is zeros, which is no valid mark; it is used again for another
+object, and only after its zeros are on stable storage: so no power cut brings back a mark that was erased.
+
+Rules of this file: slots and their file. It raises OSError; when a mark is due, and what a failure means,
+`storage` says. Callable from several threads.
+"""
+
+import threading
+
+from dos_server import small_files
+from dos_server.core import records
+from dos_server.core.records import Mark
+from dos_server.disk import Disk
+from dos_server.limits import mark_bytes
+
+
+class Marks:
+    """See the module. The file is made with the first mark and stays open until `close`."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._path = f"{folder}/.marks"
+        self._entry_durable = False
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._slot_count = 0
+        self._handle: int | None = None
+        self._guard = threading.Lock()
+
+    def load(self) -> dict[str, Mark]:
+        """The marks in the file, by name; none when there is no file."""
+        data = small_files.read(self._disk, self._path) or b""
+        marks = records.decode_marks(data)
+        self._slot_count = -(-len(data) // mark_bytes)
+        self._slots = {mark.name: slot for slot, mark in enumerate(marks) if mark is not None}
+        self._free = [slot for slot, mark in enumerate(marks) if mark is None]
+        return {mark.name: mark for mark in marks if mark is not None}
+
+    def write(self, mark: Mark, *, durable: bool) -> None:
+        """Overwrite the mark of an object, or give it a slot; `durable`: it is on stable storage after."""
+        with self._guard:  # mending and removing write marks from a thread
+            slot = self._slots.get(mark.name)
+            if slot is None:
+                slot = self._slots[mark.name] = self._free.pop() if self._free else self._slot_count
+                self._slot_count = max(self._slot_count, slot + 1)
+            handle = self._open()
+            self._disk.write(handle, slot * mark_bytes, [records.encode_mark(mark)])
+        if durable:
+            self._put_on_stable_storage(handle)
+
+    def erase(self, name: str) -> None:
+        """Take the mark of an object away, durably. After an error it keeps its slot: write it again."""
+        with self._guard:
+            slot = self._slots.get(name)
+            if slot is None:
+                return
+            handle = self._open()
+            self._disk.write(handle, slot * mark_bytes, [bytes(mark_bytes)])
+        self._put_on_stable_storage(handle)
+        with self._guard:
+            del self._slots[name]
+            self._free.append(slot)
+
+    def _put_on_stable_storage(self, handle: int) -> None:
+        """What was written, and that there is such a file: it may be new."""
+        self._disk.sync(handle)
+        if not self._entry_durable:
+            self._disk.sync_folder(self._folder)
+            self._entry_durable = True
+
+    def sync(self) -> None:
+        """Put what was written on stable storage, if anything was."""
+        if self._handle is not None:
+            self._disk.sync(self._handle)
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._handle is not None:
+            self._disk.close(self._handle)
+            self._handle = None
+
+    def _open(self) -> int:
+        if self._handle is None:
+            self._handle = self._disk.open(self._path, create=True)
+        return self._handle
