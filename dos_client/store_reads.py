@@ -54,12 +54,11 @@ async def read_any(store: "Store", directory: str, name: str, offset: int, max_b
 
 
 async def _read_once(store: "Store", directory: str, name: str, offset: int, wanted: int) -> bytes:
-    quorums = reading_quorums(store.record)
     answers = await ask_for_bytes(store, [store.record.voters], directory, name, offset, wanted)
     data = bytes_of(answers)
     if data is not None:
         return data
-    error = answers.error()
+    error, quorums = answers.error(), reading_quorums(store.record)
     if isinstance(error, NotFoundError | PastEndError) and not quorums.can_take_over(answers.without):
         raise QuorumUnavailableError(
             f"{error.args[0]}; but {quorums.claims_needed} members must say so",
@@ -78,7 +77,7 @@ async def ask_for_bytes(
     sessions: Sessions | None = None,
 ) -> Answers[bytes]:
     """Ask members until one gives bytes, or F have none."""
-    quorums = reading_quorums(store.record)
+    record = store.record
 
     async def ask(connection: Connection) -> bytes:
         return await read_one(connection, name, offset, wanted)
@@ -86,7 +85,7 @@ async def ask_for_bytes(
     def judge(answers: Answers[bytes]) -> tuple[int, bool]:
         if any(answers.given.values()):
             return 0, True
-        return 1, quorums.can_take_over({*answers.given, *answers.without})
+        return 1, reading_quorums(record).can_take_over({*answers.given, *answers.without})
 
     return await ask_members(store, tiers, Question(directory, name, wanted, ask, judge), sessions)
 
