@@ -105,6 +105,13 @@ _ALL = (
         ReplacementWorld(sync_apart=True),
         by_hand=True,
     ),
+    replacement("add", "d is added to a and b; a wipe", ReplacementWorld(change="add"), by_hand=True),
+    replacement(
+        "other-is-gone",
+        "of a and b, a is forced to go on with d, while b lives; a wipe",
+        ReplacementWorld(change="other is gone"),
+        by_hand=True,
+    ),
     chain(
         "late-long",
         "A, B, C; 1 + 1 + 1 records; syncs apart, crashes, a wipe",

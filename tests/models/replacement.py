@@ -34,12 +34,36 @@ from tests.models.explore import Step
 
 SERVERS = A, B, C, D = range(4)
 OLD, NEW = frozenset({A, B, C}), frozenset({A, B, D})
-SETS = {0: (OLD,), 1: (OLD, NEW), 2: (NEW,)}
-"""generation -> the sets in each of which a quorum is needed"""
-VOTERS = {0: OLD, 1: OLD, 2: NEW}
-"""generation -> whose showing the record confirms it, and whose answers count"""
-MEMBERS = {0: OLD, 1: OLD | NEW, 2: NEW}
-QA = F = CONFIRM = 2
+ALL = frozenset(SERVERS)
+
+
+class Layout(NamedTuple):
+    """Which change it is. By generation, 0 to 2: `sets`, with how many of each are a quorum, for
+    acknowledging and for taking over alike; `voters`: whose showing the record confirms it, and whose answers
+    count; `confirm`: how many of them. `alike`: a and b are. `looks`: how many voters of generation 1 the
+    tool asks."""
+
+    sets: tuple[tuple[tuple[frozenset[int], int], ...], ...]
+    voters: tuple[frozenset[int], ...]
+    confirm: tuple[int, int, int] = (2, 2, 2)
+    alike: bool = True
+    looks: int = 2
+
+    def members(self, generation: int) -> frozenset[int]:
+        """Who is asked for anything in that generation."""
+        return frozenset().union(*(group for group, _ in self.sets[generation]))
+
+
+_AB, _ABD, _AD, _A = frozenset({A, B}), frozenset({A, B, D}), frozenset({A, D}), frozenset({A})
+LAYOUTS = {
+    "replace": Layout((((OLD, 2),), ((OLD, 2), (NEW, 2)), ((NEW, 2),)), (OLD, OLD, NEW)),
+    "add": Layout((((_AB, 2),), ((_AB, 2), (_ABD, 3)), ((_ABD, 2),)), (_AB, _AB, _ABD)),
+    "other is gone": Layout(
+        (((_AB, 2),), ((_A, 1), (_AD, 2)), ((_AD, 2),)), (_AB, _A, _AD), (2, 1, 2), alike=False, looks=1
+    ),
+}
+"""c is replaced by d; d is added to a and b; a person says that b is gone, and a goes on with d: b may well
+live, and go on with whoever still believes in generation 0 (docs/decisions/0013)."""
 FIRST, SECOND = 1, 2
 """The epochs of the writers, and of their segments."""
 CLOSED, SETTLING, OPEN = range(3)
@@ -121,6 +145,8 @@ class ReplacementWorld(NamedTuple):
     moved on: besides, the record is on c, and generation 2 has come to a and b; B is in generation 1."""
     sync_apart: bool = False
     wipes: int = 1
+    change: str = "replace"
+    """One of LAYOUTS. Other changes than "replace" begin at "start"."""
 
 
 def begin(world: ReplacementWorld) -> ReplacementState:
@@ -156,15 +182,19 @@ class Quorums:
 
     def __init__(self, world: ReplacementWorld, rules: ReplacementRules) -> None:
         self.world, self.rules = world, rules
+        self.layout = LAYOUTS[world.change]
 
-    def quorum(self, generation: int, members: frozenset[int], needed: int) -> bool:
-        sets = SETS[generation] if self.rules.both_sets else (VOTERS[generation],)
-        return all(len(group & members) >= needed for group in sets)
+    def quorum(self, generation: int, members: frozenset[int]) -> bool:
+        sets = self.layout.sets[generation]
+        return all(
+            len(group & members) >= needed for group, needed in (sets if self.rules.both_sets else sets[:1])
+        )
 
     def confirmed(self, state: ReplacementState, generation: int) -> bool:
         """Whether a writer may have seen enough members show that record, at one time or another."""
-        shown = [one for one in VOTERS[generation] if state.servers[one].generation >= generation]
-        return sum(not state.servers[one].wiped for one in shown) >= CONFIRM
+        voters = self.layout.voters[generation]
+        shown = [one for one in voters if state.servers[one].generation >= generation]
+        return sum(not state.servers[one].wiped for one in shown) >= self.layout.confirm[generation]
 
     def admits(self, server: Server, generation: int) -> bool:
         """Whether a server takes sessions of that generation."""
@@ -180,7 +210,7 @@ class Quorums:
                 continue
             able = [
                 one
-                for one in sorted(MEMBERS[generation])
+                for one in sorted(self.layout.members(generation))
                 if not (server := state.servers[one]).wiped
                 and (server.generation <= generation or not self.rules.refuse_stale)
             ]
@@ -192,10 +222,10 @@ class Quorums:
         return ""
 
     def _lost_to(self, state: ReplacementState, able: list[int], generation: int) -> str:
-        for count in range(F, len(able) + 1):
+        for count in range(1, len(able) + 1):
             for chosen in combinations(able, count):
-                if self.quorum(generation, frozenset(chosen), F) and (
-                    found := self._missing(state, chosen, VOTERS[generation])
+                if self.quorum(generation, frozenset(chosen)) and (
+                    found := self._missing(state, chosen, self.layout.voters[generation])
                 ):
                     return f"a taker-over on {', '.join('abcd'[one] for one in chosen)} finds {found}"
         return ""

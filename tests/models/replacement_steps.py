@@ -7,16 +7,11 @@ from tests.models.explore import Step
 from tests.models.replacement import (
     CLOSED,
     FIRST,
-    MEMBERS,
-    OLD,
     OPEN,
-    QA,
     SECOND,
     SETTLING,
-    VOTERS,
     B,
     D,
-    F,
     Quorums,
     ReplacementState,
     Server,
@@ -32,6 +27,8 @@ class Replacement(Quorums):
         return begin(self.world)
 
     def canonical(self, state: ReplacementState) -> ReplacementState:
+        if not self.layout.alike:
+            return state
         first, second, *others = state.servers
         return state if first <= second else state._replace(servers=(second, first, *others))
 
@@ -43,7 +40,7 @@ class Replacement(Quorums):
     def steps(self, state: ReplacementState) -> Iterator[tuple[Step, ReplacementState]]:
         yield from self._tool(state)
         for one, server in enumerate(state.servers):
-            if server.wiped or (server in state.servers[:one] and one == B):
+            if server.wiped or (self.layout.alike and server in state.servers[:one] and one == B):
                 continue
             yield from self._claims(state, one, server)
             yield from self._bytes(state, one, server)
@@ -56,7 +53,7 @@ class Replacement(Quorums):
 
     def _tool(self, state: ReplacementState) -> Iterator[tuple[Step, ReplacementState]]:
         for generation in range(1, state.decided + 1):
-            for one in MEMBERS[generation]:
+            for one in self.layout.members(generation):
                 server = state.servers[one]
                 if not server.wiped and server.generation < generation:
                     yield (
@@ -77,13 +74,13 @@ class Replacement(Quorums):
         """What the tool may see: of F old members that are at generation 1, the most of each."""
         able = [
             server
-            for one in OLD
+            for one in self.layout.voters[1]
             if not (server := state.servers[one]).wiped
             and (server.generation == 1 or not self.rules.fence_first)
         ]
         return {
             (max(s.claim for s in some), max(s.synced[0] for s in some), max(s.synced[1] for s in some))
-            for some in combinations(able, F if self.rules.look_at_f else 1)
+            for some in combinations(able, self.layout.looks if self.rules.look_at_f else 1)
         }
 
     def _fill(self, state: ReplacementState) -> ReplacementState:
@@ -102,14 +99,14 @@ class Replacement(Quorums):
         self, state: ReplacementState, one: int, server: Server
     ) -> Iterator[tuple[Step, ReplacementState]]:
         for writer, generation in ((FIRST, state.generations[0]), (SECOND, state.generations[1])):
-            if one not in MEMBERS[generation] or not self.admits(server, generation):
+            if one not in self.layout.members(generation) or not self.admits(server, generation):
                 continue
             if server.live[writer - 1] or server.claim > writer:
                 continue
             live = (True, server.live[1]) if writer == FIRST else (server.live[0], True)
             after = server._replace(claim=writer, live=live)
             if writer == SECOND and state.stage == CLOSED:
-                first = not server.answer and one in VOTERS[generation]
+                first = not server.answer and one in self.layout.voters[generation]
                 after = after._replace(held=True, answer=1 + server.synced[0] if first else server.answer)
             yield ("claim", writer, one), self._put(state, one, after)
 
@@ -145,7 +142,7 @@ class Replacement(Quorums):
                     yield ("learn", writer, generation), self._learned(state, index, generation)
         if state.stage == CLOSED:
             held = frozenset(one for one, server in enumerate(state.servers) if server.held)
-            if self.quorum(state.generations[1], held, F):
+            if self.quorum(state.generations[1], held):
                 yield from self._choices(state)
 
     def _learned(self, state: ReplacementState, index: int, generation: int) -> ReplacementState:
@@ -225,15 +222,15 @@ class Replacement(Quorums):
             for one, server in enumerate(servers)
             if server.synced[index] and server.claim == index + 1
         ]
-        if len(holders) < QA:
+        if len(holders) < min(needed for _, needed in self.layout.sets[0]):
             return False
         for generation in range(state.decided + 1):
             asked = frozenset(one for one, server in holders if self.admits(server, generation))
             if not self.rules.readers_ask_both_sets:
-                asked = asked & VOTERS[generation]
-                if len(asked) >= QA:
+                group, needed = self.layout.sets[generation][0]
+                if len(asked & group) >= needed:
                     return True
-            elif self.quorum(generation, asked, QA):
+            elif self.quorum(generation, asked):
                 return True
         return False
 
@@ -244,4 +241,4 @@ class Replacement(Quorums):
 
     def _told_by_quorum(self, state: ReplacementState, servers: list[Server], index: int) -> bool:
         having = frozenset(one for one, server in enumerate(servers) if server.told[index])
-        return self.quorum(state.generations[index], having, QA)
+        return self.quorum(state.generations[index], having)
