@@ -70,6 +70,7 @@ class Writer:
     epoch: int = 0
     paused: bool = False
     ended: int | None = None
+    sees_store: trio.Event = field(default_factory=trio.Event)
     claims: trio.Event = field(default_factory=trio.Event)
     opened: trio.Event = field(default_factory=trio.Event)
     gone: trio.Event = field(default_factory=trio.Event)
@@ -127,14 +128,16 @@ class Cluster:
         await init_store(self.url)
         self.writers = {directory: [] for directory in directories}
 
-    async def add_writer(self, directory: str) -> Writer:
-        """One more contender for the directory."""
+    async def add_writer(self, directory: str, delay_s: float = 0.0) -> Writer:
+        """One more contender for the directory; `delay_s`: between seeing the store and its first step."""
         name = f"{directory}.{next(self._numbers)}"
         log = self.folder / "logs" / name
         command = [sys.executable, "-m", "tests.chaos.writer", self.url, directory, str(log), name]
         with log.with_name(f"{name}.stderr").open("wb") as errors:
             process = await trio.lowlevel.open_process(
-                [*command, str(self._seed), str(self._window)], stdout=subprocess.PIPE, stderr=errors
+                [*command, str(self._seed), str(self._window), str(delay_s)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         writer = Writer(name, directory, process, log)
         self.writers[directory].append(writer)
@@ -161,6 +164,8 @@ class Cluster:
 
     def _heard(self, writer: Writer, words: list[str]) -> None:
         match words:
+            case ["store"]:
+                writer.sees_store.set()
             case ["claims", _]:
                 writer.claims.set()
             case ["open", epoch, _]:

@@ -23,6 +23,8 @@ from tests.support.proxy import Ending, Way
 Say = Callable[[str], None]
 
 COMMAND_S = 120.0
+SPLIT_DELAY_S = 0.5
+SPLIT_PATIENCE_S = 5.0
 REPAIRED_S = 240.0
 
 
@@ -295,14 +297,16 @@ async def dying_contender(act: Act) -> None:
 
 async def split(act: Act) -> None:
     """The writer and a contender see different servers: the writer two, the contender the third, and at times
-    one of the two."""
+    one of the two. The contender has seen the store before, so it knows how many it needs."""
     directory, duration_s = act.some_directory(), act.chance.uniform(1.5, 4.0)
     alone, *others = act.chance.sample(act.cluster.members, SERVERS)
     hidden = others[: act.chance.choice([1, 2])]
     with ExitStack() as stack:
         for writer in act.cluster.living(directory):
             stack.enter_context(alone.proxy.hold(client=writer.name))
-        contender = await act.cluster.add_writer(directory)
+        contender = await act.cluster.add_writer(directory, SPLIT_DELAY_S)
+        with trio.move_on_after(SPLIT_PATIENCE_S):
+            await contender.sees_store.wait()
         act.say(f"{contender.name} does not see {names(hidden)}, the writer does not see {alone.name}")
         for member in hidden:
             stack.enter_context(member.proxy.hold(client=contender.name))

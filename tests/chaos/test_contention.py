@@ -118,25 +118,28 @@ async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing
     Or s1 and s2, which is enough: what s1 lacks is found on s2 (R5), and put on s1 before anything is opened
     (R7)."""
     # EVIDENCE-OF: P-4, P-5
-    history, opened = History(), trio.Event()
+    history, opened, done = History(), trio.Event(), trio.Event()
     async with before(three) as between:
         url = url_of(between)
         async with trio.open_nursery() as nursery:
 
-            async def contend() -> None:
-                async with open_store(url, client="contender") as store:
-                    claim, writer, sequence = await keep_taking_over(store, DIRECTORY)
-                    opened.set()
-                    async with claim:
-                        await history.append(writer, 1, sequence + 1)
+            async def contend(store: Store) -> None:
+                claim, writer, sequence = await keep_taking_over(store, DIRECTORY)
+                opened.set()
+                async with claim:
+                    await history.append(writer, 1, sequence + 1)
+                done.set()
 
-            async with open_store(url, client="writer") as store:
+            async with (
+                open_store(url, client="writer") as store,
+                open_store(url, client="contender") as contending,
+            ):
                 claim, writer, sequence = await take_the_chain_over(store, DIRECTORY)
                 rules = [between[0].hold(client="writer")]
                 rules += [proxy.hold(client="contender") for proxy in between[1 + seen_by_both :]]
                 for number in range(1, 6):
                     await history.append(writer, number, sequence + number)
-                nursery.start_soon(contend)
+                nursery.start_soon(contend, contending)
                 with trio.fail_after(PATIENCE_S):
                     if seen_by_both:
                         await opened.wait()
@@ -149,7 +152,7 @@ async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing
                         assert not opened.is_set()
                         for rule in rules:
                             rule.end()
-                        await opened.wait()
+                    await done.wait()
                 await claim.aclose()
         for rule in rules:
             rule.end()

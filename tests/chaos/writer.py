@@ -1,12 +1,13 @@
 """A writer of the workload, as a process to be killed and stopped.
 
-    python -m tests.chaos.writer URL DIRECTORY LOG NAME SEED WINDOW
+    python -m tests.chaos.writer URL DIRECTORY LOG NAME SEED WINDOW DELAY
 
-It takes the chain of the directory over, goes on where its history ends, and appends for ever, at most
-WINDOW records beyond what is acknowledged; in a manifest's directory none, so that each record proves the
-one before (R9). Superseded before its own start is acknowledged it begins again after a random, doubling
-time (R17); superseded later it ends with exit code 3. What it says on standard output, a line each: `claims
-EPOCH`, `open EPOCH SEQUENCE`, `superseded HELD`, `fenced EPOCH HELD`.
+It opens the store, waits DELAY seconds, takes the chain of the directory over, goes on where its history
+ends, and appends for ever, at most WINDOW records beyond what is acknowledged; in a manifest's directory
+none, so that each record proves the one before (R9). Superseded before its own start is acknowledged it
+begins again after a random, doubling time (R17); superseded later it ends with exit code 3. What it says on
+standard output, a line each: `store`, `claims EPOCH`, `open EPOCH SEQUENCE`, `superseded HELD`, `fenced EPOCH
+HELD`.
 
 Rules of this file: it trusts the store and checks nothing; the checker does.
 """
@@ -136,11 +137,15 @@ class Workload:
         self._log.write(entries)
 
 
-async def main(url: str, directory: str, log_path: Path, name: str, seed: int, window: int) -> int:
+async def main(
+    url: str, directory: str, log_path: Path, name: str, seed: int, window: int, delay_s: float
+) -> int:
     with AckLog(log_path) as log:
         while True:
             try:
                 async with open_store(url, client=name) as store:
+                    say("store")
+                    await trio.sleep(delay_s)
                     claim, writer, sequence = await keep_taking_over(store, directory)
                     say("open", claim.epoch, sequence)
                     try:
@@ -154,5 +159,5 @@ async def main(url: str, directory: str, log_path: Path, name: str, seed: int, w
 
 
 if __name__ == "__main__":
-    url, directory, log_path, name, seed, window = sys.argv[1:]
-    sys.exit(trio.run(main, url, directory, Path(log_path), name, int(seed), int(window)))
+    url, directory, log_path, name, seed, window, delay = sys.argv[1:]
+    sys.exit(trio.run(main, url, directory, Path(log_path), name, int(seed), int(window), float(delay)))
