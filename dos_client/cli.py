@@ -23,6 +23,7 @@ from dos_client.cli_support import (
     TokenFile,
     Url,
     fail,
+    fill_help,
     opened,
     parsed_url,
     print_json,
@@ -296,3 +297,7 @@ def ping(
     failed = sum("error" in row for row in rows)
     if failed:
         raise typer.Exit(UNREACHABLE if failed == len(rows) else NEGATIVE)
+
+
+for _group in (app, cli_mending.store_app):
+    fill_help(_group)

@@ -3,6 +3,7 @@
 Exit codes: 0 done; 1 a negative answer (not there, damaged, something is missing); 2 usage, or refused; 3 a
 server or a quorum cannot be reached."""
 
+import inspect
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -51,6 +52,14 @@ TokenFile = Annotated[
         help="File whose first line is the servers' token.", exists=True, dir_okay=False, readable=True
     ),
 ]
+
+
+def fill_help(app: typer.Typer) -> None:
+    """Let the help of an app's commands fill the terminal: paragraphs are not broken where the source breaks
+    them."""
+    for command in app.registered_commands:
+        text = inspect.cleandoc((command.callback and command.callback.__doc__) or "")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def read_token(path: Path | None) -> bytes:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,37 @@ def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: P
         assert answered("get", f"{url_of([three[0], new])}/notes/x") == b"one two"
     finally:
         new.kill()
+
+
+def example_of(command: str, url: str, **places: ThreadServer) -> list[str]:
+    """The arguments of the example that a store command's help shows, at other places."""
+    words = answered("store", command, "--help").decode().split("Example: dos ")[1].split("╭")[0].split()
+    here = {f"{name}:9999": server.location for name, server in places.items()}
+    return [url if word.startswith("dos://") else here.get(word, word) for word in words]
+
+
+def test_the_examples_in_the_help_work(three: list[ThreadServer], tmp_path: Path) -> None:
+    h1, h2, h3 = three
+    h4, h5 = (ThreadServer(tmp_path / name) for name in ("h4", "h5"))
+    try:
+        for command in ("init", "status", "verify", "repair"):
+            answered(*example_of(command, url_of(three)))
+        h3.kill()
+        assert dos(*example_of("replace", url_of(three), h3=h3, h4=h4)).code == 0
+        now = url_of([h1, h2, h4])
+        assert "2 members are needed" not in dos(*example_of("status", now)).stderr
+        h2.kill()
+        h4.kill()
+        shutil.rmtree(h4.data)
+        h4.restart()
+        shutil.rmtree(h3.data)
+        h3.restart()
+        assert dos(*example_of("recover", now, h4=h4, h5=h5)).code == 0
+        assert dos(*example_of("add", url_of([h1]), h3=h3)).code == 0
+        assert b"4 members" in answered("store", "add", h1.url, h3.location)
+    finally:
+        h4.kill()
+        h5.kill()
 
 
 def test_a_store_of_two_goes_on_by_a_persons_word(three: list[ThreadServer]) -> None:

@@ -13,12 +13,14 @@ import pytest
 import trio
 
 from dos_client import NotEmptyError, init_store
+from dos_client.connection import open_connection
 from dos_client.core.claim import ClaimState
 from dos_client.core.describing import Condition, describe, same_server
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.replacement import begin
 from dos_client.discovery import hand_over
 from dos_client.status import StoreStatus, store_status
+from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.records import record, server_id
 from tests.dos_client.support import ThreadServer, claimed, damage, off, on, until, url_of
@@ -152,6 +154,9 @@ async def test_a_stale_server_counts_only_when_it_has_the_record_in_use(
         for server in (three[0], three[2]):
             await hand_over(server.location, joining)
         await on(three[1])
+        with pytest.raises(StaleGenerationError):
+            async with open_connection(three[1].location, store_id=old.store_id, generation=2):
+                pass
         status = await store_status([three[0].location, three[2].location])
         assert [one.generation for one in status.members] == [2, 2, 2, 2], "it was handed the record"
         assert any("joining: 0 of 0 bytes" in line for line in status.problems)
