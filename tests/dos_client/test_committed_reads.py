@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client import connect, init_store, open_store
+from dos_client import connect, init_store, open_store, streaming
 from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.damage import Wrong
@@ -219,9 +219,10 @@ def prefer(store: Store, server: ThreadServer, size: int) -> None:
 
 @pytest.mark.trio
 async def test_members_that_contradict_each_other_without_a_quorum_are_named_and_not_served(
-    three: Threads, tmp_path: Path
+    three: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-5
+    monkeypatch.setattr(streaming, "read_timeout_s", 0.5)  # so long they may be about to be put right
     content = os.urandom(200_000)
     await written(three, content)
     await lie(three[0], content[:150_000] + bytes(50_000), tmp_path)

@@ -8,10 +8,11 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store, replace_member
-from dos_client.limits import reader_sessions_max
+from dos_client.limits import reader_sessions_max, silence_broken_s
 from dos_client.live_store import Store
 from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import ThreadServer, claimed, has, new_writer, until, url_of
+from tests.support.proxy import proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
@@ -160,3 +161,28 @@ async def test_more_directories_are_followed_than_sessions_are_kept(three: Threa
                     await writer.wait_synced(writer.append(b"two" if round_ else b"one"))
         await until(lambda: set(found.values()) == {b"onetwo"}, "all are followed")
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("fault", ["hold", "stall", "lose"])
+async def test_a_follower_goes_on_past_a_member_that_falls_silent(three: Threads, fault: str) -> None:
+    # EVIDENCE-OF: P-10
+    async with proxies(three) as between:
+        await init_store(url_of(between))
+        content = b""
+        async with (
+            followed(url_of(between), 0) as (follower,),
+            claimed(three, url=url_of(between)) as (_, claim),
+        ):
+            writer = claim.open_object("x")
+            for proxy in between:
+                content += os.urandom(100_000)
+                await writer.wait_synced(writer.append(content[writer.size :]))
+                await follower.has(writer.size)
+                with getattr(proxy, fault)():
+                    begin = trio.current_time()
+                    for _ in range(5):
+                        content += os.urandom(50_000)
+                        await writer.wait_synced(writer.append(content[writer.size :]))
+                        await follower.has(writer.size)
+                    assert trio.current_time() - begin < silence_broken_s
+            assert follower.found == content
