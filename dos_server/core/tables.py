@@ -166,10 +166,11 @@ class Tables:
         """Keep memory bounded: directories that nobody uses go, oldest first, beyond the limits."""
         directories = self.directories
         total = sum(len(one.objects) for one in directories.values())
+        mending = {mend.directory for mend in self.mends.values()}
         for directory in list(directories.values()):
             if len(directories) <= directories_loaded_max and total <= objects_loaded_max:
                 return
-            if directory.idle:
+            if directory.idle and directory.name not in mending:
                 total -= len(directory.objects)
                 self.forget(directory)
 

@@ -282,6 +282,27 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
     assert not world.core._tables.mends
 
 
+def test_a_directory_is_not_forgotten_under_a_new_copy_that_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-9
+    world = World()
+    old = world.look()
+    monkeypatch.setattr("dos_server.core.tables.directories_loaded_max", 0)
+    for state in ("writing", "installing"):
+        repairer = world.reader()
+        request = m.Mend("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
+        world.send(repairer, request)
+        if state == "installing":
+            world.finish()
+        for session in set(world.heard) - world.closed:
+            world.end(session)
+        assert world.pending
+        world.settle()
+        assert world.claim().entries[0].synced == len(LONGER if state == "installing" else CONTENT)
+    assert not any(name.startswith(".mend.") for name in world.folder)
+
+
 def test_a_full_disk_keeps_the_old_copy() -> None:
     # EVIDENCE-OF: P-8
     world = World()
