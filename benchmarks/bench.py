@@ -1,8 +1,8 @@
 """`./run bench`: measures everything in one go and writes docs/benchmarks.md with the machine it came from.
 
-    bench.py [stream] [replay] [wordcount] [memory] [--pairs N] [--quick]
+    bench.py [stream] [store] [replay] [wordcount] [memory] [--pairs N] [--quick]
 
-Without names all four are measured and the file is written; with names the figures are only printed. What is
+Without names all are measured and the file is written; with names the figures are only printed. What is
 compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
 a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness.
 """
@@ -18,49 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from rows import Effort, Row, run_json, say  # noqa: E402
+from store_rows import measure_store  # noqa: E402
+
 from examples.demo.corpus import make_corpus  # noqa: E402
 from examples.demo.memory import peak_memory_mb  # noqa: E402
 
 BASELINE_FILES = 64
 """Micro-batches of the baseline: half a megabyte each, so that several are through in a minute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured of each."""
-
-    pairs: int
-    stream_mb: int
-    passes: int
-    baseline_s: float
-    large_object_mb: int
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
-
-    what: str
-    figure: str
-    beside: str
-    aim: str
-
-
-def run_json(*command: str | Path) -> dict[str, Any]:
-    """Run a benchmark of this directory and read the JSON of its last line. Its other words are passed on."""
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.strip().splitlines()
-    if not lines or not lines[-1].startswith("{"):
-        raise RuntimeError(f"{command[0]} ended with {done.returncode} and no figures")
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result
 
 
 def measure_stream(effort: Effort) -> list[Row]:
@@ -198,6 +169,7 @@ def server_peak_mb(directory: Path, size_mb: int) -> float:
 
 MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "stream": measure_stream,
+    "store": measure_store,
     "replay": measure_replay,
     "wordcount": measure_wordcount,
     "memory": measure_memory,
@@ -233,6 +205,12 @@ Everything ran on it: clients, servers and Spark.
 - **Durable stream**: one client appends 64 KiB at a time to one object on one server, over loopback, in a
   window; the clock stops when the last append is acknowledged as synced. Beside it a bare copy of as many
   bytes from a socket to a file, with `fdatasync` each 64 MB and at the end.
+- **Store of three**: three servers on one disk. *Stream*: as above, acknowledged by two, beside three bare
+  copies at once that are done when two have answered. *Stopped*: a member gets SIGSTOP and says nothing more.
+  *Restore*: `store.stream`, which checks every byte against the digest that a quorum holds. *Stutters*: a
+  member stopped for 50 ms in every 200. *Not hedged*: nobody else is asked before a member was silent for
+  5 s. *Take-over*: from a writer's SIGKILL to the next writer's first acknowledged record; that the first one
+  died is known at once, and the state is not replayed.
 - **Replay**: a journal on disk, every record's checksum verified and its fields read, in one process.
 - **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
   {passes} times, from the moment that all workers run to the region's end; then the output is verified.
@@ -256,10 +234,6 @@ def write_page(rows: list[Row], effort: Effort) -> None:
     (ROOT / "docs" / "benchmarks.md").write_text(page)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -270,9 +244,11 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.names) - set(MEASURES):
         parser.error(f"no measure named {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
-    effort = Effort(options.pairs, stream_mb=512, passes=12, baseline_s=60.0, large_object_mb=1000)
+    effort = Effort(
+        options.pairs, stream_mb=512, passes=12, baseline_s=60.0, large_object_mb=1000, chain_mb=200
+    )
     if options.quick:
-        effort = Effort(1, stream_mb=128, passes=4, baseline_s=20.0, large_object_mb=100)
+        effort = Effort(1, stream_mb=128, passes=4, baseline_s=20.0, large_object_mb=100, chain_mb=50)
     rows = []
     for name in options.names or MEASURES:
         say(f"measuring {name}")
