@@ -23,16 +23,18 @@ that rule's loss is found.
 
 Examples:
 
-    python -m tests.models contenders late
+    ./run python -m tests.models contenders late
 
-    python -m tests.models --without R5
+    ./run python -m tests.models --without R5
 
-    python -m tests.models --by-hash replace-start
+    ./run python -m tests.models --by-hash replace-start
 
 Exit codes: 0 safe with all rules, or a loss without one, as it should be; 1 not so; 2 wrong usage.
 """
 _LINES = [f"{one.name + ('*' if one.by_hand else ''):20} {one.about}" for one in CONFIGURATIONS.values()]
-EPILOG = "\n\n".join(["Configurations (* not in CI: takes minutes or hours):", *_LINES])
+EPILOG = "\n".join(
+    ["\b", "Configurations (* not in CI: larger, or only a place to lose something in):", *_LINES]
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -91,6 +91,12 @@ _ALL = (
         ReplacementWorld("joining", sync_apart=True),
     ),
     replacement("replace-moved", "B moves on from generation 1 to 2; a wipe", ReplacementWorld("moved on")),
+    replacement(
+        "replace-crash",
+        "as replace; syncs apart, crashes, a wipe",
+        ReplacementWorld("taken over", sync_apart=True),
+        by_hand=True,
+    ),
     replacement("replace-joining", "from generation 1 on", ReplacementWorld("joining"), by_hand=True),
     replacement(
         "replace-filled", "d is filled, and A's record is on b only", ReplacementWorld("filled"), by_hand=True
