@@ -130,6 +130,24 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     assert world.content() == new
 
 
+@pytest.mark.parametrize("power", [True, False])
+def test_damage_that_a_read_found_is_known_after_a_restart(power: bool) -> None:
+    # EVIDENCE-OF: P-5
+    large = random.Random(2).randbytes(900_000)
+    world = World(large)
+    world.rot(5_000)
+    old = world.look()
+    world.disk.power_cut(random.Random(1)) if power else world.disk.kill()
+    world.start()
+    assert world.look() == old, "it does not count again, though nobody has read it since"
+    refused = world.ask(world.reader(), m.Get("o", 5_000, 10))
+    assert refused.code == ErrorCode.CORRUPT
+    assert isinstance(world.mend(world.reader(), large, old=old), m.Mended)
+    world.disk.kill()
+    world.start()
+    assert not world.look().corrupt
+
+
 def test_the_new_copy_may_not_end_below_what_was_durable_once() -> None:
     # EVIDENCE-OF: P-5
     world = World()
