@@ -1,0 +1,406 @@
+"""What peers of version 0 may send: each piece of bad input is refused without an effect, and others notice
+nothing. The rows are those of the bad-input table that speak of names, numbers, verbs and lines.
+"""
+
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dos_protocol.names import is_name
+from dos_server import embedded
+from dos_server.core.version0 import requests as r
+from dos_server.core.version0 import wire
+from tests.dos_protocol.test_names_errors_states import HOSTILE
+from tests.support.core_harness import Harness
+from tests.support.v0_client import LostError, RefusedError, V0Connection
+
+CONTENT = b"what was there before"
+PATIENT = 30.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.EmbeddedServer]:
+    with embedded.start(tmp_path_factory.mktemp("v0-bad-input") / "data") as running:
+        with connect(running) as tool:
+            tool.append("o", 0)
+            tool.send(CONTENT)
+            assert tool.finish() == [(len(CONTENT), len(CONTENT))]
+        yield running
+
+
+def connect(server: embedded.EmbeddedServer) -> V0Connection:
+    connection = V0Connection(server.address, reply_seconds=PATIENT)
+    connection.use("dir")
+    return connection
+
+
+@pytest.fixture(autouse=True)
+def _nothing_changed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """P-8 and more: after each test the file and the list are what they were, and others are served."""
+    yield
+    if "server" in request.fixturenames:
+        with connect(request.getfixturevalue("server")) as tool:
+            assert tool.files() == {"o": (len(CONTENT), False)}
+            assert tool.get("o") == CONTENT
+
+
+NUMBERS = [b"-1", b"+5", b"0x10", b"1e3", b"007", b"00", b" 5", b"5 ", b"5\n", b"", b"5.0", b"1_000"]
+NUMBERS += [b"9223372036854775808", b"18446744073709551616", b"1" + b"0" * 30, b"NaN", b"\xd9\xa3", b"\x00"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_is_no_number_is_refused_everywhere(server: embedded.EmbeddedServer, number: bytes) -> None:
+    # EVIDENCE-OF: P-8
+    with connect(server) as tool:
+        with pytest.raises(RefusedError, match=r"not a number|is ASCII") as caught:
+            tool.ask(b"ao\t" + number)
+        assert str(caught.value).isprintable()
+        assert tool.closed_by_server()
+    for body in (b"go\t" + number + b"\t5", b"go\t0\t" + number):
+        if body == b"go\t-1\t5":
+            continue  # a negative offset counts as 0
+        with connect(server) as tool:
+            tool.send_frame(body)
+            assert tool.closed_by_server(), body
+
+
+def test_an_append_at_any_other_size_is_refused(server: embedded.EmbeddedServer) -> None:
+    # EVIDENCE-OF: P-3, P-8
+    for offset in (0, len(CONTENT) - 1, len(CONTENT) + 1, 2**63 - 1):
+        with connect(server) as tool:
+            with pytest.raises(RefusedError, match=f"o has {len(CONTENT)} bytes, not {offset}"):
+                tool.append("o", offset)
+            assert tool.closed_by_server()
+
+
+NAMES = [
+    *HOSTILE,
+    "a/b",
+    "o/",
+    "/o",
+    "../dir/o",
+    "x" * 200,
+    "caf\u00e9",
+    "cafe\u0301",
+    "o\u202e",
+    "\x7f",
+    "\r",
+]
+NAMES += [
+    "o\u202e",
+    "\x7f",
+    "\r",
+    " o",
+    "$HOME",
+    "`id`",
+    "o;ls",
+    ".marks",
+    ".claim",
+    ".mend.o.1",
+    "*",
+    "nul\0",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_names_are_refused_by_every_request(server: embedded.EmbeddedServer, name: str) -> None:
+    # EVIDENCE-OF: P-8
+    data = name.encode()
+    with connect(server) as tool:
+        for body in (b"u" + data, b"d" + data, b"s" + data):
+            if len(body) <= 255:
+                with pytest.raises(RefusedError) as caught:
+                    tool.ask(body)
+                assert str(caught.value).isprintable(), "nothing is echoed raw"
+        assert tool.files() == {"o": (len(CONTENT), False)}, "usable, and still in its directory"
+        with pytest.raises(RefusedError):
+            tool.ask((b"a" + data)[:240] + b"\t0")
+        assert tool.closed_by_server()
+    with connect(server) as tool:
+        tool.send_frame((b"g" + data)[:240] + b"\t0\t0")
+        assert tool.closed_by_server()
+
+
+def test_names_that_are_odd_but_good_are_files_of_their_own(tmp_path: Path) -> None:
+    with embedded.start(tmp_path / "data") as server:
+        names = ["CON", "con", "Con", "a.", "a..b", "1", "x" * 128]
+        for name in names:
+            with connect(server) as tool:
+                tool.append(name, 0)
+                tool.send(name.encode())
+                assert tool.finish() == [(len(name), len(name))]
+        with connect(server) as tool:
+            assert list(tool.files()) == sorted(names)
+            assert [tool.get(name).decode() for name in names] == names
+
+
+BODIES = [
+    b"l ",
+    b"lo",
+    b"l\t",
+    b"u",
+    b"ua\tb",
+    b"d",
+    b"do\t",
+    b"so\t0",
+    b"s",
+    b"u\xff",
+    b"d\xc3\xa9",
+    b"u\0",
+    b"lo\n",
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_wrong_arguments_are_refused_and_the_connection_stays_usable(
+    server: embedded.EmbeddedServer, body: bytes
+) -> None:
+    with connect(server) as tool:
+        with pytest.raises(RefusedError) as caught:
+            tool.ask(body)
+        assert str(caught.value).isprintable()
+        assert tool.sync("o") == len(CONTENT)
+
+
+@pytest.mark.parametrize("body", [b"ao", b"ao\t", b"ao\t0\t0", b"a", b"go", b"go\t0", b"go\t0\t0\t0", b"g"])
+def test_wrong_arguments_of_append_and_get_end_the_connection(
+    server: embedded.EmbeddedServer, body: bytes
+) -> None:
+    with connect(server) as tool:
+        tool.send_frame(body)
+        if body.startswith(b"a"):
+            assert tool.receive_frame().startswith(b"ERROR: ")
+        assert tool.closed_by_server()
+
+
+def test_every_other_command_is_unknown_and_named_in_print(server: embedded.EmbeddedServer) -> None:
+    with connect(server) as tool:
+        for command in range(256):
+            if chr(command) in "ualgds":
+                continue
+            with pytest.raises(RefusedError, match="unknown command") as caught:
+                tool.ask(bytes([command]) + b"o\t0\t0")
+            assert str(caught.value).isprintable(), command
+        for word in (b"QUIT", b"LIST", b"HELLO", b"A", b"\r\n"):
+            with pytest.raises(RefusedError, match="unknown command"):
+                tool.ask(word)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"\0\0\x01\0", b"\0\xff\xff\xff", b"\0\0\x13\x88" + b"x" * 5000, b"\0\0\xff\xff"],
+)
+@pytest.mark.parametrize("greet", [True, False])
+def test_a_length_beyond_255_is_refused_at_once_and_closes(
+    server: embedded.EmbeddedServer, start: bytes, greet: bool
+) -> None:
+    # EVIDENCE-OF: P-9
+    with V0Connection(server.address, reply_seconds=PATIENT) as tool:
+        if greet:
+            tool.use("dir")
+        tool.send(start)
+        assert tool.receive_frame().startswith(b"ERROR: a request has at most 255 bytes")
+        assert tool.closed_by_server()
+
+
+def test_a_request_cut_short_has_no_effect(server: embedded.EmbeddedServer) -> None:
+    # EVIDENCE-OF: P-8
+    request = framed(b"do")
+    for cut in range(1, len(request)):
+        with connect(server) as tool:
+            tool.send(request[:cut])
+            tool.sock.shutdown(socket.SHUT_WR)
+            assert tool.closed_by_server()
+
+
+def test_ten_thousand_requests_at_once_are_answered_in_order(server: embedded.EmbeddedServer) -> None:
+    # EVIDENCE-OF: P-9
+    with connect(server) as tool:
+        tool.send(framed(b"l", b"go\t0\t4", b"x", b"so", b"go\t99\t0") * 2_000)
+        tool.sock.shutdown(socket.SHUT_WR)
+        listed, synced = b"o\t%d\tno\n" % len(CONTENT), b"%d\t%d" % (len(CONTENT), len(CONTENT))
+        for _ in range(2_000):
+            assert tool.receive_frame() == listed
+            assert tool.receive_frame() == CONTENT[:4]
+            assert tool.receive_frame() == b'ERROR: unknown command "x"'
+            assert tool.receive_frame() == synced
+            assert tool.receive_frame() == b""
+        assert tool.closed_by_server()
+
+
+def test_a_planted_link_or_folder_is_never_followed(tmp_path: Path) -> None:
+    # EVIDENCE-OF: P-2
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"secret")
+    folder = tmp_path / "data" / "d" / "dir"
+    with embedded.start(tmp_path / "data") as server:
+        connect(server).close()
+    (folder / "link").symlink_to(outside)
+    os.link(outside, folder / "hard")
+    os.mkfifo(folder / "fifo")
+    (folder / "sub").mkdir()
+    (folder.parent / "swapped").symlink_to(tmp_path)
+    with embedded.start(tmp_path / "data") as server:
+        for name in ("link", "hard", "fifo", "sub"):
+            with connect(server) as tool, pytest.raises(RefusedError, match="damaged"):
+                tool.append(name, 0)
+            with connect(server) as tool, pytest.raises(LostError):
+                tool.get(name)
+            with connect(server) as tool, pytest.raises(RefusedError, match="damaged"):
+                tool.sync(name)
+        with (
+            V0Connection(server.address, reply_seconds=PATIENT) as tool,
+            pytest.raises(RefusedError, match="swapped"),
+        ):
+            tool.use("swapped")
+        with connect(server) as tool:
+            tool.delete("link")
+            tool.delete("hard")
+    assert outside.read_bytes() == b"secret"
+
+
+# Any bytes at all, at the inlet and the core
+
+
+class Peer:
+    """What a connection does with bytes of version 0, without a socket: see `Connection._feed_version0`."""
+
+    def __init__(self, server: Harness) -> None:
+        self.server = server
+        self.session = server.connect0()
+        self.inlet = wire.Inlet(1 << 16)
+        self.refused = False
+
+    def receive(self, data: bytes) -> None:
+        while data and not self.refused and self.session not in self.server.closed:
+            room = len(self.inlet.writable())
+            self.inlet.receive(data[:room])
+            data = data[room:]
+            self._feed()
+
+    def _feed(self) -> None:
+        core = self.server.core
+        while self.session not in self.server.closed:
+            if not core.may_read(self.session):
+                self.server.settle()
+            if core.is_streaming(self.session):
+                if not self.inlet.buffered:
+                    return
+                self.server.stream(self.session, bytes(self.inlet.take()))
+                continue
+            try:
+                body = self.inlet.next_request()
+            except wire.RequestTooLongError:
+                self.refused = True
+                return
+            if body is None:
+                return
+            self.server.request(self.session, body)
+
+    def finish(self) -> bytes:
+        """The peer sends no more; everything it was sent."""
+        if self.session not in self.server.closed and not self.refused:
+            self.server.half_close(self.session)
+        self.server.settle()
+        return bytes(self.server.bytes_heard[self.session])
+
+
+def framed(*bodies: bytes) -> bytes:
+    return b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+
+
+CONVERSATION = (
+    framed(b"udir", b"l", b"?", b"sf", b"df", b"ag\t0", b"uother", b"gg\t0\t0") + bytes(range(256)) * 300
+)
+
+
+@given(cuts=st.lists(st.integers(0, len(CONVERSATION)), max_size=12))
+@settings(max_examples=60)
+def test_it_makes_no_difference_where_the_bytes_are_cut(cuts: list[int]) -> None:
+    whole = Peer(Harness())
+    whole.receive(CONVERSATION)
+    expected = whole.finish()
+    server = Harness()
+    peer = Peer(server)
+    edges = [0, *sorted(cuts), len(CONVERSATION)]
+    for start, end in itertools.pairwise(edges):
+        peer.receive(CONVERSATION[start:end])
+    assert peer.finish() == expected
+    content = CONVERSATION.partition(b"ag\t0")[2]
+    size = len(content)
+    assert server.ask0(server.connect0("dir"), "gg\t0\t0") == content
+    assert expected.endswith(framed(b"%d\t%d" % (size, size)))
+
+
+words = st.sampled_from(
+    [b"u", b"a", b"l", b"g", b"d", b"s", b"\t", b"0", b"f", b"dir", b"..", b"/", b"\0", b"-1"]
+)
+bodies = st.one_of(st.binary(max_size=20), st.lists(words, max_size=8).map(b"".join))
+chunks = st.one_of(bodies.map(framed), st.binary(max_size=40))
+
+
+@given(first=bodies, data=st.lists(chunks, max_size=15))
+@settings(max_examples=150)
+def test_no_bytes_crash_the_server_or_write_where_they_must_not(first: bytes, data: list[bytes]) -> None:
+    # EVIDENCE-OF: P-8
+    server = Harness()
+    peer = Peer(server)
+    peer.receive(framed(b"udir", first))
+    for chunk in data:
+        peer.receive(chunk)
+    peer.finish()
+    folders = server.disk.names("d") or []
+    assert all(is_name(name) for name in folders)
+    for folder in folders:
+        for name in server.disk.names(f"d/{folder}") or []:
+            assert is_name(name) or name == ".marks"
+    other = server.connect0("dir")
+    assert server.ask0(other, "l") is not None
+
+
+@given(body=st.binary(min_size=1, max_size=255))
+def test_a_request_is_parsed_or_what_is_wrong_is_said_in_print(body: bytes) -> None:
+    request = r.parse(body)
+    if isinstance(request, r.Bad):
+        assert request.text.isascii()
+        assert request.text.isprintable()
+        return
+    for field in request:
+        assert is_name(field) if isinstance(field, str) else -(2**63) < field < 2**63
+
+
+def test_requests_are_what_the_table_says() -> None:
+    assert r.parse(b"ua.b") == r.Use("a.b")
+    assert r.parse(b"af\t0") == r.Append("f", 0)
+    assert r.parse(b"af\t9223372036854775807") == r.Append("f", 2**63 - 1)
+    assert r.parse(b"l") == r.List()
+    assert r.parse(b"gf\t-9223372036854775807\t12") == r.Get("f", -(2**63) + 1, 12)
+    assert r.parse(b"df") == r.Delete("f")
+    assert r.parse(b"sf") == r.Sync("f")
+
+
+def test_the_memory_of_an_inlet_grows_only_when_it_is_filled_and_is_given_back() -> None:
+    # EVIDENCE-OF: P-9
+    inlet = wire.Inlet(1 << 18)
+    inlet.receive(bytes(100))
+    inlet.take()
+    inlet.writable()
+    assert inlet.capacity == 1 << 14
+    inlet.receive(bytes(1 << 14))
+    inlet.take()
+    inlet.writable()
+    assert inlet.capacity == 1 << 18
+    inlet.shrink()
+    assert inlet.capacity == 1 << 14
+    inlet.receive(b"\0\0\0\x02xy\0\0")
+    assert inlet.next_request() == b"xy"
+    inlet.shrink()
+    assert inlet.next_request() is None
+    inlet.receive(b"\0\x01z")
+    assert inlet.next_request() == b"z"
