@@ -97,6 +97,10 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
         fail(str(error), REFUSED)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        raise typer.Exit(130) from None
 
 
 def exit_code(error: DosError) -> int:

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,13 +88,22 @@ def test_a_store_gives_what_a_quorum_has_and_follows_it(three: list[ThreadServer
     assert answered("get", target, "--follow", "--max", "3") == b"one"
     program = [sys.executable, "-c", "from dos_client.cli import app; app(prog_name='dos')"]
     follower = subprocess.Popen([*program, "get", target, "-f", "--max", "8"], stdout=subprocess.PIPE)
+    endless = subprocess.Popen(
+        [*program, "get", target, "-f"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         three[0].kill()
         answered("append", target, stdin=b"two")
         assert follower.communicate(timeout=60)[0] == b"one, two"
+        assert endless.stdout is not None
+        assert endless.stdout.read(5) == b"one, "
+        endless.send_signal(signal.SIGINT)
+        assert b"Traceback" not in endless.communicate(timeout=60)[1]
+        assert endless.returncode == 130
     finally:
-        follower.kill()
-        follower.wait()
+        for process in (follower, endless):
+            process.kill()
+            process.wait()
     assert answered("get", target, "--any-member") in (b"one, ", b"one, two")
     assert answered("get", target) == b"one, two"
     assert "leave out --any-member" in refused(2, "get", target, "--follow", "--any-member")
