@@ -1,8 +1,9 @@
 """Filling one member's copy of one object: from the local copy of the writer's machine, or from another
 member.
 
-Rules of this file: two tasks of a link's session, both ending with the session. At most one chunk is in
-hand and a few are under way, so a member costs under 1 MiB here however far behind it is.
+Rules of this file: two tasks of a link's session, both ending with the session. One chunk is in hand, and
+the next is read when the kernel has taken it, so a member costs under 1 MiB here however far behind it is,
+and however slow.
 
 Local bytes come first when there are any: they cost the other members nothing, and are there when no other
 member is. They are sent only once they are proved (`local_copy`). Else the bytes come from a *source*: a
@@ -22,7 +23,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.milestones import stretch
 from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
 from dos_client.core.window import Chunk, append_head
-from dos_client.limits import catch_up_chunk_bytes, catch_up_in_flight_bytes_max, catch_up_read_bytes
+from dos_client.limits import catch_up_in_flight_bytes_max, catch_up_read_bytes
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from dos_protocol.limits import digest_block_bytes
@@ -98,7 +99,7 @@ def _reached(copies: "Copies", copy: "Copy") -> bool:
 
 async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
     """One stretch from the local copy; False when that cannot be had there."""
-    await _room(copy)
+    await _room(copies, copy)
     if copy.target.local.size() <= _offset(copy):
         return False
     proved = await copy.target.local.proved(_offset(copy))
@@ -129,13 +130,15 @@ async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> No
     if not _compared(copies, copy, fold.value):
         return
     while not _reached(copies, copy):
-        await _room(copy)
+        await _room(copies, copy)
         await _copy_chunk(source, copies, copy, fold)
 
 
-async def _room(copy: "Copy") -> None:
-    """Wait until there is room for one more chunk under way."""
-    while copy.replica.sent - copy.replica.received > catch_up_in_flight_bytes_max - catch_up_chunk_bytes:
+async def _room(copies: "Copies", copy: "Copy") -> None:
+    """Wait until nothing of the copy waits here, and there is room for one more chunk under way."""
+    if copies.connection is not None:
+        await copies.connection.wait_sent()
+    while copy.replica.sent - copy.replica.received >= catch_up_in_flight_bytes_max:
         copy.moved = trio.Event()
         await copy.moved.wait()
 

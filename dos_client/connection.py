@@ -1,8 +1,8 @@
 """One session with one server, in trio.
 
 Rules of this file: bytes between the socket and `dos_protocol`, requests matched with their answers,
-silence noticed. What to ask and what an answer means is for the callers. Nothing is ever sent twice here,
-and nothing is retried.
+silence noticed. What can be asked is in `requests`; what an answer means is for the callers. Nothing is
+ever sent twice here, and nothing is retried.
 
 Theory. Three tasks serve a session. The *reader* fills the decoder and hands each frame to who waits for
 it. The *writer* gathers what there is to send, requests first, then whatever `feed` still has, into one
@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
@@ -25,11 +25,11 @@ from dos_client.limits import (
     answer_timeout_s,
     chunk_bytes_max,
     connect_timeout_s,
-    mend_timeout_s,
     send_batch_buffers,
     silence_broken_s,
     silence_ping_s,
 )
+from dos_client.requests import Requests
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -43,30 +43,16 @@ from dos_protocol.frames import Frame, FrameDecoder, frame_head
 from dos_protocol.limits import PROTOCOL_VERSION
 from dos_protocol.messages import decode, encode
 from dos_protocol.names import NO_ID
-from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
+from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_protocol.vocabulary import (
-    NO_DIGEST,
     Bye,
-    ChangeDirectory,
-    Configure,
-    Configured,
-    Data,
-    DirectoryOpened,
     Error,
     Get,
     Hello,
-    List,
-    Listing,
-    Mend,
-    Mended,
     Message,
-    ObjectInfo,
     Opcode,
     Ping,
-    Pong,
     Quit,
-    Stat,
-    StatResult,
     Watermark,
     Welcome,
 )
@@ -76,7 +62,6 @@ _WATERMARK: Final = int(Opcode.WATERMARK)
 _ERROR: Final = int(Opcode.ERROR)
 _quit_timeout_s: Final = 0.2
 
-Answer = TypeVar("Answer")
 Feed = Callable[[list[Buffer]], None]
 
 
@@ -98,7 +83,7 @@ class _Slot:
         self.message: Message | None = None
 
 
-class Connection:
+class Connection(Requests):
     """A live session. Made by `open_connection`; all methods raise BrokenConnectionError once it has failed.
 
     `feed(buffers)` is asked for more to send whenever the socket takes more; it appends to the list.
@@ -115,6 +100,8 @@ class Connection:
         self._sock = sock
         self._outbox: list[Buffer] = []
         self._parked = trio.lowlevel.ParkingLot()
+        self._sending = False
+        self._sent = trio.Event()
         self._pending: dict[int, _Slot] = {}
         self._owed: set[int] = set()
         self._next_id = 1
@@ -148,6 +135,12 @@ class Connection:
         self._outbox += buffers
         self._parked.unpark_all()
 
+    async def wait_sent(self) -> None:
+        """Wait until all that was posted is in the kernel's hands, or the session has failed: then nothing of
+        it is held here any more."""
+        while (self._outbox or self._sending) and self.failure is None:
+            await self._sent.wait()
+
     def fail(self, error: DosError) -> None:
         """End the session. The first error is the one that counts."""
         if self.failure is None:
@@ -155,6 +148,7 @@ class Connection:
                 ClosedError(f"the session with {self.address} was closed") if self._quitting else error
             )
             self._broken.set()
+            self._sent.set()
             for slot in self._pending.values():
                 slot.event.set()
             self._parked.unpark_all()
@@ -189,75 +183,6 @@ class Connection:
             raise refused(slot.message)
         return slot.message
 
-    async def ask(
-        self, message: Message, expected: type[Answer], timeout_s: float = answer_timeout_s
-    ) -> Answer:
-        """`request`, for an answer of one class."""
-        answer = await self.request(message, timeout_s)
-        if not isinstance(answer, expected):
-            error = RemoteProtocolError(
-                f"{self.address} answered {type(message).__name__} with {type(answer).__name__}"
-            )
-            self.fail(error)
-            raise error
-        return answer
-
-    async def open_directory(self, directory: str) -> DirectoryOpened:
-        """Read in a directory, without a claim. Raises NotFoundError where the server says so."""
-        return await self.ask(ChangeDirectory(directory), DirectoryOpened)
-
-    async def claim(self, directory: str, epoch: int, writer_id: bytes) -> DirectoryOpened:
-        """Become the directory's writer on this server. Raises FencedError with the epoch it holds."""
-        return await self.ask(
-            ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id), DirectoryOpened
-        )
-
-    async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
-        """One page of directories, or in a directory of objects."""
-        return await self.ask(List(prefix, after, entries_max), Listing)
-
-    async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
-        """All pages."""
-        found: list[ObjectInfo] = []
-        while True:
-            page = await self.list_names(prefix, found[-1].name if found else "")
-            found += page.entries
-            if not page.more or not page.entries:
-                return found
-
-    async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
-        """Sizes of an object, and the prefix digest at `digest_at` if given."""
-        return await self.ask(Stat(name, digest_at), StatResult)
-
-    async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
-        """Durable bytes from `offset`, empty at the synced end."""
-        return bytes((await self.get_data(name, offset, max_bytes, wait_ms)).payload)
-
-    async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
-        """`get`, with the synced size."""
-        data = await self.ask(Get(name, offset, max_bytes, wait_ms), Data, answer_timeout_s + wait_ms / 1_000)
-        if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
-            error = RemoteProtocolError(f"{self.address} answered GET with bytes that were not asked for")
-            self.fail(error)
-            raise error
-        return data
-
-    async def mend(self, request: Mend) -> Mended:
-        """Bring a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
-        return await self.ask(request, Mended, mend_timeout_s)
-
-    async def configure(self, record: StoreRecord) -> int:
-        """Give the server a newer store record; returns the generation it keeps then."""
-        return (await self.ask(Configure(encode_store_record(record)), Configured)).generation
-
-    async def ping(self, payload: bytes = b"", timeout_s: float = answer_timeout_s) -> float:
-        """Seconds of one round trip."""
-        begin = trio.current_time()
-        answer = await self.ask(Ping(payload), Pong, timeout_s)
-        if bytes(answer.payload) != payload:
-            raise RemoteProtocolError(f"{self.address} answered PING with other bytes")
-        return trio.current_time() - begin
-
     async def _hello(self, token: bytes, store_id: bytes, generation: int, client: str) -> None:
         hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
         self.welcome = await self.ask(hello, Welcome, connect_timeout_s)
@@ -274,14 +199,22 @@ class Connection:
         try:
             while self.failure is None:
                 buffers, self._outbox = self._outbox, []
+                self._sending = bool(buffers)
                 if self.feed is not None:
                     self.feed(buffers)
                 if buffers:
                     await self._send(buffers)
+                    self._was_sent()
                 else:
                     await self._parked.park()
         except OSError as error:
             self.fail(broken(self.address, error))
+
+    def _was_sent(self) -> None:
+        if self._sending:
+            self._sending = False
+            self._sent.set()
+            self._sent = trio.Event()
 
     async def _send(self, buffers: list[Buffer]) -> None:
         begin = 0

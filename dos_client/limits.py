@@ -45,11 +45,12 @@ local_read_timeout_s: Final = 5.0
 """A local copy that takes longer to read so little is not used: its disk hangs."""
 
 catch_up_chunk_bytes: Final = 256 * KIB
-catch_up_in_flight_bytes_max: Final = 512 * KIB
-"""A member that is behind costs at most one chunk read and these sent: under 1 MiB of memory."""
-
 catch_up_read_bytes: Final = 128 * KIB
-"""Read at once of another member: its session's own buffer, of 512 KiB by then, counts too."""
+"""A member that is behind costs the memory of one chunk, twice for a moment, when it is read from the local
+copy; read from another member, that of this much and of the session's own buffer, of 512 KiB by then."""
+
+catch_up_in_flight_bytes_max: Final = 2 * MIB
+"""Sent to a member that is behind and not yet `received` there: in the hands of kernels and the server."""
 
 append_times_max: Final = 256
 append_times_step_s: Final = 0.1
@@ -172,7 +173,7 @@ damage_reports_max: Final = 1_000
 
 if chunk_bytes_max % digest_block_bytes or chunk_bytes_max > payload_bytes_max:
     raise ValueError("a chunk is whole blocks of the digest, and fits one frame")
-if catch_up_chunk_bytes + catch_up_in_flight_bytes_max > MIB:
+if max(2 * catch_up_chunk_bytes, 2 * catch_up_read_bytes + 512 * KIB) > MIB:
     raise ValueError("catching up takes at most 1 MiB a member")
 if piece_bytes % digest_block_bytes or piece_bytes > payload_bytes_max:
     raise ValueError("a piece is whole blocks of the digest, and fits one frame")

@@ -42,6 +42,32 @@ async def test_requests_pipeline_and_each_gets_its_own_answer(alone: ThreadServe
         assert len(found) == 50
 
 
+async def test_what_was_posted_is_waited_for_until_the_kernel_has_it_or_the_session_is_over(
+    alone: ThreadServer,
+) -> None:
+    # EVIDENCE-OF: P-9
+    async with proxies([alone]) as (between,), open_connection(between.location) as connection:
+        await connection.claim("d", 1, new_writer())
+        connection.on_watermark = lambda _: None
+        await connection.wait_sent()
+        with between.stall(Way.TO_SERVER):
+            size = 0
+            for _ in range(64):  # more than sockets on the way can hold
+                data = bytes(1 << 18)
+                connection.post(append_head("x", 1, Chunk(size, prefix_digest(bytes(size)), data)), data)
+                size += len(data)
+            with trio.move_on_after(0.1) as scope:
+                await connection.wait_sent()
+            assert scope.cancelled_caught, "nobody took it"
+        await connection.wait_sent()
+        with between.stall(Way.TO_SERVER):
+            for _ in range(64):
+                connection.post(bytes(1 << 18))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.wait_sent)
+                connection.fail(BrokenConnectionError("over"))
+
+
 async def test_reading_and_refusals_leave_the_session_usable(alone: ThreadServer) -> None:
     # EVIDENCE-OF: P-2, P-8
     async with open_connection(alone.location) as connection:
