@@ -26,7 +26,7 @@ from tests.chaos.disks import read_object
 from tests.chaos.harvest import entries_of
 from tests.chaos.records import CHAIN, Entry, make_record
 from tests.chaos.writer import FENCED, keep_taking_over, take_the_chain_over
-from tests.dos_client.support import ThreadServer, until, url_of
+from tests.dos_client.support import ThreadServer, content_of, until, url_of
 from tests.support.proxy import Proxy, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
@@ -143,6 +143,8 @@ async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing
                 with trio.fail_after(PATIENCE_S):
                     if seen_by_both:
                         await opened.wait()
+                        there = await content_of(three[0], DIRECTORY, writer.segment)
+                        assert len(there) >= writer.synced, "opened before s1 had what it stands on"
                         with pytest.raises(FencedError):
                             await history.append(writer, 6, sequence + 6)
                     else:
