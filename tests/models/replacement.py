@@ -183,6 +183,8 @@ class Quorums:
     def __init__(self, world: ReplacementWorld, rules: ReplacementRules) -> None:
         self.world, self.rules = world, rules
         self.layout = LAYOUTS[world.change]
+        self.members = [self.layout.members(generation) for generation in range(3)]
+        self._safe: set[tuple[object, ...]] = set()
 
     def quorum(self, generation: int, members: frozenset[int]) -> bool:
         sets = self.layout.sets[generation]
@@ -205,12 +207,22 @@ class Quorums:
         )
 
     def loss(self, state: ReplacementState) -> str:
+        held = tuple((server.generation, server.synced, server.wiped) for server in state.servers)
+        key = (held, state.base, state.owed, state.decided)
+        if key in self._safe:
+            return ""
+        found = self._loss(state)
+        if not found:
+            self._safe.add(key)
+        return found
+
+    def _loss(self, state: ReplacementState) -> str:
         for generation in range(state.decided + 1):
             if not self.confirmed(state, generation):
                 continue
             able = [
                 one
-                for one in sorted(self.layout.members(generation))
+                for one in sorted(self.members[generation])
                 if not (server := state.servers[one]).wiped
                 and (server.generation <= generation or not self.rules.refuse_stale)
             ]

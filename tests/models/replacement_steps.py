@@ -53,7 +53,7 @@ class Replacement(Quorums):
 
     def _tool(self, state: ReplacementState) -> Iterator[tuple[Step, ReplacementState]]:
         for generation in range(1, state.decided + 1):
-            for one in self.layout.members(generation):
+            for one in self.members[generation]:
                 server = state.servers[one]
                 if not server.wiped and server.generation < generation:
                     yield (
@@ -99,7 +99,7 @@ class Replacement(Quorums):
         self, state: ReplacementState, one: int, server: Server
     ) -> Iterator[tuple[Step, ReplacementState]]:
         for writer, generation in ((FIRST, state.generations[0]), (SECOND, state.generations[1])):
-            if one not in self.layout.members(generation) or not self.admits(server, generation):
+            if one not in self.members[generation] or not self.admits(server, generation):
                 continue
             if server.live[writer - 1] or server.claim > writer:
                 continue
@@ -205,13 +205,11 @@ class Replacement(Quorums):
                 owed[index] = 1
                 if index == 1:
                     owed[0] = max(owed[0], state.base)
-        useful = [not owed[0], not owed[1]]
-        servers = [
-            server
-            if all(use or not told for use, told in zip(useful, server.told, strict=True))
-            else server._replace(told=(server.told[0] * useful[0], server.told[1] * useful[1]))
-            for server in servers
-        ]
+        for one, server in enumerate(servers):
+            first, second = server.told
+            if (first and owed[0]) or (second and owed[1]):
+                told = (0 if owed[0] else first, 0 if owed[1] else second)
+                servers[one] = server._replace(told=told)
         return state._replace(servers=tuple(servers), owed=(owed[0], owed[1]))
 
     def _shown(self, state: ReplacementState, servers: list[Server], index: int) -> bool:
