@@ -659,6 +659,24 @@ def test_without_a_quorum_the_region_waits_kills_nobody_and_spends_nothing() -> 
     assert len(scene.take(AppendCut)) == 1
 
 
+def test_what_the_region_waits_for_is_told_with_the_time_and_the_bytes_that_wait() -> None:
+    # EVIDENCE-OF: P-10
+    scene = Scene().run()
+    assert (scene.core.status().waiting_s, scene.core.status().waiting_bytes) == (0, 0)
+    scene.progress(1, waiting_for_store=True, waiting_reason="h2:1 is away: cannot connect", lag_bytes=700)
+    scene.tick(5)
+    scene.progress(0, lag_bytes=30)
+    status = scene.core.status()
+    assert status.reason == "worker 1 waits for a quorum of the store: h2:1 is away: cannot connect"
+    assert (status.waiting_s, status.waiting_bytes) == (5, 700), "of those that wait"
+    scene.play(StoreWaiting("the manifest waits for the store: 2 members are needed"))
+    assert scene.core.status().reason == "the manifest waits for the store: 2 members are needed"
+    assert scene.core.status().waiting_s == 5, "it is one waiting"
+    scene.play(StoreWaiting(""))
+    scene.progress(1)
+    assert (scene.core.status().waiting_s, scene.core.status().reason) == (0, "")
+
+
 def test_a_worker_that_cannot_restore_for_want_of_the_store_spends_no_attempt() -> None:
     scene = Scene(max_consecutive_reset_attempts=0).run()
     scene.hear(0, Failed, kind="store", message="1 of 2 members needed answered")
