@@ -17,7 +17,7 @@ import trio
 
 from dos_client.connection import open_connection
 from dos_client.core.backoff import backoff_s
-from dos_client.core.comparing import Copy, Verdict, judge
+from dos_client.core.comparing import Copy, Verdict, copy_of, judge
 from dos_client.core.mending import Mend, plan
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, Override, is_finished
 from dos_client.core.quorum import Quorums, filled_member
@@ -245,7 +245,12 @@ async def _settle_object(walk: Walk, directory: str, name: str) -> list[str]:
             todo = await _best_left(walk, name, copies[server_id])
         elif judge(copies, digests).verdicts[server_id] is Verdict.DAMAGED:
             todo = Mend(todo.old, todo.goal, todo.sources, overwrite=True)
-        await bring(walk, name, server_id, todo)
+        try:
+            await bring(walk, name, server_id, todo)
+        except CorruptError:  # now its server knows where: what is below that is the best there is
+            await walk.enter(directory)
+            todo = await _best_left(walk, name, copy_of(walk.infos(name)[server_id]))
+            await bring(walk, name, server_id, todo)
         await walk.enter(directory)
         address = walk.member(server_id).address
         done.append(f"{directory}/{name} on {address}: was damaged, now {todo.goal.size} bytes")

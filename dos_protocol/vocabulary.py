@@ -49,7 +49,8 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     """One object as a server holds it, or in a listing of directories one directory (sizes 0).
 
     `synced <= received`; `digest` is the prefix digest at `synced`. `corrupt`: this copy must not be counted,
-    it is damaged from `synced` on or `poisoned` (a write or sync failed since the server started).
+    it is damaged from `synced` on (0: the damage is somewhere inside) or `poisoned` (a write or sync failed
+    since the server started).
     """
 
     name: str

@@ -17,16 +17,18 @@ class Mend:
     old copy's digest; None as long as it is shorter. `busy`: the disk has something of it in hand; `orphan`:
     its session is gone or wants it no more."""
 
-    def __init__(self, directory: str, request: Request, request_id: int) -> None:
+    def __init__(self, directory: str, request: Request, old: tuple[int, int]) -> None:
+        """`old`: size and digest of the old copy, as it was written."""
         self.directory = directory
         self.request = request
-        self.request_id = request_id
+        self.request_id = 0
         self.name = request.name
         self.position = 0
         self.busy = False
         self.orphan = False
         self._fold = PrefixDigest()
-        self.agrees: bool | None = request.old_digest == 0 if request.old_size == 0 else None
+        self._old_size, self._old_digest = old
+        self.agrees: bool | None = True if self._old_size == 0 else None
 
     @property
     def size(self) -> int:
@@ -74,9 +76,9 @@ class Mend:
         return buffers
 
     def _update(self, part: memoryview) -> None:
-        before = self.request.old_size - self._fold.size
+        before = self._old_size - self._fold.size
         if 0 < before <= len(part):
             at_old = self._fold.copy()
             at_old.update(part[:before])
-            self.agrees = at_old.value == self.request.old_digest
+            self.agrees = at_old.value == self._old_digest
         self._fold.update(part)

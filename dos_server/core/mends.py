@@ -79,7 +79,8 @@ class Mends:
             if state is None and len(directory.objects) >= entries_max:
                 text = f"a directory holds at most {entries_max} objects"
                 return Refusal(ErrorCode.NO_SPACE, text, entries_max)
-            current = tables.mends[session.number] = Mend(directory.name, request, 0)
+            old = (state.synced, state.synced_digest) if state is not None else (0, 0)
+            current = tables.mends[session.number] = Mend(directory.name, request, old)
         size = current.size if current is not None and current.same_as(request) else 0
         if request.offset != size or request.offset + len(request.payload) > request.goal_size:
             text = (
@@ -191,7 +192,7 @@ def _is_there_already(state: ObjectState | None, request: m.Mend) -> bool:
 
 def refuses(state: ObjectState | None, request: m.Mend) -> Refusal | None:
     """Why the object's copy may not be replaced as asked, whatever the new bytes are; or None."""
-    size, digest = (state.synced, state.synced_digest) if state is not None else (0, 0)
+    size, digest = state.told if state is not None else (0, 0)
     if request.goal_size > object_bytes_max:
         return Refusal(
             ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max

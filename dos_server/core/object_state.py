@@ -86,6 +86,7 @@ class ObjectState:
         self.synced_digest = self.fold.value
         self.corrupt_from: int | None = found.size if found and found.corrupt else None
         self.poisoned = False
+        self.wounded = found is not None and found.letter == "R"
         self.version = version
         self.mending = False
         self.removing = False
@@ -148,16 +149,16 @@ class ObjectState:
     def needs_sync(self) -> bool:
         return self.exists and (self.written > self.synced or not self.entry_durable)
 
+    @property
+    def told(self) -> tuple[int, int]:
+        """The size and digest that others may go by. Of an object with a wound somewhere inside, none: a size
+        that is told counts for all that is below it."""
+        return (0, 0) if self.wounded else (self.synced, self.synced_digest)
+
     def info(self) -> ObjectInfo:
-        return ObjectInfo(
-            self.name,
-            self.written,
-            self.synced,
-            self.synced_digest,
-            self.being_appended,
-            self.damaged,
-            self.poisoned,
-        )
+        size, digest = self.told
+        received = 0 if self.wounded else self.written
+        return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
 
     def refuses(self, append: Append, session: int) -> Refusal | None:
         """Why the append cannot be taken now, or None. Has no effect."""

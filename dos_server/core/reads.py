@@ -105,6 +105,7 @@ class Reads:
                 self._tables.effects.append(
                     v.SetMark(directory_name, name, state.synced, poisoned=state.poisoned, damaged=True)
                 )
+            state.wounded = True
             state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
 
     def wake(self, state: ObjectState) -> None:

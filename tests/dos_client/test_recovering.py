@@ -224,6 +224,7 @@ async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Thre
             await writer.wait_synced(writer.append(CONTENT[start : start + 64_000]))
         await has(last, "idle", "o0", CONTENT)
     await damage(last, "idle", "o0", at=200_000)
+    await on(last)  # it remembers that there is damage, and no longer where
     await wipe(*five[1:3])
     with pytest.raises(LossError) as refused:
         await recover_store(url)

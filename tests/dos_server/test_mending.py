@@ -111,7 +111,7 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     world = World()
     world.rot(150_000)
     old = world.look()
-    assert old.corrupt
+    assert (old.corrupt, old.synced, old.received) == (True, 0, 0), "no size is told that covers the wound"
     repairer = world.reader()
     answer = world.mend(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
     assert isinstance(answer, m.Error)
