@@ -6,7 +6,7 @@ reader sees on one page what a chain stands on. Errors are `dos_protocol.errors`
 only.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from dos_protocol.errors import FencedError
@@ -127,3 +127,11 @@ class StorePort(Protocol):
     async def look(self, directory: str) -> DirectoryViewPort: ...
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes: ...
+
+    def stream(
+        self, directory: str, name: str, offset: int = 0, end: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Bytes that a quorum holds, checked against its digest; ends early where it holds no more.
+        QuorumUnavailableError, CorruptError.
+        """
+        ...

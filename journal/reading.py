@@ -5,10 +5,11 @@ tried with the next; what no member serves is raised as the last one said it.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import trio
 
+from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import DosError, FencedError
 from journal.core.chain import ChainState, SegmentSpan
@@ -50,16 +51,39 @@ class Source:
         return await self._store.read(self._directory, name, offset, max_bytes)
 
     async def chunks(
-        self, name: str, length: int, members: Sequence[bytes | None] = ANY, chunk_bytes: int = read_bytes_max
+        self,
+        name: str,
+        length: int,
+        members: Sequence[bytes | None] = ANY,
+        chunk_bytes: int = read_bytes_max,
+        *,
+        offset: int = 0,
     ) -> AsyncGenerator[bytes]:
-        """The first `length` bytes of an object, in order. Raises LostBytesError if there are fewer."""
-        offset = 0
+        """The first `length` bytes of an object, in order, but for those below `offset`. Raises
+        LostBytesError if there are fewer."""
         while offset < length:
             chunk = await self.read_from_any(name, offset, min(length - offset, chunk_bytes), members)
             if not chunk:
                 raise LostBytesError(f"{name} should have {length} bytes and ends at {offset}")
             offset += len(chunk)
             yield chunk
+
+    async def committed_chunks(self, name: str, length: int) -> AsyncGenerator[bytes]:
+        """As `chunks`, of bytes that the chain says are committed.
+
+        Without a claim they come from whichever members are quick, each piece checked against what a quorum
+        says it is: a member that holds other bytes is passed over. What the chain proves by a later record
+        may be on fewer members than that; it comes as it is, and the chain's digest decides."""
+        offset = 0
+        if self._store is not None:
+            with suppress(QuorumUnavailableError):
+                async with aclosing(self._store.stream(self._directory, name, 0, length)) as stream:
+                    async for chunk in stream:
+                        offset += len(chunk)
+                        yield chunk
+        async with aclosing(self.chunks(name, length, offset=offset)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def read_from_any(
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
@@ -125,7 +149,7 @@ async def span_chunks(source: Source, span: SegmentSpan, scratch: Scratch | None
         return
     mirror = scratch.mirror(span.name) if scratch is not None else None
     try:
-        async with aclosing(source.chunks(span.name, span.length)) as chunks:
+        async with aclosing(source.committed_chunks(span.name, span.length)) as chunks:
             async for chunk in chunks:
                 if mirror is not None:
                     mirror.write(chunk)

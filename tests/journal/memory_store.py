@@ -11,7 +11,7 @@ part, to one member; a writer that died can still have deliveries under way. Mem
 damaged.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import trio
@@ -81,6 +81,18 @@ class MemoryServer:
             stored += data
 
 
+async def streamed(
+    store: "MemoryStore | PartialStore", directory: str, name: str, offset: int, end: int | None
+) -> AsyncGenerator[bytes]:
+    """What these stores read they hold for good: no quorum is asked."""
+    while end is None or offset < end:
+        data = await store.read(directory, name, offset, 1 << 20 if end is None else end - offset)
+        if not data:
+            return
+        yield data
+        offset += len(data)
+
+
 class MemoryStore:
     """N servers that replicate together."""
 
@@ -132,6 +144,11 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         return read_longest([s for s in self.servers if s.up], directory, name, offset, max_bytes)
 
+    def stream(
+        self, directory: str, name: str, offset: int = 0, end: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        return streamed(self, directory, name, offset, end)
+
 
 @dataclass
 class MemoryView:
@@ -155,6 +172,11 @@ class PartialStore:
         await trio.lowlevel.checkpoint()
         servers = [self._store.servers[m - 1] for m in self._members]
         return read_longest([s for s in servers if s.up], directory, name, offset, max_bytes)
+
+    def stream(
+        self, directory: str, name: str, offset: int = 0, end: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        return streamed(self, directory, name, offset, end)
 
 
 def read_longest(
