@@ -7,12 +7,11 @@ tells size and digest, and that settles it.
 import random
 
 import pytest
-import trio
 
 from dos_client import init_store
 from dos_client.core.replica import ReplicaState
 from dos_protocol.vocabulary import Opcode
-from tests.dos_client.support import ThreadServer, claimed, content_of, has, until
+from tests.dos_client.support import ThreadServer, claimed, has, until
 from tests.support.proxy import proxies
 
 Threads = list[ThreadServer]
@@ -93,5 +92,5 @@ async def test_a_claim_whose_answer_is_lost_is_taken_again_by_the_same_writer(
                 await rule.done.wait()
             await writer.wait_synced(size)
             assert claim.lost is None
-        with trio.fail_after(20):
-            assert await content_of(three[0], "d", "x") == b"before and after"
+            for server in three:  # a quorum is enough to go on: the last one may still be on its way
+                await has(server, "d", "x", b"before and after")
