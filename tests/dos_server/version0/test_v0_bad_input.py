@@ -2,6 +2,7 @@
 nothing. The rows are those of the bad-input table that speak of names, numbers, verbs and lines.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -232,6 +233,41 @@ def test_ten_thousand_requests_at_once_are_answered_in_order(server: embedded.Em
             assert tool.receive_frame() == synced
             assert tool.receive_frame() == b""
         assert tool.closed_by_server()
+
+
+def test_time_outs_end_silent_and_half_sent_requests_but_never_idle_or_streaming_connections(
+    server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos_server.connection.hello_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 0.3)
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(V0Connection(server.address, reply_seconds=PATIENT))
+        slow = stack.enter_context(V0Connection(server.address, reply_seconds=PATIENT))
+        begun, idle = stack.enter_context(connect(server)), stack.enter_context(connect(server))
+        stream = stack.enter_context(connect(server))
+        slow.send(b"\0\0\0")
+        begun.send(b"\0\0\0\x02s")
+        stream.append("o", len(CONTENT))
+        assert silent.closed_by_server()
+        assert slow.closed_by_server()
+        assert begun.closed_by_server()
+        assert idle.sync("o") == len(CONTENT)
+        assert stream.finish() == [(len(CONTENT), len(CONTENT))]
+
+
+def test_a_client_whose_machine_is_gone_does_not_keep_its_lock_for_hours(
+    server: embedded.EmbeddedServer,
+) -> None:
+    with connect(server) as tool:
+        sockets = [one._sock for one in server._opened.server._connections.values()]
+        option = next(one for one in sockets if one.getpeername() == tool.sock.getsockname()).getsockopt
+        assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        seconds = option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        seconds += option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) * option(
+            socket.IPPROTO_TCP, socket.TCP_KEEPCNT
+        )
+        assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert seconds <= 60
 
 
 def test_a_planted_link_or_folder_is_never_followed(tmp_path: Path) -> None:

@@ -202,6 +202,19 @@ def test_versions_do_not_append_to_one_file_at_a_time() -> None:
     streaming(server, "f", 1)
 
 
+def test_a_new_file_is_durable_before_its_append_is_answered() -> None:
+    # EVIDENCE-OF: P-1
+    server = Harness()
+    session = server.connect0("dir")
+    server.request(session, "af\t0")
+    assert server.replies(session) == []
+    server.finish()
+    assert server.replies(session) == [b"ok"]
+    server.disk.power_cut(random.Random(1))
+    server.start()
+    assert server.ask0(server.connect0("dir"), "l") == b"f\t0\tno\n"
+
+
 @pytest.mark.parametrize("offset", [0, 4, 6, 2**63 - 1])
 def test_an_offset_that_is_not_the_size_is_refused_and_ends_the_connection(offset: int) -> None:
     # EVIDENCE-OF: P-3, P-8
@@ -396,9 +409,12 @@ def test_a_file_changed_under_a_get_ends_it() -> None:
     server.request(remover, "df")
     server.finish(1)  # the file goes
     assert server.replies(remover) == [b"ok"]
+    put_again = streaming(server, "f")
+    server.stream(put_again, bytes([1]) * 2_500_000)
     server.settle()
     assert server.replies(reader) == []
     assert reader in server.closed
+    assert bytes(1_048_577).find(server.bytes_heard[reader][4:]) == 0, "nothing of the new file"
 
 
 # s, l and the rest
