@@ -51,29 +51,14 @@ class Source:
         return await self._store.read(self._directory, name, offset, max_bytes)
 
     async def chunks(
-        self,
-        name: str,
-        length: int,
-        members: Sequence[bytes | None] = ANY,
-        chunk_bytes: int = read_bytes_max,
-        *,
-        offset: int = 0,
+        self, name: str, length: int, members: Sequence[bytes | None] = ANY, chunk_bytes: int = read_bytes_max
     ) -> AsyncGenerator[bytes]:
-        """The first `length` bytes of an object, in order, but for those below `offset`. Raises
-        LostBytesError if there are fewer."""
-        while offset < length:
-            chunk = await self.read_from_any(name, offset, min(length - offset, chunk_bytes), members)
-            if not chunk:
-                raise LostBytesError(f"{name} should have {length} bytes and ends at {offset}")
-            offset += len(chunk)
-            yield chunk
-
-    async def committed_chunks(self, name: str, length: int) -> AsyncGenerator[bytes]:
-        """As `chunks`, of bytes that the chain says are committed.
+        """The first `length` bytes of an object, in order. Raises LostBytesError if there are fewer.
 
         Without a claim they come from whichever members are quick, each piece checked against what a quorum
-        says it is: a member that holds other bytes is passed over. What the chain proves by a later record
-        may be on fewer members than that; it comes as it is, and the chain's digest decides."""
+        says it is: a member that holds other bytes is passed over. What fewer members hold (a manifest's last
+        record; or one that a later record proves) comes as it is, and the chain's rules and digests decide.
+        """
         offset = 0
         if self._store is not None:
             with suppress(QuorumUnavailableError):
@@ -81,9 +66,12 @@ class Source:
                     async for chunk in stream:
                         offset += len(chunk)
                         yield chunk
-        async with aclosing(self.chunks(name, length, offset=offset)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        while offset < length:
+            chunk = await self.read_from_any(name, offset, min(length - offset, chunk_bytes), members)
+            if not chunk:
+                raise LostBytesError(f"{name} should have {length} bytes and ends at {offset}")
+            offset += len(chunk)
+            yield chunk
 
     async def read_from_any(
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
@@ -149,7 +137,7 @@ async def span_chunks(source: Source, span: SegmentSpan, scratch: Scratch | None
         return
     mirror = scratch.mirror(span.name) if scratch is not None else None
     try:
-        async with aclosing(source.committed_chunks(span.name, span.length)) as chunks:
+        async with aclosing(source.chunks(span.name, span.length)) as chunks:
             async for chunk in chunks:
                 if mirror is not None:
                     mirror.write(chunk)
