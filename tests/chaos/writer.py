@@ -9,6 +9,9 @@ begins again after a random, doubling time (R17); superseded later it ends with 
 standard output, a line each: `store`, `claims EPOCH`, `open EPOCH SEQUENCE`, `superseded HELD`, `fenced EPOCH
 HELD`.
 
+All writers of a directory, rivals too, share a scratch beside the log: members are filled from it, and what
+is in it is torn by whoever was killed and tidied away by whoever took over.
+
 Rules of this file: it trusts the store and checks nothing; the checker does.
 """
 
@@ -25,7 +28,7 @@ from dos_client import Claim, QuorumUnavailableError, Store, open_store
 from dos_client.core.backoff import backoff_s
 from dos_client.errors import StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, StaleGenerationError
-from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, read_batches, take_over
+from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, Scratch, read_batches, take_over
 from tests.chaos.records import CHAIN, MANIFEST_DIRECTORY, AckLog, Entry, make_record
 
 FENCED = 3
@@ -58,17 +61,19 @@ async def last_sequence(claim: Claim, state: ChainState) -> int:
     return 0
 
 
-async def take_the_chain_over(store: Store, directory: str) -> tuple[Claim, ChainWriter, int]:
+async def take_the_chain_over(
+    store: Store, directory: str, scratch: Scratch | None = None
+) -> tuple[Claim, ChainWriter, int]:
     """Look, claim, take over, open: returns when the own start is acknowledged (R8)."""
     view = await store.look(directory)
     claim = await store.claim(directory, view.epoch_seen + 1, os.urandom(16))
     say("claims", claim.epoch)
     try:
         generation = store.record.generation
-        state = await take_over(claim, CHAIN, generation=generation)
+        state = await take_over(claim, CHAIN, generation=generation, scratch=scratch)
         sequence = await last_sequence(claim, state)
         pipelined = directory != MANIFEST_DIRECTORY
-        writer = await ChainWriter.open(claim, CHAIN, state, generation, pipelined=pipelined)
+        writer = await ChainWriter.open(claim, CHAIN, state, generation, scratch, pipelined=pipelined)
         return claim, writer, sequence
     except DosError as error:
         lost = claim.lost
@@ -78,13 +83,15 @@ async def take_the_chain_over(store: Store, directory: str) -> tuple[Claim, Chai
         raise
 
 
-async def keep_taking_over(store: Store, directory: str) -> tuple[Claim, ChainWriter, int]:
+async def keep_taking_over(
+    store: Store, directory: str, scratch: Scratch | None = None
+) -> tuple[Claim, ChainWriter, int]:
     """Until it succeeds."""
     attempt = 0
     while True:
         attempt += 1
         try:
-            return await take_the_chain_over(store, directory)
+            return await take_the_chain_over(store, directory, scratch)
         except FencedError as error:
             say("superseded", error.epoch_held)
         except NOT_NOW as error:
@@ -140,13 +147,14 @@ class Workload:
 async def main(
     url: str, directory: str, log_path: Path, name: str, seed: int, window: int, delay_s: float
 ) -> int:
+    scratch = Scratch(log_path.with_name(f"{directory}.scratch"))
     with AckLog(log_path) as log:
         while True:
             try:
                 async with open_store(url, client=name) as store:
                     say("store")
                     await trio.sleep(delay_s)
-                    claim, writer, sequence = await keep_taking_over(store, directory)
+                    claim, writer, sequence = await keep_taking_over(store, directory, scratch)
                     say("open", claim.epoch, sequence)
                     try:
                         workload = Workload(writer, log, directory, claim.epoch, sequence)
