@@ -189,10 +189,12 @@ class Connection:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def _deadline(self, connected: float) -> float:
-        """HELLO within 5 s, a frame begun within 30 s, an idle session never."""
+        """HELLO, or the first request of version 0, within 5 s; a frame begun within 30 s; idle, never."""
+        welcome = self._owner.is_welcome(self.session)
+        deadline = float("inf") if welcome else connected + hello_seconds_max
         if self._frame_began is not None:
-            return self._frame_began + frame_seconds_max
-        return float("inf") if self._owner.is_welcome(self.session) else connected + hello_seconds_max
+            deadline = min(deadline, self._frame_began + frame_seconds_max)
+        return deadline
 
     def _wanted(self) -> bool:
         """False is back-pressure.

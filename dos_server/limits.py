@@ -68,6 +68,8 @@ version0_status_seconds: Final = 1.0
 version0_in_flight_bytes_max: Final = 16 * MIB
 """Taken of one stream and not yet synced. Less than `in_flight_bytes_max`: a client of version 0 takes
 back-pressure of 2 s for a lost connection, and this much is synced well within that."""
+version0_in_flight_batches_max: Final = 8_192
+"""The same, counted in reads of the socket: a client may send single bytes."""
 version0_silence_seconds_max: Final = 60
 """After which a peer that does not even acknowledge is gone, and its lock with it: TCP keep-alive."""
 

@@ -31,7 +31,7 @@ from dos_server.core.version0.gets import Gets
 from dos_server.core.version0.session import Session0
 from dos_server.core.version0.states import Happening, State
 from dos_server.core.version0.streams import Streams
-from dos_server.limits import version0_in_flight_bytes_max
+from dos_server.limits import version0_in_flight_batches_max, version0_in_flight_bytes_max
 
 
 class Version0:
@@ -64,7 +64,11 @@ class Version0:
         one = self._answers.sessions.get(session)
         if one is None or one.stands is State.COMMAND:
             return True
-        return one.stands is State.STREAMING and one.session.unsynced_bytes < version0_in_flight_bytes_max
+        return (
+            one.stands is State.STREAMING
+            and one.session.unsynced_bytes < version0_in_flight_bytes_max
+            and one.session.unsynced_appends < version0_in_flight_batches_max
+        )
 
     def is_streaming(self, session: int) -> bool:
         """Whether what comes next is content, not a request."""

@@ -81,8 +81,10 @@ class Inlet:
         self._filled = self._end == self.capacity
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes in by copy, no more than `writable` has room for."""
-        self.writable()[: len(data)] = data
+        """Take bytes in by copy."""
+        if len(self.writable()) < len(data):
+            self._resize(self._end + len(data))
+        self._view[self._end : self._end + len(data)] = data
         self.wrote(len(data))
 
     def next_request(self) -> bytes | None:

@@ -255,6 +255,16 @@ def test_time_outs_end_silent_and_half_sent_requests_but_never_idle_or_streaming
         assert stream.finish() == [(len(CONTENT), len(CONTENT))]
 
 
+@pytest.mark.parametrize("start", [b"\0", b"\0\0\0\x05udi", b"\xd0\x5e\x01\x01"])
+def test_the_first_request_must_be_whole_in_time_whatever_the_version(
+    server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    monkeypatch.setattr("dos_server.connection.hello_seconds_max", 0.3)
+    with V0Connection(server.address, reply_seconds=PATIENT / 2) as tool:  # a begun frame has 30 s
+        tool.send(start)
+        assert tool.closed_by_server()
+
+
 def test_a_client_whose_machine_is_gone_does_not_keep_its_lock_for_hours(
     server: embedded.EmbeddedServer,
 ) -> None:
@@ -424,6 +434,9 @@ def test_requests_are_what_the_table_says() -> None:
 def test_the_memory_of_an_inlet_grows_only_when_it_is_filled_and_is_given_back() -> None:
     # EVIDENCE-OF: P-9
     inlet = wire.Inlet(1 << 18)
+    inlet.receive(bytes(20_000))
+    assert inlet.take() == bytes(20_000)
+    inlet.shrink()
     inlet.receive(bytes(100))
     inlet.take()
     inlet.writable()

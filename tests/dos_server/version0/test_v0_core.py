@@ -12,9 +12,10 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
+from dos_server.core.mends import refuses as refuses_mending
 from dos_server.core.object_state import ObjectState
 from dos_server.core.version0.states import TABLE, Happening, State, diagram, step
-from dos_server.limits import version0_in_flight_bytes_max
+from dos_server.limits import version0_in_flight_batches_max, version0_in_flight_bytes_max
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -126,16 +127,17 @@ def test_bytes_of_one_read_become_extents_of_a_quarter_mebibyte() -> None:
     assert data.payload == (bytes(range(256)) * 2560)[300_000:301_000]
 
 
-def test_a_stream_is_not_read_while_too_much_of_it_is_unsynced() -> None:
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+def test_a_stream_is_not_read_while_too_much_of_it_is_unsynced(chunk_bytes: int) -> None:
     # EVIDENCE-OF: P-9
     server = Harness()
     session = streaming(server)
-    chunk = bytes(1 << 20)
+    chunk = bytes(chunk_bytes)
     taken = 0
     while server.core.may_read(session):
         server.stream(session, chunk)
         taken += len(chunk)
-        assert taken <= version0_in_flight_bytes_max
+        assert taken <= min(version0_in_flight_bytes_max, version0_in_flight_batches_max * chunk_bytes)
     server.settle()
     assert server.core.may_read(session)
 
@@ -213,6 +215,20 @@ def test_a_new_file_is_durable_before_its_append_is_answered() -> None:
     server.disk.power_cut(random.Random(1))
     server.start()
     assert server.ask0(server.connect0("dir"), "l") == b"f\t0\tno\n"
+
+
+def test_no_new_copy_takes_the_place_of_a_file_that_is_locked() -> None:
+    # EVIDENCE-OF: P-2
+    server = Harness()
+    session = streaming(server)
+    server.settle()
+    state = server.core._tables.find("dir", "f")
+    request = m.Mend("f", 0, 3, prefix_digest(b"abc"), 0, 0, overwrite=True, payload=b"abc")
+    refusal = refuses_mending(state, request)
+    assert refusal is not None
+    assert refusal.code == ErrorCode.BEING_APPENDED
+    server.end(session)
+    assert refuses_mending(state, request) is None
 
 
 @pytest.mark.parametrize("offset", [0, 4, 6, 2**63 - 1])
