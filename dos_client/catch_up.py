@@ -47,8 +47,10 @@ async def compare_there(copies: "Copies", copy: "Copy") -> None:
     try:
         result = await connection.stat(target.name, target.goal_size)
     except DosError as error:
-        if copies.connection is connection and connection.failure is None:
+        if connection.failure is None and copy.replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
             copies.handle(copy, Differed(str(error.args[0])))
+        return
+    if copy.replica.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
         return
     if result.digest == target.goal_digest:
         copies.handle(copy, Agreed(target.goal_size, target.view))
@@ -105,7 +107,7 @@ async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
     proved = await copy.target.local.proved(_offset(copy))
     if proved is None:
         return False
-    if _compared(copies, copy, proved.digest) and proved.data and copies.connection is not None:
+    if _compared(copies, copy, proved.digest) and proved.data:
         _append(copies, copy, Chunk(proved.start, proved.digest, proved.data), "local")
     return True
 
@@ -157,12 +159,13 @@ async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold
         raise CorruptDataError(
             f"{target.name} of {source.address}", fold.size, f"{expected:016x}", f"{fold.value:016x}"
         )
-    if copies.connection is not None:
-        _append(copies, copy, chunk, "member")
+    _append(copies, copy, chunk, "member")
 
 
 def _append(copies: "Copies", copy: "Copy", chunk: Chunk, source: str) -> None:
-    assert copies.connection is not None
+    """Send a chunk, unless the copy broke or the session ended while its bytes were read."""
+    if copies.connection is None or copy.replica.state is not ReplicaState.CATCH_UP:
+        return
     copies.count_sent(len(chunk.payload), source)
     copies.connection.post(append_head(copy.target.name, copy.target.tag, chunk), chunk.payload)
     copy.replica.sent_to(chunk.end)
