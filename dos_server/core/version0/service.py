@@ -164,10 +164,8 @@ class Version0:
         if directory is None:
             self._answers.refuse(one, NO_DIRECTORY)
             return
-        states = sorted((state.name, state) for state in directory.objects.values() if state.exists)
-        lines = [
-            f"{name}\t{state.synced}\t{'yes' if state.being_appended else 'no'}\n" for name, state in states
-        ]
+        infos = sorted((state.name, state.info()) for state in directory.objects.values() if state.exists)
+        lines = [f"{name}\t{info.synced}\t{'yes' if info.appending else 'no'}\n" for name, info in infos]
         self._answers.reply(one, "".join(lines).encode("ascii"))
 
     def _delete(self, one: Session0, request: r.Delete) -> None:

@@ -6,7 +6,8 @@
     status          what is in the file, what is on stable storage: when bytes come and a second has passed
                     since the last one; after a second's pause, if there is something new
     the end         what came goes to stable storage, then the last status, then the connection ends
-    a failure       the connection ends without a word: no error among the status frames
+    a failure       the connection ends without a word: no error among the status frames, and no number that
+                    would count for bytes below that are found damaged
 
 The lock is the session's: it ends with it, however it ends. What was taken of a stream that broke off still
 goes to the disk, and until it is there nobody else appends.
@@ -90,6 +91,8 @@ class Streams:
         settled = not one.session.unsynced_appends
         if one.stands is State.ANSWERING and settled:
             self._begin(one)
+        elif one.stands is not State.ANSWERING and one.target.damaged:
+            self._answers.end(one, f"{one.target.name} was found damaged")
         elif one.stands is State.FINISHING and settled:
             self._send_status(one)
             self._answers.end(one)
@@ -103,7 +106,8 @@ class Streams:
             if now - max(one.bytes_at, one.status_at) < version0_status_seconds and not one.closed:
                 continue
             if not one.closed and one.told != (state.written, state.synced):
-                self._send_status(one)
+                one.due = True
+                self.look(one)
             if one.closed or state.written == state.synced:
                 del self.untold[one]
 

@@ -304,6 +304,28 @@ def test_a_failed_sync_ends_the_stream_without_a_word() -> None:
     assert (server.ask0(late, "af\t0") or b"").startswith(b"ERROR: f is poisoned")
 
 
+@pytest.mark.parametrize("then", ["bytes", "a pause", "the end"])
+def test_a_file_found_damaged_below_its_stream_is_told_no_more(then: str) -> None:
+    # EVIDENCE-OF: P-2
+    server = Harness()
+    written(server, "f", bytes(5000))
+    session, other = streaming(server, "f", 5000), server.connect0("dir")
+    server.stream(session, b"abc")
+    server.settle()
+    server.disk.write(server.disk.open("d/dir/f", create=False), 1000, [b"\xff"])
+    assert server.ask0(server.connect0("dir"), "gf\t0\t0") is None
+    if then == "bytes":
+        server.stream(session, b"defg")
+    elif then == "a pause":
+        server.tick(1.1)
+    else:
+        server.half_close(session)
+    server.settle()
+    assert server.replies(session) == []
+    assert session in server.closed
+    assert server.ask0(other, "l") == b"f\t0\tno\n", "no size is told that would count for the damage"
+
+
 def test_a_full_disk_ends_the_stream_and_it_goes_on_when_there_is_space() -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk()
