@@ -187,6 +187,8 @@ class Copies:
 
     def _count(self, copy: Copy) -> None:
         replica, target = copy.replica, copy.target
+        if self.link.scope.cancel_called:
+            return
         target.unsure.discard(self.server_id)
         self._lacks(target, replica.synced)
         target.note(self.server_id, replica.received, replica.synced)
@@ -262,6 +264,8 @@ class Copies:
         return taken
 
     def _watermark(self, mark: Watermark) -> None:
+        if self.link.scope.cancel_called:
+            return  # of the store record before; its members tell again what they have
         copy = self._all.get(mark.name)
         if copy is None:
             raise RemoteProtocolError(f"a watermark of {mark.name}, which this session does not append to")

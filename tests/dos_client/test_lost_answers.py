@@ -10,9 +10,9 @@ import pytest
 
 from dos_client import init_store
 from dos_client.core.replica import ReplicaState
-from dos_protocol.vocabulary import Opcode
+from dos_protocol.vocabulary import Opcode, Watermark
 from tests.dos_client.support import ThreadServer, claimed, has, until
-from tests.support.proxy import proxies
+from tests.support.proxy import Way, proxies
 
 Threads = list[ThreadServer]
 
@@ -94,3 +94,32 @@ async def test_a_claim_whose_answer_is_lost_is_taken_again_by_the_same_writer(
             assert claim.lost is None
             for server in three:  # a quorum is enough to go on: the last one may still be on its way
                 await has(server, "d", "x", b"before and after")
+
+
+@pytest.mark.trio
+async def test_a_watermark_of_a_session_that_another_store_record_has_ended_counts_for_nothing(
+    three: Threads,
+) -> None:
+    """It may be in this client's hands at the very moment in which the record changes: its reader is about to
+    run. Of the members of the new record nobody has told anything yet (docs/decisions/0010, `tell_again`)."""
+    # EVIDENCE-OF: P-4
+    async with proxies(three) as between:
+        await init_store(url_through(between))
+        async with claimed(three, url=url_through(between)) as (_, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"before "))
+            links = list(claim.links())
+            await until(lambda: all(link.connection for link in links), "all are there")
+            held = [proxy.hold(Way.TO_CLIENT) for proxy in between]
+            size = writer.append(b"after")
+            for server in three:
+                await has(server, "d", "x", b"before after")
+            sessions = [link.connection for link in links]
+            claim.record_changed()
+            for session in sessions:
+                assert session is not None
+                session.on_watermark(Watermark("x", size, size))
+            assert writer.synced == len(b"before "), "told in sessions of the record before"
+            for rule in held:
+                rule.end()
+            await writer.wait_synced(size)
