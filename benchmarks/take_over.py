@@ -1,14 +1,14 @@
 """From the SIGKILL of a writer to the next writer's first acknowledged record, on three servers, two of which
 acknowledge.
 
-    python benchmarks/take_over.py [--megabytes 10,200] [--segment-mb 16] [--rounds 10] [--json]
+    python benchmarks/take_over.py [--megabytes 10,200] [--segment-mb 16] [--rounds 5] [--json]
 
-The chain has records of 4 KiB. A writer process appends to it, record by record; it is killed; the next
-writer, which is running and knows nothing yet, opens the store, looks, claims, takes the chain over (R1 to
-R7), opens its segment, and has one record acknowledged. Not in it: noticing that the first one died, starting
-a process, and replaying the state. Measured with all servers there, with one killed and with one stopped at
-the moment when the writer dies, and once with the whole chain in a single segment, because the newest
-segment is read from end to end.
+A writer process writes a chain of records of 4 KiB, and goes on, record by record, until it is killed. The
+next writer, which is running and knows nothing yet, opens the store, looks, claims, takes the chain over (R1
+to R7), opens its segment, and has one record acknowledged. Not in it: noticing that the first one died,
+starting a process, and replaying the state. Measured with all servers there, with one killed and with one
+stopped before, and also with the whole chain in one segment, because the newest segment is read from end to
+end. Every round has a chain of its own.
 """
 
 import argparse
@@ -34,25 +34,24 @@ sys.path.insert(0, str(ROOT))
 from dos_client import Store, init_store, open_store  # noqa: E402
 from journal import ChainWriter, Op, Record, take_over  # noqa: E402
 
-DIRECTORY, CHAIN = "bench", "state"
+CHAIN = "state"
 RECORD = Record(Op.STATE_BLOCK, ints=(1,), strings=(b"operator", os.urandom(4_000)))
 PARTS = ("open_store_ms", "take_over_ms", "first_record_ms", "total_ms")
 
 
-async def next_writer(store: Store) -> ChainWriter:
+async def next_writer(store: Store, directory: str) -> ChainWriter:
     """Look, claim, take over, open: its start is acknowledged."""
-    view = await store.look(DIRECTORY)
-    claim = await store.claim(DIRECTORY, view.epoch_seen + 1, secrets.token_bytes(16))
+    view = await store.look(directory)
+    claim = await store.claim(directory, view.epoch_seen + 1, secrets.token_bytes(16))
     generation = store.record.generation
     state = await take_over(claim, CHAIN, generation=generation)
     return await ChainWriter.open(claim, CHAIN, state, generation)
 
 
-async def write_chain(url: str, total: int, segment_bytes: int) -> None:
-    """A chain of that many bytes, on all members."""
-    await init_store(url)
+async def write_for_ever(url: str, directory: str, total: int, segment_bytes: int) -> None:
+    """The writer that is killed: says when its chain is as long as asked."""
     async with open_store(url, client="take_over") as store:
-        writer = await next_writer(store)
+        writer = await next_writer(store, directory)
         begun = 0
         while writer.end.size < total:
             writer.append(RECORD)
@@ -61,26 +60,16 @@ async def write_chain(url: str, total: int, segment_bytes: int) -> None:
                 await writer.roll()
                 begun = writer.end.size
         await writer.wait_synced()
-        while any(member.lag_bytes for member in store.members()):  # noqa: ASYNC110 - the client's own figure
-            await trio.sleep(0.01)
-
-
-async def write_for_ever(url: str) -> None:
-    """The writer that is killed: says so when it has begun."""
-    async with open_store(url, client="take_over") as store:
-        writer = await next_writer(store)
-        for number in range(sys.maxsize):
+        print("ready", flush=True)
+        while True:
             await writer.wait_synced(writer.append(RECORD))
-            if number == 20:
-                print("ready", flush=True)
 
 
 @contextmanager
-def writing(url: str) -> Iterator[subprocess.Popen[bytes]]:
+def writing(url: str, directory: str, megabytes: int, segment_mb: int) -> Iterator[subprocess.Popen[bytes]]:
     """That writer as a process, at work."""
-    with subprocess.Popen(
-        [sys.executable, __file__, "--writer", url], stdout=subprocess.PIPE, cwd=ROOT
-    ) as process:
+    command = [sys.executable, __file__, "--writer", url, directory, str(megabytes), str(segment_mb)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n", "the writer did not begin"
@@ -89,12 +78,12 @@ def writing(url: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-async def measure_once(url: str) -> dict[str, float]:
+async def measure_once(url: str, directory: str) -> dict[str, float]:
     """Milliseconds from now to the next writer's first acknowledged record."""
     begun = time.perf_counter()
     async with open_store(url, client="take_over") as store:
         opened = time.perf_counter()
-        writer = await next_writer(store)
+        writer = await next_writer(store, directory)
         taken = time.perf_counter()
         await writer.wait_synced(writer.append(RECORD))
         done = time.perf_counter()
@@ -102,15 +91,14 @@ async def measure_once(url: str) -> dict[str, float]:
     return dict(zip(PARTS, (1_000 * span for span in spans), strict=True))
 
 
-def measure(url: str, rounds: int, pid: int | None, sent: signal.Signals | None) -> list[dict[str, float]]:
-    """Several deaths. With `sent`, that server gets it at the same moment, and stays so."""
+def measure(url: str, megabytes: int, segment_mb: int, rounds: int) -> list[dict[str, float]]:
+    """Several deaths, each on a chain of its own."""
     found = []
     for number in range(rounds):
-        with writing(url) as process:
-            if number == 0 and pid is not None and sent is not None:
-                os.kill(pid, sent)
+        directory = f"bench{number}"
+        with writing(url, directory, megabytes, segment_mb) as process:
             process.kill()
-            found.append(trio.run(measure_once, url))
+            found.append(trio.run(measure_once, url, directory))
     return found
 
 
@@ -122,17 +110,27 @@ def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def measure_chain(folder: Path, megabytes: int, segment_mb: int, rounds: int) -> dict[str, dict[str, object]]:
-    """All states of the servers for one chain; a server that is killed or stopped is the last state."""
+    """All states of the servers, for chains of one length."""
     cases: dict[str, dict[str, object]] = {}
     for name, sent in (("all there", None), ("one stopped", signal.SIGSTOP), ("one killed", signal.SIGKILL)):
         with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
-            trio.run(write_chain, url, megabytes * 1_000_000, segment_mb * 1_000_000)
+            trio.run(init_store, url)
+            trio.run(make_chains, url, rounds)
             try:
-                cases[name] = summary(measure(url, rounds, pids[2], sent))
+                if sent is not None:
+                    os.kill(pids[2], sent)
+                cases[name] = summary(measure(url, megabytes, segment_mb, rounds))
             finally:
                 if sent is signal.SIGSTOP:
                     os.kill(pids[2], signal.SIGCONT)
     return cases
+
+
+async def make_chains(url: str, rounds: int) -> None:
+    """A journal is made only when all members answer (R16): so before one of them goes."""
+    async with open_store(url, client="take_over") as store:
+        for number in range(rounds):
+            await next_writer(store, f"bench{number}")
 
 
 def print_case(what: str, case: dict[str, dict[str, float]]) -> None:
@@ -147,13 +145,14 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", default="10,200", help="lengths of the chain")
     parser.add_argument("--segment-mb", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--writer", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--writer", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.writer:
-        trio.run(write_for_ever, options.writer)
+        url, directory, megabytes, segment_mb = options.writer
+        trio.run(write_for_ever, url, directory, int(megabytes) * 1_000_000, int(segment_mb) * 1_000_000)
     lengths = [int(one) for one in options.megabytes.split(",")]
     plans = [(length, options.segment_mb) for length in lengths] + [(max(lengths), max(lengths) + 1)]
     results = []
