@@ -83,7 +83,7 @@ async def test_a_writer_that_waits_says_so_once_and_says_when_it_goes_on(
             assert claim.status().waiting_s == 0
             for server in three:
                 await has(server, "d", "x", b"before and after")
-            assert sum(store.counts.reconnects.values()) == 2
+            assert sum(store.counts.reconnects.values()) >= 2
     said = [one.getMessage() for one in caplog.records if "for the store" in one.getMessage()]
     assert len(said) == 2
     assert "waits for the store: 2 members are needed and 1 hold the claim; " in said[0]
