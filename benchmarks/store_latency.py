@@ -1,7 +1,7 @@
 """One small append at a time, acknowledged by two of three: with all members there, and with one stopped
 (SIGSTOP).
 
-    python benchmarks/store_latency.py [--appends 500] [--rounds 5] [--folder DIR] [--json]
+    python benchmarks/store_latency.py [--appends 1000] [--rounds 5] [--folder DIR] [--json]
 
 A stopped member must cost the others nothing: the aim is a 99th percentile within 1.5 of the one without
 it. The two are measured in turn (A B A B), each time after the one that was stopped has caught up, and the
@@ -76,7 +76,7 @@ def percentiles(found: Milliseconds) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--appends", type=int, default=500)
+    parser.add_argument("--appends", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--json", action="store_true")
