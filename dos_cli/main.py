@@ -20,12 +20,12 @@ from typer.main import get_command, get_group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("dos_server.cli", "Serve the objects kept in a directory."),
-    "store": ("dos_client.cli", "Make a store of several servers, show it, change it, mend it."),
-    "ls": ("dos_client.cli", "List directories, or the objects of one directory."),
-    "get": ("dos_client.cli", "Write an object's durable bytes to standard output."),
-    "append": ("dos_client.cli", "Append a file or standard input to an object."),
-    "stat": ("dos_client.cli", "Show an object's sizes and digest."),
-    "ping": ("dos_client.cli", "Measure the round trip to a server."),
+    "store": ("dos_client.cli.objects", "Make a store of several servers, show it, change it, mend it."),
+    "ls": ("dos_client.cli.objects", "List directories, or the objects of one directory."),
+    "get": ("dos_client.cli.objects", "Write an object's durable bytes to standard output."),
+    "append": ("dos_client.cli.objects", "Append a file or standard input to an object."),
+    "stat": ("dos_client.cli.objects", "Show an object's sizes and digest."),
+    "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
     "journal": ("journal.cli", "Dump or verify a journal."),
 }
 """name -> (module that has it, what `dos --help` says of it)."""

@@ -6,15 +6,12 @@ journals are above.
             writer = claim.open_object("greetings")
             await writer.wait_synced(writer.append(b"hello"))
 
-Pipeline order: `urls` -> `dialling`, `connection` (one session) -> `link`, `catch_up` (one member of a
-claim) -> `claim`, `object_writer` -> `live_store` -> `store`; `founding` and `replacing` make and change
-stores; `blocking` is the same from threads. Reads: `reading` (sessions) -> `asking` (hedged) ->
-`store_reads`, `committed` -> `streaming`, `following`; what they find wrong is in `damage`. What is decided
-is decided in `core`.
+Rooms, lowest first: `core` decides, without doing; `sessions` (one server), `reading` (without a claim:
+hedged, committed, followed), `writing` (a claim, its links and copies), `mending` (comparing and repairing
+copies), `membership` (which servers are the store, and how that changes), `telling` (how things stand, for
+people), `cli`. `store` opens a `live_store`; `blocking` is the same from threads.
 """
 
-from dos_client.claim import Claim
-from dos_client.connection import Connection, open_connection
 from dos_client.errors import (
     BadUrlError,
     LossError,
@@ -24,19 +21,21 @@ from dos_client.errors import (
     ReplacementError,
     StoreNotReadyError,
 )
-from dos_client.filling import ReplaceProgress
-from dos_client.founding import init_store
 from dos_client.live_store import Store
-from dos_client.looking import DirectoryView
-from dos_client.members import MemberStatus
-from dos_client.object_writer import ObjectWriter
-from dos_client.recovering import recover_store
-from dos_client.repairing import Repair, RepairReport, repair_object, repair_store
-from dos_client.replacing import add_member, replace_member
-from dos_client.standing import ClaimStatus
+from dos_client.membership.filling import ReplaceProgress
+from dos_client.membership.founding import init_store
+from dos_client.membership.recovering import recover_store
+from dos_client.membership.replacing import add_member, replace_member
+from dos_client.mending.repairing import Repair, RepairReport, repair_object, repair_store
+from dos_client.mending.verifying import VerifyReport, verify_store
+from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.members import MemberStatus
 from dos_client.store import connect, open_store
+from dos_client.telling.standing import ClaimStatus
 from dos_client.urls import DosUrl, parse_url
-from dos_client.verifying import VerifyReport, verify_store
+from dos_client.writing.claim import Claim
+from dos_client.writing.object_writer import ObjectWriter
 
 __all__ = [
     "BadUrlError",

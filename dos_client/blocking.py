@@ -20,13 +20,13 @@ from typing import Generic, Self, TypeVar, TypeVarTuple
 import trio
 
 from dos_client import store as trio_store
-from dos_client.claim import Claim
 from dos_client.live_store import Store
-from dos_client.looking import DirectoryView
-from dos_client.members import MemberStatus
-from dos_client.object_writer import ObjectWriter
-from dos_client.standing import ClaimStatus
+from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.members import MemberStatus
+from dos_client.telling.standing import ClaimStatus
 from dos_client.urls import DosUrl
+from dos_client.writing.claim import Claim
+from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError, FencedError
 from dos_protocol.store_record import StoreRecord

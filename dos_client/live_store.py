@@ -11,26 +11,26 @@ from typing import Final
 
 import trio
 
-from dos_client.claim import Claim
-from dos_client.committed import Committed
-from dos_client.connection import Connection
 from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
-from dos_client.counts import Counts
-from dos_client.damage import Damage
-from dos_client.discovery import find_membership
 from dos_client.errors import QuorumUnavailableError
-from dos_client.following import follow
 from dos_client.limits import answers_grace_s, look_timeout_s
-from dos_client.looking import DirectoryView, trusted_members, view_of
-from dos_client.members import MemberStatus, Watch
-from dos_client.reading import Readers
-from dos_client.standing import member_in_store
-from dos_client.store_reads import read_any
-from dos_client.streaming import Snapshot, Stream, committed_stream, read_committed
+from dos_client.reading.committed import Committed
+from dos_client.reading.damage import Damage
+from dos_client.reading.following import follow
+from dos_client.reading.sessions import Readers
+from dos_client.reading.store_reads import read_any
+from dos_client.reading.streaming import Snapshot, Stream, committed_stream, read_committed
+from dos_client.sessions.connection import Connection
+from dos_client.sessions.discovery import find_membership
+from dos_client.sessions.looking import DirectoryView, trusted_members, view_of
+from dos_client.sessions.members import MemberStatus, Watch
+from dos_client.telling.counts import Counts
+from dos_client.telling.standing import member_in_store
 from dos_client.urls import DosUrl
+from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID, check_name, id_text

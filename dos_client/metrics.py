@@ -14,8 +14,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_latest, start_http_server
 
-from dos_client.counts import Counts
-from dos_client.members import MemberStatus
+from dos_client.sessions.members import MemberStatus
+from dos_client.telling.counts import Counts
 
 registry: Final = CollectorRegistry()
 

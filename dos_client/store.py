@@ -12,13 +12,13 @@ import trio
 
 from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import Membership
-from dos_client.discovery import Survey, find_membership, probe
 from dos_client.errors import StoreNotReadyError
-from dos_client.founding import init_store
 from dos_client.limits import open_timeout_s
 from dos_client.live_store import Store
-from dos_client.self_repair import mend_by_itself
-from dos_client.standing import observe
+from dos_client.membership.founding import init_store
+from dos_client.mending.self_repair import mend_by_itself
+from dos_client.sessions.discovery import Survey, find_membership, probe
+from dos_client.telling.standing import observe
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID

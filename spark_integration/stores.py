@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from dos_client.discovery import hand_over, probe
+from dos_client.sessions.discovery import hand_over, probe
 from dos_client.store import StoreNotReadyError, init_store, open_store
 from dos_client.urls import parse_url
 from dos_protocol.store_record import Member, StoreRecord

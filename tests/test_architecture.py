@@ -28,6 +28,18 @@ MAY_IMPORT: dict[str, set[str]] = {
 EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 """(package, module): the embedded server is the default store of a local Spark session."""
 
+CLIENT_ROOMS: dict[str, set[str]] = {
+    "core": set(),
+    "sessions": {"core"},
+    "reading": {"core", "sessions"},
+    "telling": {"core", "sessions"},
+    "writing": {"core", "sessions", "reading", "telling"},
+    "mending": {"core", "sessions", "reading"},
+    "membership": {"core", "sessions", "writing", "mending"},
+    "cli": {"core", "sessions", "writing", "mending", "membership"},
+}
+"""room of `dos_client` -> the rooms that it may import, besides itself and the files outside of rooms."""
+
 CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_cli")
 """`./run dos` installs no Spark: these packages work without the extras below."""
 EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil"}
@@ -126,6 +138,30 @@ def test_packages_import_in_one_direction_only() -> None:
                 f"{path.relative_to(ROOT)}:{line} imports {module}; allowed: {sorted(MAY_IMPORT[package])}"
             )
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_rooms_of_the_client_import_in_one_direction_only() -> None:
+    assert set(CLIENT_ROOMS) == {path.parent.name for path in (ROOT / "dos_client").glob("*/__init__.py")}
+    wrong = []
+    for room, allowed in CLIENT_ROOMS.items():
+        for path in sorted((ROOT / "dos_client" / room).glob("*.py")):
+            for line, module in imports_of(path):
+                target = [*module.split("."), ""][1] if module.startswith("dos_client.") else ""
+                if target in CLIENT_ROOMS.keys() - allowed - {room} and line not in typing_only(path):
+                    wrong.append(
+                        f"{path.relative_to(ROOT)}:{line} imports {module}; allowed: {sorted(allowed)}"
+                    )
+    assert not wrong, "\n".join(wrong)
+
+
+def typing_only(path: Path) -> set[int]:
+    """Lines that only a type checker runs."""
+    return {
+        line
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
 
 
 def imports_only(path: Path, line: int, name: str) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from dos_client import Claim, Store, open_store
-from dos_client.connection import open_connection
+from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptError
 from dos_server import embedded

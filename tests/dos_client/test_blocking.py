@@ -8,7 +8,7 @@ import trio
 from dos_client import blocking
 from dos_client.blocking import Portal
 from dos_client.errors import StoreNotReadyError
-from dos_client.founding import init_store
+from dos_client.membership.founding import init_store
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ClosedError, FencedError, NotFoundError
 from tests.dos_client.support import ThreadServer, new_writer, url_of

@@ -15,8 +15,8 @@ import trio
 from typer.testing import CliRunner
 
 from dos_client import open_store
-from dos_client.cli import app
-from dos_client.founding import init_store
+from dos_client.cli.objects import app
+from dos_client.membership.founding import init_store
 from tests.dos_client.support import ThreadServer, new_writer, url_of
 
 
@@ -51,7 +51,7 @@ def refused(code: int, *arguments: str, stdin: bytes = b"") -> str:
 
 @pytest.mark.process
 def test_as_a_program_of_its_own_it_exits_with_words_and_without_a_traceback(alone: ThreadServer) -> None:
-    program = "from dos_client.cli import app; app(prog_name='dos')"
+    program = "from dos_client.cli.objects import app; app(prog_name='dos')"
     good, bad = (
         subprocess.run([sys.executable, "-c", program, "ping", url], capture_output=True, timeout=60)
         for url in (alone.url, "dos://127.0.0.1:1")
@@ -86,7 +86,7 @@ def test_a_store_gives_what_a_quorum_has_and_follows_it(three: list[ThreadServer
     target = f"{url}/notes/x"
     answered("append", target, stdin=b"one, ")
     assert answered("get", target, "--follow", "--max", "3") == b"one"
-    program = [sys.executable, "-c", "from dos_client.cli import app; app(prog_name='dos')"]
+    program = [sys.executable, "-c", "from dos_client.cli.objects import app; app(prog_name='dos')"]
     follower = subprocess.Popen([*program, "get", target, "-f", "--max", "8"], stdout=subprocess.PIPE)
     endless = subprocess.Popen(
         [*program, "get", target, "-f"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

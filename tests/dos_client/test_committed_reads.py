@@ -14,11 +14,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client import connect, init_store, open_store, streaming
+from dos_client import connect, init_store, open_store
 from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
-from dos_client.damage import Wrong
 from dos_client.live_store import Store
+from dos_client.reading import streaming
+from dos_client.reading.damage import Wrong
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes

@@ -4,9 +4,9 @@ import pytest
 import trio
 import trio.testing
 
-from dos_client.connection import open_connection
 from dos_client.core.window import Chunk, append_head
-from dos_client.dialling import dial
+from dos_client.sessions.connection import open_connection
+from dos_client.sessions.dialling import dial
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import (
     BrokenConnectionError,

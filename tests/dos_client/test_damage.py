@@ -7,8 +7,8 @@ import trio
 import trio.testing
 
 from dos_client import init_store, open_store
-from dos_client.damage import Damage, Wrong
 from dos_client.limits import damage_reports_max
+from dos_client.reading.damage import Damage, Wrong
 from tests.dos_client.support import ThreadServer, new_writer, until, url_of
 
 A, B = b"a" * 16, b"b" * 16

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store
-from dos_client.connection import open_connection
 from dos_client.core.claim import ClaimState
 from dos_client.core.window import Chunk, append_head
 from dos_client.limits import waiting_after_s, window_bytes_max
+from dos_client.sessions.connection import open_connection
 from dos_protocol.errors import FencedError
 from tests.dos_client.support import (
     ThreadServer,

@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store
-from dos_client.asking import Answers, Question, ask_members
-from dos_client.connection import Connection
 from dos_client.limits import answers_owed_max, hedge_burst, hedge_share, read_timeout_s
 from dos_client.live_store import Store
+from dos_client.reading.asking import Answers, Question, ask_members
+from dos_client.sessions.connection import Connection
 from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
 from tests.support.proxy import Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401

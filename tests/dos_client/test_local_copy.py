@@ -15,7 +15,7 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
 from dos_client.core.window import Window
 from dos_client.limits import milestone_bytes, window_bytes_max
-from dos_client.target import Target
+from dos_client.writing.target import Target
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import PoisonedError
 from journal.scratch import ScratchCopy
@@ -223,8 +223,8 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
     seed: int,
 ) -> None:
     # EVIDENCE-OF: P-2, P-3, P-10
-    monkeypatch.setattr("dos_client.target.window_bytes_max", 300_000)  # members fall behind at once
-    monkeypatch.setattr("dos_client.target._TRIM_STEP_BYTES", 1)
+    monkeypatch.setattr("dos_client.writing.target.window_bytes_max", 300_000)  # members fall behind at once
+    monkeypatch.setattr("dos_client.writing.target._TRIM_STEP_BYTES", 1)
     chance, path = random.Random(seed), tmp_path / "copy"
     async with proxies(three) as between:
         url = "dos://" + ",".join(proxy.location for proxy in between)
@@ -336,7 +336,7 @@ async def test_the_last_stretch_ends_where_the_memory_begins() -> None:
 
 @pytest.mark.trio
 async def test_a_local_copy_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dos_client.local_copy.local_read_timeout_s", 0.01)
+    monkeypatch.setattr("dos_client.writing.local_copy.local_read_timeout_s", 0.01)
     hang = trio.Event()
 
     class Hanging(Files):

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from dos_client import MemberStatus, metrics
-from dos_client.counts import Counts
+from dos_client.telling.counts import Counts
 
 PAGE = Path(__file__).parent.parent.parent / "docs/metrics.md"
 

@@ -10,11 +10,11 @@ import trio
 from dos_client import LossError, ReplacementError, StoreNotReadyError, init_store, open_store
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE
 from dos_client.core.recovery import era
-from dos_client.discovery import probe
-from dos_client.record_log import read_overrides
-from dos_client.recovering import recover_store
-from dos_client.replacing import add_member, replace_member
-from dos_client.verifying import verify_store
+from dos_client.membership.record_log import read_overrides
+from dos_client.membership.recovering import recover_store
+from dos_client.membership.replacing import add_member, replace_member
+from dos_client.mending.verifying import verify_store
+from dos_client.sessions.discovery import probe
 from dos_protocol.errors import FencedError, NotAMemberError
 from tests.dos_client.support import (
     ThreadServer,
@@ -90,7 +90,7 @@ async def test_of_two_members_one_is_gone_and_a_person_says_so(five: Threads) ->
 
 
 async def _session(server: ThreadServer, store_id: bytes, generation: int) -> None:
-    from dos_client.connection import open_connection
+    from dos_client.sessions.connection import open_connection
 
     async with open_connection(server.location, store_id=store_id, generation=generation):
         pass

@@ -7,8 +7,8 @@ import trio
 import trio.lowlevel
 
 from dos_client import QuorumUnavailableError, init_store, open_store
-from dos_client.repairing import Outcome, RepairReport, repair_object, repair_store
-from dos_client.verifying import verify_store
+from dos_client.mending.repairing import Outcome, RepairReport, repair_object, repair_store
+from dos_client.mending.verifying import verify_store
 from tests.dos_client.support import claimed, content_of, damage, has, off, on, until, url_of
 from tests.dos_client.test_cli import dos
 from tests.dos_client.test_verifying import CONTENT, Threads, behind_the_stores_back, filled, told, verified

@@ -18,7 +18,7 @@ from dos_client import (
 )
 from dos_client.core.quorum import joining_member
 from dos_client.core.replacement import GONE_SUFFIX, begin
-from dos_client.discovery import hand_over
+from dos_client.sessions.discovery import hand_over
 from dos_protocol.errors import DosError, FencedError
 from tests.dos_client.support import (
     ThreadServer,

@@ -13,13 +13,13 @@ import pytest
 import trio
 
 from dos_client import NotEmptyError, init_store
-from dos_client.connection import open_connection
 from dos_client.core.claim import ClaimState
 from dos_client.core.describing import Condition, describe, same_server
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.replacement import begin
-from dos_client.discovery import hand_over
-from dos_client.status import StoreStatus, store_status
+from dos_client.membership.status import StoreStatus, store_status
+from dos_client.sessions.connection import open_connection
+from dos_client.sessions.discovery import hand_over
 from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.records import record, server_id

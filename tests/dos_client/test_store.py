@@ -12,8 +12,8 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.connection import open_connection
 from dos_client.core.claim import ClaimState
+from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BadNameError, ClosedError, FencedError, LocalProtocolError, NotFoundError
 from tests.dos_client.support import ThreadServer, claimed, content_of, has, new_writer, until, url_of

@@ -9,7 +9,7 @@ from dos_client import init_store
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import Window
 from dos_client.limits import journal_lag_bytes_max, window_bytes_max
-from dos_client.target import Target, Waiters
+from dos_client.writing.target import Target, Waiters
 from tests.dos_client.records import record, server_id
 from tests.dos_client.support import ThreadServer, claimed, until, url_of
 

@@ -7,7 +7,7 @@ import trio
 
 from dos_client import QuorumUnavailableError, connect, init_store, open_store
 from dos_client.core.comparing import Verdict
-from dos_client.verifying import VerifyReport, verify_store
+from dos_client.mending.verifying import VerifyReport, verify_store
 from tests.dos_client.support import (
     ThreadServer,
     claimed,

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client import Claim, ObjectWriter, init_store, metrics
-from dos_client.connection import open_connection
 from dos_client.core.claim import ClaimState
 from dos_client.core.standing import Began, Ended, Seen, Waiting, waiting_reason
 from dos_client.limits import journal_lag_bytes_max
+from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import ThreadServer, claimed, has, off, on, until, url_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from dos_client.connection import Connection, open_connection
 from dos_client.core.window import Chunk, append_head
+from dos_client.sessions.connection import Connection, open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError
 from dos_protocol.frames import encode_frame

@@ -1,0 +1,131 @@
+"""`dos get`.
+
+Rules of this file: arguments in, an object's bytes out. What is committed is `committed`'s matter."""
+
+import base64
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from typing import Annotated, Final
+
+import trio
+import typer
+
+from dos_client.cli.progress import Shown
+from dos_client.cli.support import (
+    REFUSED,
+    AsJson,
+    TokenFile,
+    Url,
+    fail,
+    opened,
+    parsed_url,
+    print_json,
+    read_token,
+    run,
+)
+from dos_client.live_store import Store
+from dos_client.urls import DosUrl
+from dos_protocol.limits import payload_bytes_max
+
+_SHOWN_AFTER_S: Final = 2.0
+
+
+def get(
+    url: Url,
+    offset: Annotated[int, typer.Option(min=0, help="First byte.")] = 0,
+    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="At most so many bytes.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as the object grows, for ever; it may come later.")
+    ] = False,
+    any_member: Annotated[
+        bool,
+        typer.Option(
+            "--any-member", help="What one member holds durably, committed or not: to look, not to rely on."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Write an object's bytes to standard output: those that a quorum of the store holds, each checked
+    against its digest. They are never taken back. (Of one server alone: those that are durable on it.)
+
+    With --json: lines with offset, bytes and data (base64).
+
+    Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
+
+    Example: dos get dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003/app.w0000/greetings --follow
+    """
+    parsed = parsed_url(url, needs="object")
+    if follow and any_member:
+        fail("--follow gives committed bytes only: leave out --any-member", REFUSED)
+
+    async def work() -> None:
+        async with opened(parsed, read_token(token_file)) as store:
+            end = None if max_bytes is None else offset + max_bytes
+            pieces = _pieces(store, parsed, offset, end, follow, any_member)
+            with _Progress(offset, wanted=not follow and not as_json) as progress:
+                async with aclosing(pieces):
+                    async for at, data in pieces:
+                        await trio.to_thread.run_sync(_write_json if as_json else _write, at, data)
+                        progress.tell(at + len(data))
+
+    run(work)
+
+
+def _write(_: int, data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def _write_json(at: int, data: bytes) -> None:
+    print_json({"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()})
+
+
+class _Progress(ExitStack):
+    """On standard error, of what takes longer than a moment and does not go to the same terminal."""
+
+    def __init__(self, offset: int, *, wanted: bool) -> None:
+        super().__init__()
+        self._offset = offset
+        self._wanted = wanted and not sys.stdout.isatty()
+        self._since = trio.current_time()
+        self._shown: Shown | None = None
+
+    def tell(self, at: int) -> None:
+        if self._wanted and self._shown is None and trio.current_time() - self._since > _SHOWN_AFTER_S:
+            self._shown = self.enter_context(Shown(quiet=False))
+        if self._shown is not None:
+            self._shown.tell("read", at - self._offset)
+
+
+async def _pieces(
+    store: Store, url: DosUrl, offset: int, end: int | None, follow: bool, any_member: bool
+) -> AsyncGenerator[tuple[int, bytes]]:
+    assert url.directory is not None
+    assert url.object is not None
+    where = (url.directory, url.object, offset)
+    if any_member:
+        stream = _of_any_member(store, *where, end)
+    elif follow:
+        stream = store.follow(*where)
+    else:
+        stream = store.stream(*where, end)
+    async with aclosing(stream):
+        while end is None or offset < end:
+            data = await anext(stream, b"")
+            if not data:
+                return
+            data = data if end is None else data[: end - offset]
+            yield offset, data
+            offset += len(data)
+
+
+async def _of_any_member(
+    store: Store, directory: str, name: str, offset: int, end: int | None
+) -> AsyncGenerator[bytes]:
+    while data := await store.read(
+        directory, name, offset, payload_bytes_max if end is None else min(payload_bytes_max, end - offset)
+    ):
+        yield data
+        offset += len(data)

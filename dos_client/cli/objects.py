@@ -1,0 +1,304 @@
+"""`dos ls`, `append`, `stat`, `ping`; `dos get` from `get`, and `dos store` from `store` and others.
+
+Rules of this file: arguments in, text or JSON out. A URL with one server speaks to that server alone; one
+with several speaks to the store they are. Exit codes are in `support`.
+"""
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import trio
+import typer
+
+from dos_client.cli import mending as cli_mending
+from dos_client.cli import status as cli_status
+from dos_client.cli.get import get
+from dos_client.cli.support import (
+    NEGATIVE,
+    REFUSED,
+    UNREACHABLE,
+    AsJson,
+    TokenFile,
+    Url,
+    fail,
+    fill_help,
+    opened,
+    parsed_url,
+    print_json,
+    read_token,
+    run,
+)
+from dos_client.core.record_log import longest
+from dos_client.live_store import Store
+from dos_client.sessions.connection import open_connection
+from dos_client.urls import DosUrl
+from dos_client.writing.claim import Claim
+from dos_protocol.errors import CorruptError, DosError
+from dos_protocol.limits import digest_block_bytes, id_bytes, payload_bytes_max
+from dos_protocol.names import id_text
+from dos_protocol.vocabulary import ObjectInfo
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
+assert cli_mending.store_app is cli_status.store_app  # each adds its commands to the one group
+app.add_typer(cli_mending.store_app, name="store")
+app.command()(get)
+
+_OURS = b"dos-append"
+"""Writer ids of `dos append` begin so: it may take over from itself without being told to."""
+
+
+@app.command()
+def ls(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+    """List directories, or the objects of one directory with their durable sizes.
+
+    Of several servers all directories are shown, and of each object the longest copy.
+
+    Example: dos ls dos://127.0.0.1/app.w0000
+    """
+    parsed = parsed_url(url)
+
+    async def work() -> list[dict[str, Any]]:
+        async with opened(parsed, read_token(token_file)) as store:
+            if parsed.directory is None:
+                return [{"name": name} for name in await store.list_directories()]
+            view = await store.look(parsed.directory)
+            copies = view.answers
+            names = sorted({name for objects in copies.values() for name in objects})
+            if not names and parsed.directory not in await store.list_directories(parsed.directory):
+                fail(f"no directory {parsed.directory}", NEGATIVE)
+            return [_entry(name, [one[name] for one in copies.values() if name in one]) for name in names]
+
+    rows = run(work)
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        print(f"{row['synced']:>15} {row['name']}" if "synced" in row else row["name"])
+
+
+def _entry(name: str, copies: list[ObjectInfo]) -> dict[str, Any]:
+    best = max(copies, key=lambda info: info.synced)
+    return {"name": name, "synced": best.synced, "digest": f"{best.digest:016x}", "copies": len(copies)}
+
+
+@app.command()
+def append(
+    url: Url,
+    file: Annotated[str, typer.Argument(help="File to append; - is standard input.", metavar="FILE")] = "-",
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="Write although another writer claimed the directory: it is fenced."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Append a file or standard input to an object; done when it is durable, on a quorum if the URL names a
+    store.
+
+    A directory of a store is claimed for it. If a program claimed it before, that program would be fenced:
+    say --take-over if you mean that. One server alone is written without a claim.
+
+    Example: echo hello | dos append dos://127.0.0.1/notes/greetings
+    """
+    parsed = parsed_url(url, needs="object")
+    source: BinaryIO = sys.stdin.buffer if file == "-" else _open_file(file)
+
+    async def work() -> dict[str, Any]:
+        async with opened(parsed, read_token(token_file)) as store:
+            return await _append(store, parsed, source, take_over=take_over)
+
+    with source:
+        result = run(work)
+    if as_json:
+        print_json(result)
+    else:
+        print(f"{result['appended']} bytes appended, {result['size']} durable")
+
+
+def _open_file(name: str) -> BinaryIO:
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        fail(f"cannot read {name}: {error.strerror}", REFUSED)
+
+
+async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: bool) -> dict[str, Any]:
+    assert url.directory is not None
+    assert url.object is not None
+    if store.of_one_server:
+        claim = await store.unclaimed(url.directory)
+    else:
+        claim = await _claim(store, url.directory, take_over=take_over)
+    async with claim:
+        base, digest, tail = await _end_of(store, claim, url.object)
+        writer = claim.resume_object(url.object, base, digest, tail)
+        before = writer.size
+        while data := await trio.to_thread.run_sync(source.read, payload_bytes_max):
+            writer.append(data)
+            await writer.wait_room()
+        await writer.wait_synced(writer.size)
+        return {"appended": writer.size - before, "size": writer.size, "digest": f"{writer.digest:016x}"}
+
+
+async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
+    view = await store.look(directory)
+    foreign = any(epoch and not writer.startswith(_OURS) for epoch, writer in view.epochs.values())
+    if foreign and not take_over:
+        fail(
+            f"{directory} has another writer, which would be fenced: say --take-over if you mean that",
+            REFUSED,
+        )
+    writer_id = _OURS + secrets.token_bytes(id_bytes - len(_OURS))
+    return await store.claim(directory, view.epoch_seen + 1, writer_id)
+
+
+async def _end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, bytes]:
+    """Where an object ends: the last block boundary, the prefix digest there, and what follows it.
+
+    The longest copy is gone on with, if all others are prefixes of it. Which one counts of copies that
+    contradict each other nobody can tell from here (docs/decisions/0014)."""
+    copy = longest(claim.answers, name)
+    if copy is None or not copy[1].synced:
+        return 0, 0, b""
+    member = store.record.member(copy[0])
+    assert member is not None
+    reader = await store.reader(member, claim.directory)
+    for server_id, objects in claim.answers.items():
+        info = objects.get(name)
+        if info is not None and info.synced and (await reader.stat(name, info.synced)).digest != info.digest:
+            other = store.record.member(server_id)
+            raise CorruptError(
+                f"{member.address} and {other.address if other else id_text(server_id)} hold different bytes"
+                f" of {claim.directory}/{name}: nothing was appended",
+                remedy="compare them with `dos get`, one server at a time; replace the member that is wrong",
+                actual=info.synced,
+            )
+    size = copy[1].synced
+    base = size - size % digest_block_bytes
+    digest = (await reader.stat(name, base)).digest if base else 0
+    tail = await reader.get(name, base, size - base) if size > base else b""
+    return base, digest, tail
+
+
+@app.command()
+def stat(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+    """Show a server, a directory, or an object's sizes and digest on every member.
+
+    Example: dos stat dos://127.0.0.1/app.w0000/greetings
+    """
+    parsed = parsed_url(url)
+
+    async def work() -> list[dict[str, Any]]:
+        async with opened(parsed, read_token(token_file)) as store:
+            address = {member.server_id: member.address for member in store.record.members}
+            if parsed.directory is None:
+                await store.ping()
+                return [_server(store, one.address, one.server_id, one.error) for one in store.members()]
+            if parsed.object is None:
+                view = await store.look(parsed.directory)
+                return [
+                    {
+                        "address": address[server_id],
+                        "epoch": epoch,
+                        "writer_id": id_text(writer_id),
+                        "objects": len(view.answers.get(server_id, {})),
+                        "bytes": sum(info.synced for info in view.answers.get(server_id, {}).values()),
+                    }
+                    for server_id, (epoch, writer_id) in view.epochs.items()
+                ]
+            found = await store.stat(parsed.directory, parsed.object)
+            return [
+                {
+                    "address": address[server_id],
+                    "name": result.info.name,
+                    "received": result.info.received,
+                    "synced": result.info.synced,
+                    "digest": f"{result.info.digest:016x}",
+                    "appending": result.info.appending,
+                    "corrupt": result.info.corrupt,
+                    "poisoned": result.info.poisoned,
+                }
+                for server_id, result in found.items()
+            ]
+
+    rows = run(work)
+    if as_json:
+        print_json(rows)
+    for row in rows if not as_json else []:
+        print("  ".join(f"{key}={value}" for key, value in row.items()))
+
+
+def _server(store: Store, address: str, server_id: bytes, error: str) -> dict[str, Any]:
+    record = store.server_record if store.of_one_server else store.record
+    return {
+        "address": address,
+        "server_id": id_text(server_id),
+        "store_id": id_text(record.store_id) if record is not None else None,
+        "generation": record.generation if record is not None else 0,
+        "problem": error,
+    }
+
+
+@app.command()
+def ping(
+    url: Url,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="Round trips to each server.")] = 3,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Measure the round trip to each server of the URL.
+
+    Exit code 1 when some do not answer, 3 when none does.
+
+    Example: dos ping dos://127.0.0.1
+    """
+    parsed = parsed_url(url)
+    token = read_token(token_file)
+    rows: list[dict[str, Any]] = []
+
+    async def one(address: str) -> None:
+        try:
+            async with open_connection(address, token=token, client="dos ping") as connection:
+                times = [await connection.ping() for _ in range(count)]
+        except DosError as error:
+            rows.append({"address": address, "error": str(error.args[0])})
+        else:
+            milliseconds = [1_000 * seconds for seconds in times]
+            rows.append(
+                {
+                    "address": address,
+                    "server_id": id_text(connection.server_id),
+                    "count": count,
+                    "min_ms": min(milliseconds),
+                    "mean_ms": sum(milliseconds) / count,
+                    "max_ms": max(milliseconds),
+                }
+            )
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            for address in parsed.servers:
+                nursery.start_soon(one, address)
+
+    run(work)
+    rows.sort(key=lambda row: parsed.servers.index(row["address"]))
+    if as_json:
+        print_json(rows)
+    for row in rows if not as_json else []:
+        print(
+            f"{row['address']}: {row['error']}"
+            if "error" in row
+            else f"{row['address']}: {row['min_ms']:.2f} / {row['mean_ms']:.2f} / {row['max_ms']:.2f} ms"
+            " (least / mean / most)"
+        )
+    failed = sum("error" in row for row in rows)
+    if failed:
+        raise typer.Exit(UNREACHABLE if failed == len(rows) else NEGATIVE)
+
+
+for _group in (app, cli_mending.store_app):
+    fill_help(_group)

@@ -1,0 +1,160 @@
+"""`dos store status`.
+
+Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+"""
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from dos_client.cli.store import StoreUrl, record_json, store_app
+from dos_client.cli.support import (
+    NEGATIVE,
+    UNREACHABLE,
+    AsJson,
+    TokenFile,
+    count_text,
+    print_json,
+    read_token,
+    run,
+)
+from dos_client.core.describing import MemberView
+from dos_client.core.override_log import Override
+from dos_client.membership.status import Holding, StoreStatus, store_status
+from dos_client.urls import parse_url
+from dos_protocol.names import id_text
+
+__all__ = ["store_app"]
+
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Do not look through the directories: no lag, no damage, in no time.")
+]
+Log = Annotated[
+    bool, typer.Option("--log", help="Show what people forced on the store, and when (--other-is-gone, ...).")
+]
+
+
+@store_app.command()
+def status(
+    url: StoreUrl,
+    quick: Quick = False,
+    log: Log = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Show the store that the servers of the URL belong to, and how each member is.
+
+    A member counts when it stands at its address as itself, with the record in use. "behind" is what the
+    longest copies have and it has not: while writers are at work, that moves. Exit code 0 when all members
+    are there, 1 when some are not, 3 when too few are to go on.
+
+    Example: dos store status dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --log
+    """
+
+    async def work() -> StoreStatus:
+        return await store_status(parse_url(url).servers, holdings=not quick, token=read_token(token_file))
+
+    found = run(work)
+    if as_json:
+        print_json(status_json(found))
+    elif found.record is None:
+        for line in ["no store record is confirmed", *found.problems]:
+            print(f"dos: {line}", file=sys.stderr)
+    else:
+        _print_status(found, log=log)
+    if not found.usable:
+        raise typer.Exit(UNREACHABLE)
+    if not all(one.there for one in found.members):
+        raise typer.Exit(NEGATIVE)
+
+
+def status_json(found: StoreStatus) -> dict[str, Any]:
+    """A status for programs."""
+    if found.record is None:
+        return {"store": None, "usable": False, "problems": found.problems}
+    members = [
+        _member_json(one, row, found.holdings.get(one.member.server_id))
+        for one, row in zip(found.members, record_json(found.record)["members"], strict=True)
+    ]
+    return {
+        "store": {**record_json(found.record), "members": members},
+        "usable": found.usable,
+        "bytes": found.total_bytes if found.holdings else None,
+        "filling": _filling_json(found),
+        "problems": found.problems,
+        "overrides": None if found.overrides is None else [asdict(one) for one in found.overrides],
+    }
+
+
+def _filling_json(found: StoreStatus) -> dict[str, Any] | None:
+    if found.filling is None:
+        return None
+    member, done = found.filling
+    return {
+        "address": member.address,
+        "state": member.state,
+        "bytes_done": done,
+        "bytes_total": found.total_bytes,
+    }
+
+
+def _member_json(view: MemberView, row: dict[str, Any], holding: Holding | None) -> dict[str, Any]:
+    return {
+        **row,
+        "present": view.there,
+        "counts": view.counts,
+        "condition": view.condition.name.lower(),
+        "detail": view.detail,
+        "generation": view.generation,
+        "bytes": holding.bytes if holding is not None else None,
+        "objects": holding.objects if holding is not None else None,
+        "lag_bytes": holding.lag_bytes if holding is not None else None,
+        "damaged": holding.damaged if holding is not None else None,
+    }
+
+
+def _print_status(found: StoreStatus, *, log: bool) -> None:
+    record = found.record
+    assert record is not None
+    print(
+        f"store {id_text(record.store_id)}, generation {record.generation}, acknowledged by"
+        f" {record.ack_quorum} of {len(record.voters)}: {'usable' if found.usable else 'too few members'}"
+    )
+    for view in found.members:
+        there = f"generation {view.generation}" if view.there else view.condition.value
+        print(
+            f"  {view.member.address:<24} {view.member.state:<8} {there:<14} {id_text(view.member.server_id)}"
+            f"{_holding_text(found.holdings.get(view.member.server_id))}"
+        )
+        if view.detail:
+            print(f"    {view.detail}")
+    for line in found.problems:
+        print(f"  {line}")
+    overrides = found.overrides or []
+    if log:
+        for one in overrides:
+            _print_override(one)
+        if not overrides:
+            print("  nothing was ever forced on this store")
+    elif overrides:
+        print(f"  {len({one.generation for one in overrides})} times something was forced on it: see --log")
+
+
+def _holding_text(holding: Holding | None) -> str:
+    if holding is None:
+        return ""
+    behind = f", {count_text(holding.lag_bytes)} behind" if holding.lag_bytes else ""
+    damaged = f", {len(holding.damaged)} damaged" if holding.damaged else ""
+    return f"  {count_text(holding.bytes)} in {holding.objects} objects{behind}{damaged}"
+
+
+def _print_override(one: Override) -> None:
+    done = "finished" if one.finished else "begun"
+    print(
+        f"  {one.at} {one.by}: --{one.what}, {done}: generation {one.generation_before} to {one.generation}"
+    )
+    print(f"    went on with {', '.join(one.kept)}; without {', '.join(one.lost)}")
+    for line in one.details:
+        print(f"    {line}")

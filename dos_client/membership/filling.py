@@ -1,0 +1,306 @@
+"""Filling the member that joins, and proving that it is filled.
+
+Rules of this file: everything that F old members hold, and the claims they hold, on the joining member;
+nothing is written anywhere else. What it rests on: docs/decisions/0010.
+
+Each directory is looked at once, on F members that have the new generation; the longest copy of each object
+there is *wanted*. A live writer fills its own directory; a directory without one is filled here. Here
+means: in a session that claims the directory on the joining member, on that member alone, with the epoch
+and writer id that the old members hold. So the claim itself is carried over (else a fenced writer could
+gain a quorum with the new member: P-4), and a writer that is alive after all takes its directory back by
+claiming again. Only bytes of old members are ever appended, each behind the digest of what is before it.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from dos_client.core.backoff import backoff_s
+from dos_client.core.claim import climb
+from dos_client.core.record_log import longest
+from dos_client.core.window import Chunk, append_head
+from dos_client.errors import ReplacementError
+from dos_client.limits import (
+    catch_up_chunk_bytes,
+    fill_directories_max,
+    fill_in_flight_bytes_max,
+    fill_stall_s,
+)
+from dos_client.live_store import Store
+from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.looking import DirectoryView
+from dos_client.writing.catch_up import fold_at
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, NotFoundError, RefusedError
+from dos_protocol.names import NO_ID
+from dos_protocol.store_record import Member
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, Watermark
+
+log: Final = logging.getLogger("dos.client")
+
+
+@dataclass(slots=True)
+class ReplaceProgress:
+    """How far a replacement is. `phase`: joining, filling, finishing, done. Bytes are of all directories
+    known so far."""
+
+    phase: str = "joining"
+    directories: int = 0
+    directories_done: int = 0
+    bytes_total: int = 0
+    bytes_done: int = 0
+
+
+Progress = Callable[[ReplaceProgress], None]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One directory: what the joining member must hold. `sources`: who has the longest copy of each
+    object."""
+
+    directory: str
+    epoch: int
+    writer_id: bytes
+    objects: dict[str, ObjectInfo] = field(default_factory=dict)
+    sources: dict[str, Member] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(info.synced for info in self.objects.values())
+
+    @property
+    def done(self) -> int:
+        return sum(min(self.there.get(name, 0), info.synced) for name, info in self.objects.items())
+
+
+class Filling:
+    """See the module. One run fills one joining member."""
+
+    def __init__(
+        self,
+        store: Store,
+        joining: Member,
+        tell: Callable[[int, int, int, int], None],
+        check: Callable[[], None],
+    ) -> None:
+        """`check` raises when this run is no longer the one to do it."""
+        self._store = store
+        self._generation = store.record.generation
+        self._check = check
+        self._joining = joining
+        self._tell = tell
+        self._wanted: list[Wanted] = []
+        self._finished = 0
+        self._directories = 0
+
+    async def run(self) -> None:
+        """Until the joining member holds everything. Raises ReplacementError when it cannot."""
+        names = await self._store.list_directories()
+        self._directories = len(names)
+        limiter = trio.CapacityLimiter(fill_directories_max)
+        failure: list[DosError] = []
+
+        async def one(name: str) -> None:
+            try:
+                async with limiter:
+                    await self._directory(name)
+            except DosError as error:
+                failure.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(one, name)
+        if failure:
+            raise failure[0]
+
+    async def _directory(self, name: str) -> None:
+        wanted = await self._look(name)
+        self._wanted.append(wanted)
+        attempt, last = 0, (-1, trio.current_time())
+        while True:
+            self._still_ours()
+            try:
+                missing, live = await self._missing(wanted)
+                self._count()
+                if not missing and wanted.epoch <= live.epoch:
+                    break
+                if wanted.done != last[0]:
+                    last = (wanted.done, trio.current_time())
+                claimed = live.epoch > 0 and live.epoch >= wanted.epoch
+                if claimed and trio.current_time() - last[1] < fill_stall_s:
+                    await trio.sleep(fill_stall_s / 5)  # a writer is filling it, or has just begun
+                    continue
+                await self._fill(wanted, missing, live)
+                attempt = 0
+            except (BrokenConnectionError, FencedError) as error:
+                log.info("filling %s: %s", name, error)
+                attempt += 1
+                last = (wanted.done, trio.current_time())
+                await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+        self._finished += 1
+        self._count()
+
+    def _still_ours(self) -> None:
+        self._check()
+        if self._store.record.generation != self._generation:
+            raise ReplacementError(
+                f"generation {self._store.record.generation} came while {self._generation} was being filled",
+                remedy="look at `dos store status`: another replacement was begun",
+            )
+
+    async def _look(self, name: str) -> Wanted:
+        view = await self._store.look(name)
+        epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
+        wanted = Wanted(name, epoch, writer_id)
+        for object_name in sorted({one for objects in view.answers.values() for one in objects}):
+            copy = longest(view.answers, object_name)
+            assert copy is not None
+            source = self._store.record.member(copy[0])
+            assert source is not None
+            wanted.objects[object_name], wanted.sources[object_name] = copy[1], source
+            await self._compare_copies(view, wanted, object_name)
+        return wanted
+
+    async def _compare_copies(self, view: DirectoryView, wanted: Wanted, name: str) -> None:
+        """Every shorter copy must be a prefix of the longest: else which one counts is a person's
+        question."""
+        for server_id, objects in view.answers.items():
+            info = objects.get(name)
+            if info is None or not info.synced or server_id == wanted.sources[name].server_id:
+                continue
+            source = await self._reader(wanted, name)
+            if (await source.stat(name, info.synced)).digest != info.digest:
+                raise ReplacementError(
+                    f"{wanted.directory}/{name} has different contents on {wanted.sources[name].address} and"
+                    f" {server_id.hex()}: which one counts is not known here"
+                )
+
+    async def _reader(self, wanted: Wanted, name: str) -> Connection:
+        return await self._store.reader(wanted.sources[name], wanted.directory)
+
+    async def _missing(self, wanted: Wanted) -> tuple[list[str], DirectoryOpened]:
+        """The objects that the joining member lacks, wholly or in part; and the claim it holds."""
+        opened = await self._store.reopened(self._joining, wanted.directory)
+        there = {info.name: info for info in opened.entries}
+        missing = []
+        for name, info in wanted.objects.items():
+            copy = there.get(name, ObjectInfo(name))
+            wanted.there[name] = copy.synced
+            if copy.corrupt or copy.poisoned:
+                raise ReplacementError(f"the new server's disk failed on {wanted.directory}/{name}")
+            if copy.synced < info.synced:
+                missing.append(name)
+            elif await self._digest_there(wanted.directory, copy, info.synced) != info.digest:
+                raise ReplacementError(
+                    f"{wanted.directory}/{name} has another content on the new server",
+                    remedy="stop it, empty its data directory, start it, and name it again as the new server",
+                )
+        return missing, opened
+
+    async def _digest_there(self, directory: str, copy: ObjectInfo, size: int) -> int:
+        if copy.synced == size:
+            return copy.digest
+        connection = await self._store.reader(self._joining, directory)
+        return (await connection.stat(copy.name, size)).digest if size else 0
+
+    def _count(self) -> None:
+        self._tell(
+            self._directories,
+            self._finished,
+            sum(one.total for one in self._wanted),
+            sum(one.done for one in self._wanted),
+        )
+
+    async def _fill(self, wanted: Wanted, missing: list[str], live: DirectoryOpened) -> None:
+        """Hold the directory on the joining member with the newest claim known, and append what is
+        missing."""
+        epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
+        async with open_connection(
+            self._joining.address,
+            token=self._store.token,
+            store_id=self._store.record.store_id,
+            generation=self._store.record.generation,
+            client=self._store.client,
+        ) as connection:
+            opened = await self._enter(connection, wanted.directory, epoch, writer_id, live.epoch)
+            sizes = {info.name: info.synced for info in opened.entries}
+            for name in missing:
+                copy = _Copy(connection, wanted, name, sizes.get(name, 0), self._count)
+                await copy.run(await self._reader(wanted, name))
+
+    async def _enter(
+        self, connection: Connection, directory: str, epoch: int, writer_id: bytes, held: int
+    ) -> DirectoryOpened:
+        if not epoch:
+            return await connection.open_directory(directory)
+        for step in climb(held, epoch):
+            opened = await connection.claim(directory, step, writer_id)
+        return opened
+
+
+class _Copy:
+    """One object on its way to the joining member."""
+
+    def __init__(
+        self, connection: Connection, wanted: Wanted, name: str, size: int, count: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        self._name = name
+        self._sent = size
+        self._synced = size
+        self._moved = trio.Event()
+        self._count = count
+        connection.on_watermark = self._watermark
+        connection.on_append_refused = self._refused
+
+    def _watermark(self, mark: Watermark) -> None:
+        if mark.name == self._name:
+            self._synced = max(self._synced, mark.synced)
+            self._wanted.there[self._name] = self._synced
+            self._moved.set()
+
+    def _refused(self, tag: int, error: RefusedError) -> None:
+        del tag
+        self._connection.fail(error)
+
+    async def run(self, source: Connection) -> None:
+        goal = self._wanted.objects[self._name].synced
+        fold = await fold_at(source, self._name, self._sent)
+        while self._synced < goal:
+            if self._sent < goal and self._sent - self._synced < fill_in_flight_bytes_max:
+                await self._send_chunk(source, fold, goal)
+            else:
+                await self._progress()
+
+    async def _send_chunk(self, source: Connection, fold: PrefixDigest, goal: int) -> None:
+        data = await source.get(self._name, self._sent, min(catch_up_chunk_bytes, goal - self._sent))
+        if not data:
+            raise NotFoundError(f"{source.address} has no bytes of {self._name} at {self._sent} any more")
+        chunk = Chunk(self._sent, fold.value, data)
+        fold.update(data)
+        self._connection.post(append_head(self._name, 1, chunk), data)
+        self._sent = chunk.end
+        self._count()
+
+    async def _progress(self) -> None:
+        """Wait for a watermark, or raise why there will be none."""
+        self._moved = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def broken() -> None:
+                await self._connection.wait_broken()
+                self._moved.set()
+
+            nursery.start_soon(broken)
+            await self._moved.wait()
+            nursery.cancel_scope.cancel()
+        if self._connection.failure is not None:
+            raise self._connection.failure

@@ -1,0 +1,125 @@
+"""Making a store of servers that are in none.
+
+Rules of this file: the first record. Later ones are `replacing`'s.
+
+A store is made once, of servers that all answer and are all empty. Every record names its members by
+identity, so a making that died half-way is finished by whoever comes next: the servers that have the record
+name the others.
+"""
+
+import secrets
+
+import trio
+
+from dos_client.errors import NotEmptyError, StoreNotReadyError
+from dos_client.sessions.connection import open_connection
+from dos_client.sessions.discovery import find_membership, hand_over, survey
+from dos_client.urls import DosUrl, parse_url
+from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.limits import id_bytes
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
+
+
+async def init_store(
+    url: str | DosUrl, *, ack_quorum: int | None = None, token: bytes = b"", client: str = ""
+) -> StoreRecord:
+    """Make the servers of the URL a store; returns its record, of generation 1 if made now.
+
+    When they already are exactly this store, nothing is changed. Raises StoreNotReadyError (NotEmptyError),
+    naming what of which server is in the way: it does not answer, is in another store, holds objects, or is
+    named twice. Then nothing was written, unless the text says that some servers took the record; doing it
+    again finishes that."""
+    parsed = parse_url(url)
+    membership, seen = await find_membership(parsed.servers, token=token, client=client)
+    if seen.errors:
+        raise StoreNotReadyError("all servers must answer to make a store", seen.problems(membership))
+    ids = [answer.server_id for answer in seen.answers if answer.address in parsed.servers]
+    if len(set(ids)) != len(parsed.servers):
+        twice = [one.address for one in seen.answers if ids.count(one.server_id) > 1]
+        raise NotEmptyError(f"one server is named twice: {', '.join(twice)}")
+    record = membership.record
+    if record is not None:
+        return _exactly(record, set(ids), ack_quorum, parsed)
+    in_stores = [
+        f"{answer.address} is in store {id_text(answer.record.store_id)}"
+        for answer in seen.answers
+        if answer.record
+    ]
+    if in_stores:
+        raise NotEmptyError("servers are in stores already", in_stores)
+    members = tuple(
+        Member(next(a.server_id for a in seen.answers if a.address == address), address)
+        for address in parsed.servers
+    )
+    await _all_empty(members, token, client)
+    record = StoreRecord(secrets.token_bytes(id_bytes), 1, _quorum(ack_quorum, len(members)), members)
+    return await _hand_to_all(record, token, client)
+
+
+def _quorum(asked: int | None, members: int) -> int:
+    quorum = default_ack_quorum(members) if asked is None else asked
+    if not 1 <= quorum <= members:
+        raise LocalProtocolError(f"an ack quorum is 1 to the number of servers, {members}: {quorum}")
+    return quorum
+
+
+def _exactly(record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: DosUrl) -> StoreRecord:
+    if {member.server_id for member in record.members} != ids:
+        raise NotEmptyError(
+            f"the servers are in store {id_text(record.store_id)} with other members than {url}",
+            [f"{member.address} is {member.state}" for member in record.members],
+            remedy="name all its members, or replace one with `dos store replace`",
+        )
+    if ack_quorum is not None and ack_quorum != record.ack_quorum:
+        raise NotEmptyError(
+            f"the servers are a store already, with an ack quorum of {record.ack_quorum}, not {ack_quorum}"
+        )
+    return record
+
+
+async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> None:
+    full: list[str] = []
+
+    async def look(member: Member) -> None:
+        try:
+            async with open_connection(member.address, token=token, client=client) as connection:
+                found = await connection.list_names()
+        except DosError as error:
+            full.append(f"{member.address}: {error}")
+        else:
+            if found.entries:
+                full.append(f"{member.address} holds the directory {found.entries[0].name}")
+
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(look, member)
+    if full:
+        raise NotEmptyError(
+            "a store is made of empty servers", sorted(full), remedy="start them on empty data directories"
+        )
+
+
+async def _hand_to_all(record: StoreRecord, token: bytes, client: str) -> StoreRecord:
+    failed: list[str] = []
+
+    async def give(member: Member) -> None:
+        try:
+            await hand_over(member.address, record, token=token, client=client)
+        except DosError as error:
+            failed.append(f"{member.address}: {error}")
+
+    async with trio.open_nursery() as nursery:
+        for member in record.members:
+            nursery.start_soon(give, member)
+    if failed:
+        raise StoreNotReadyError(
+            f"{len(record.members) - len(failed)} of {len(record.members)} servers took the record",
+            sorted(failed),
+            remedy="run the same command again: it goes on from here",
+        )
+    seen = await survey((member.address for member in record.members), token=token, client=client)
+    strange = [answer.address for answer in seen.answers if answer.record != record]
+    if strange or seen.errors:
+        raise StoreNotReadyError("servers changed while the store was made", [*strange, *seen.errors])
+    return record

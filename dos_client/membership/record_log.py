@@ -1,0 +1,116 @@
+"""Deciding store records: the log of `core.record_log` on a claim of the store.
+
+Rules of this file: take the log over, append, wait for the quorum. What is decided, `core.replacement` says.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from dos_client.core import override_log, record_log
+from dos_client.core.backoff import backoff_s
+from dos_client.limits import take_over_attempts_max
+from dos_client.live_store import Store
+from dos_client.writing.claim import Claim
+from dos_client.writing.object_writer import ObjectWriter
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import FencedError
+from dos_protocol.limits import id_bytes
+from dos_protocol.store_record import StoreRecord
+
+
+class RecordLog:
+    """The log, taken over. `last`: the newest record decided or in use."""
+
+    def __init__(self, claim: Claim, writer: ObjectWriter, last: StoreRecord) -> None:
+        self.last = last
+        self._claim = claim
+        self._writer = writer
+        self._overrides: ObjectWriter | None = None
+
+    def check(self) -> None:
+        """Raise FencedError if another run has taken the log over: this one is over then."""
+        self._claim.check()
+
+    async def decide(self, record: StoreRecord) -> None:
+        """Make the record the one of its generation. Raises FencedError when another run has taken the log
+        over."""
+        if record.generation != self.last.generation + 1:
+            raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
+        await self._writer.wait_synced(self._writer.append(record_log.encode_entry(record)))
+        self.last = record
+
+    async def note(self, entry: override_log.Override) -> None:
+        """Write down what a person forced, on a quorum. Raises as `decide`."""
+        if self._overrides is None:
+            self._overrides = self._claim.open_object(override_log.object_name(self._claim.epoch))
+        await self._overrides.wait_synced(self._overrides.append(override_log.encode(entry)))
+
+
+async def read_overrides(store: Store) -> list[override_log.Override]:
+    """What people forced on the store, oldest first. Raises QuorumUnavailableError."""
+    view = await store.look(record_log.DIRECTORY)
+    found: list[override_log.Override] = []
+    for name in override_log.names(view.answers):
+        copy = record_log.longest(view.answers, name)
+        if copy is not None and copy[1].synced:
+            found += override_log.decode(await store.read(record_log.DIRECTORY, name, 0, copy[1].synced))
+    return found
+
+
+@asynccontextmanager
+async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
+    """Take the log over: from then on no other run decides anything.
+
+    Raises QuorumUnavailableError when too few members are there, FencedError when others keep coming in
+    between."""
+    claim, log = await _take_over(store)
+    async with claim:
+        yield log
+
+
+async def _take_over(store: Store) -> tuple[Claim, RecordLog]:
+    """Superseded before the start is acknowledged: wait a random, doubling time and begin again (R17)."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await _take_over_once(store)
+        except FencedError:
+            if attempt == take_over_attempts_max:
+                raise
+            await trio.sleep(backoff_s(attempt, store.chance.random()))
+
+
+async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
+    view = await store.look(record_log.DIRECTORY)
+    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, secrets.token_bytes(id_bytes))
+    try:
+        last = record_log.last_of(await _settle_all(claim), store.record)
+        writer = claim.open_object(record_log.object_name(claim.epoch))
+        await writer.wait_synced(writer.append(record_log.encode_entry(last)))
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await claim.aclose()
+        raise
+    return claim, RecordLog(claim, writer, last)
+
+
+async def _settle_all(claim: Claim) -> list[StoreRecord]:
+    """Put every object of the log on a quorum (R7); returns the entries of the head (R5).
+
+    Objects below the head are settled too, so that a member that joins has them all: they are small, and
+    few."""
+    head: list[StoreRecord] = []
+    for name in record_log.names_newest_first(claim.answers):
+        copy = record_log.longest(claim.answers, name)
+        if copy is None or not copy[1].synced:
+            continue
+        member, info = copy
+        data = await claim.read(name, 0, info.synced, member)
+        entries, whole = record_log.decode_entries(data)
+        await claim.settle(name, whole, prefix_digest(data[:whole]))
+        head = head or entries
+    return head

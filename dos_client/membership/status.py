@@ -1,0 +1,106 @@
+"""What there is to say of a store: its record, how each member is, how far behind, what was forced on it.
+
+Rules of this file: look and gather. How a member is called, `core.describing` says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dos_client.core.describing import MemberView, describe, same_server
+from dos_client.core.override_log import Override
+from dos_client.core.quorum import Quorums, filled_member
+from dos_client.membership.record_log import read_overrides
+from dos_client.mending.walking import open_walk
+from dos_client.sessions.discovery import find_membership
+from dos_client.store import open_store
+from dos_protocol.errors import DosError
+from dos_protocol.store_record import Member, StoreRecord
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one member has. `lag_bytes`: what the longest sound copies have beyond its own; `damaged`: objects
+    that its server does not vouch for, as directory/object."""
+
+    bytes: int = 0
+    objects: int = 0
+    lag_bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StoreStatus:
+    """`record`: None when none is confirmed; then only `problems` is filled. `holdings`: by server id, of
+    members that were looked through, empty when nobody asked. `total_bytes`: of the longest sound copies."""
+
+    record: StoreRecord | None
+    members: list[MemberView] = field(default_factory=list)
+    usable: bool = False
+    problems: list[str] = field(default_factory=list)
+    holdings: dict[bytes, Holding] = field(default_factory=dict)
+    total_bytes: int = 0
+    overrides: list[Override] | None = None
+
+    @property
+    def filling(self) -> tuple[Member, int] | None:
+        """The member that joins or is being added, and the bytes it has of `total_bytes`; None without one,
+        or when nobody looked."""
+        member = filled_member(self.record) if self.record is not None else None
+        if member is None or member.server_id not in self.holdings:
+            return None
+        return member, self.total_bytes - self.holdings[member.server_id].lag_bytes
+
+
+async def store_status(
+    servers: Sequence[str], *, holdings: bool = True, token: bytes = b"", client: str = "dos store status"
+) -> StoreStatus:
+    """Ask the servers, and the members that they name. `holdings`: look through all directories, too."""
+    membership, seen = await find_membership(servers, token=token, client=client)
+    problems, twice = seen.problems(membership), same_server(seen.answers)
+    record = membership.record
+    if record is None:
+        return StoreStatus(None, problems=[*problems, *twice])
+    members = describe(record, seen.answers, seen.errors)
+    described = {member.address for member in record.members}
+    problems = [line for line in problems if line.split(" ")[0].rstrip(":") not in described]
+    present = [one.member.server_id for one in members if one.there]
+    status = StoreStatus(record, members, Quorums(record).can_take_over(present), [*problems, *twice])
+    if status.usable:
+        try:
+            await _look_inside(status, servers, holdings=holdings, token=token, client=client)
+        except DosError as error:
+            status.problems.append(str(error.args[0]))
+    if status.filling is not None:
+        member, done = status.filling
+        text = f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are there"
+        status.problems.append(text)
+    damaged = sum(len(one.damaged) for one in status.holdings.values())
+    if damaged:
+        status.problems.append(f"{damaged} copies are damaged: mend them with `dos store repair`")
+    return status
+
+
+async def _look_inside(
+    status: StoreStatus, servers: Sequence[str], *, holdings: bool, token: bytes, client: str
+) -> None:
+    url = f"dos://{','.join(servers)}"
+    async with open_store(url, token=token, client=client) as store:
+        status.overrides = await read_overrides(store)
+        if not holdings:
+            return
+        async with open_walk(store) as walk:
+            status.holdings = {one: Holding() for one in walk.sessions}
+            for directory in await walk.directories():
+                await walk.enter(directory)
+                for name in walk.names():
+                    infos = walk.infos(name)
+                    sizes = [info.synced for info in infos.values() if info is not None and not info.corrupt]
+                    longest = max(sizes, default=0)
+                    status.total_bytes += longest
+                    for server_id, info in infos.items():
+                        holding = status.holdings.setdefault(server_id, Holding())
+                        size = info.synced if info is not None else 0
+                        holding.bytes += size
+                        holding.objects += info is not None
+                        holding.lag_bytes += max(0, longest - size)
+                        if info is not None and info.corrupt:
+                            holding.damaged.append(f"{directory}/{name}")

@@ -1,0 +1,299 @@
+"""What the survivors of a store have, the record that is forced on them, and making what is left usable.
+
+Rules of this file: what is asked of the survivors, and done to them. The order of the steps is `recovering`'s
+and `replacing`'s; which record is forced, `core.recovery`'s; what all that risks, docs/decisions/0013.
+"""
+
+import getpass
+import logging
+import secrets
+import socket
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+import trio
+
+from dos_client.core.backoff import backoff_s
+from dos_client.core.comparing import Copy, Verdict, copy_of, judge
+from dos_client.core.mending import Mend, plan
+from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, Override, is_finished
+from dos_client.core.quorum import Quorums, filled_member
+from dos_client.core.record_log import DIRECTORY
+from dos_client.core.recovery import Standing, era, standing
+from dos_client.errors import ReplacementError, StoreNotReadyError
+from dos_client.limits import fill_directories_max, install_timeout_s
+from dos_client.live_store import Store
+from dos_client.membership.record_log import read_overrides
+from dos_client.mending.repairing import bring
+from dos_client.mending.walking import Walk, open_walk
+from dos_client.sessions.connection import open_connection
+from dos_client.sessions.discovery import Survey, find_membership, hand_over
+from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
+from dos_protocol.limits import epoch_jump_max, id_bytes, u64_max
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.vocabulary import ObjectInfo
+
+log: Final = logging.getLogger("dos.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the survivors have of one directory."""
+
+    directory: str
+    epoch: int
+    objects: int
+    bytes: int
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Loss:
+    """What is missing, and what may be lost. `present`, `lost`: members as "address (identity)"; `why`: by
+    address, what was heard instead. `known`: all that is left, by directory."""
+
+    record: StoreRecord
+    present: list[str]
+    lost: list[str]
+    why: dict[str, str]
+    known: list[Known] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        record = self.record
+        f = Quorums(record).claims_needed
+        return [
+            (
+                f"store {id_text(record.store_id)}, generation {record.generation}: {f} of"
+                f" {len(record.voters)} members are needed, {len(self.present)} are there"
+            ),
+            *(f"  there:   {one}" for one in self.present),
+            *(f"  missing: {one}: {self.why.get(one.split(' ')[0], 'not seen')}" for one in self.lost),
+            "every byte that was acknowledged by the missing members alone may be lost; what is left:",
+            *(
+                f"  {one.directory}: {one.objects} objects, {one.bytes} bytes, epoch {one.epoch}"
+                + (f"; damaged: {', '.join(one.damaged)}" if one.damaged else "")
+                for one in self.known
+            ),
+            *([] if self.known else ["  no directory"]),
+        ]
+
+
+async def look_around(servers: Iterable[str], *, token: bytes, client: str) -> tuple[Standing | None, Survey]:
+    """Who is left of the store that the servers belong to."""
+    membership, seen = await find_membership(servers, token=token, client=client)
+    return standing(membership, seen.answers), seen
+
+
+def need_store(now: Standing | None, seen: Survey) -> Standing:
+    """The standing, or StoreNotReadyError: nobody shows a record, or it is not known which store is meant."""
+    stores: dict[bytes, list[str]] = {}
+    for answer in seen.answers:
+        if answer.record is not None:
+            stores.setdefault(answer.record.store_id, []).append(answer.address)
+    if now is None and len(stores) > 1:
+        raise StoreNotReadyError(
+            f"the servers belong to {len(stores)} stores",
+            [f"{', '.join(addresses)}: {id_text(one)}" for one, addresses in stores.items()],
+            remedy="name servers of one store only",
+        )
+    if now is None or not now.present:
+        raise StoreNotReadyError(
+            "no member of a store answers, so there is nothing to go on with",
+            [f"{address}: {error}" for address, error in seen.errors.items()],
+            remedy="start one of its servers, with the data directory it had",
+        )
+    return now
+
+
+def named(members: Iterable[Member]) -> list[str]:
+    """Members for people and for the log."""
+    return [f"{one.address} ({id_text(one.server_id)})" for one in members]
+
+
+async def what_is_left(now: Standing, seen: Survey, *, token: bytes, client: str) -> Loss:
+    """What the survivors have; asked of each alone, because they are too few to speak for the store."""
+    found: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
+    for member in now.present:
+        try:
+            async with open_connection(member.address, token=token, client=client) as connection:
+                for entry in await connection.list_all():
+                    opened = await connection.open_directory(entry.name)
+                    found.setdefault(entry.name, []).append((opened.epoch, opened.entries))
+        except DosError as error:
+            log.warning("%s: %s", member.address, error)
+    known = [
+        Known(
+            name,
+            max(epoch for epoch, _ in copies),
+            len({info.name for _, entries in copies for info in entries}),
+            max(sum(info.synced for info in entries) for _, entries in copies),
+            tuple(sorted({info.name for _, entries in copies for info in entries if info.corrupt})),
+        )
+        for name, copies in sorted(found.items())
+        if name != DIRECTORY
+    ]
+    why = {member.address: _why(member, seen) for member in now.lost}
+    return Loss(now.record, named(now.present), named(now.lost), why, known)
+
+
+def _why(member: Member, seen: Survey) -> str:
+    if member.address in seen.errors:
+        return seen.errors[member.address]
+    for answer in seen.answers:
+        if answer.address == member.address:
+            what = "belongs to another store" if answer.record is not None else "is empty: wiped, or new"
+            return f"another server stands there (server id {id_text(answer.server_id)}), which {what}"
+    return "gave no answer"
+
+
+async def force(record: StoreRecord, seen: Survey, *, token: bytes, client: str) -> None:
+    """Give a forced record to its members until it counts, then to the servers of the store it leaves out.
+
+    Raises ReplacementError when the members do not take it in time: the same command may be given again."""
+    log.warning(
+        "forcing generation %d of store %s on %s",
+        record.generation, id_text(record.store_id), ", ".join(one.address for one in record.members),
+    )  # fmt: skip
+    addresses = [member.address for member in record.members]
+    errors: dict[str, str] = {}
+    with trio.move_on_after(install_timeout_s):
+        for attempt in range(1, 1 << 20):
+            for address in addresses:
+                try:
+                    await hand_over(address, record, token=token, client=client)
+                    errors.pop(address, None)
+                except DosError as error:
+                    errors[address] = str(error.args[0])
+            membership, _ = await find_membership(addresses, token=token, client=client)
+            if membership.record == record:
+                await _tell_the_others(record, seen, token=token, client=client)
+                return
+            await trio.sleep(backoff_s(attempt, 1.0))
+    raise ReplacementError(
+        f"generation {record.generation} is not confirmed: {'; '.join(errors.values()) or 'too few took it'}",
+        remedy="run the same command again",
+    )
+
+
+async def _tell_the_others(record: StoreRecord, seen: Survey, *, token: bytes, client: str) -> None:
+    for answer in seen.answers:
+        if answer.record is None or answer.record.store_id != record.store_id:
+            continue
+        if record.member(answer.server_id) is None:
+            try:
+                await hand_over(answer.address, record, token=token, client=client)
+            except DosError as error:
+                log.info("%s was not told that it is out: %s", answer.address, error)
+
+
+def entry(
+    what: str, record: StoreRecord, now: Standing, *, finished: bool = False, details: Sequence[str] = ()
+) -> Override:
+    """The entry about what was forced just now."""
+    return Override(
+        what,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        f"{getpass.getuser()}@{socket.gethostname()}",
+        record.generation,
+        now.record.generation,
+        named(now.present),
+        named(now.lost),
+        finished,
+        list(details),
+    )
+
+
+async def cut_damage(store: Store) -> list[str]:
+    """Damaged copies that nobody can mend any more become what is good of them. Returns one line for each."""
+    done: list[str] = []
+    async with open_walk(store) as walk:
+        for directory in await walk.directories():
+            await walk.enter(directory)
+            for name in walk.names():
+                done += await _settle_object(walk, directory, name)
+    return done
+
+
+async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
+    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each."""
+    done: list[str] = []
+    limiter = trio.CapacityLimiter(fill_directories_max)
+
+    async def jump(name: str) -> None:
+        async with limiter:
+            seen = (await store.look(name)).epoch_seen
+            async with await store.claim(name, seen + epoch_jump_max, secrets.token_bytes(id_bytes)) as claim:
+                done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
+
+    async with trio.open_nursery() as nursery:
+        for name in await store.list_directories():
+            if name != DIRECTORY and (directories is None or name in directories):
+                nursery.start_soon(jump, name)
+    return sorted(done)
+
+
+async def _settle_object(walk: Walk, directory: str, name: str) -> list[str]:
+    done: list[str] = []
+    for server_id in [one for one, info in walk.infos(name).items() if info is not None and info.corrupt]:
+        copies, digests = await walk.compared(name, walk.infos(name))
+        todo = plan(server_id, copies, digests, Quorums(walk.record))
+        if not isinstance(todo, Mend):
+            todo = await _best_left(walk, name, copies[server_id])
+        elif judge(copies, digests).verdicts[server_id] is Verdict.DAMAGED:
+            todo = Mend(todo.old, todo.goal, todo.sources, overwrite=True)
+        try:
+            await bring(walk, name, server_id, todo)
+        except CorruptError:  # now its server knows where: what is below that is the best there is
+            await walk.enter(directory)
+            todo = await _best_left(walk, name, copy_of(walk.infos(name)[server_id]))
+            await bring(walk, name, server_id, todo)
+        await walk.enter(directory)
+        address = walk.member(server_id).address
+        done.append(f"{directory}/{name} on {address}: was damaged, now {todo.goal.size} bytes")
+    return done
+
+
+async def _best_left(walk: Walk, name: str, old: Copy) -> Mend:
+    """The longest that any survivor has of it in good bytes: of sound copies all, of damaged ones what is
+    below the damage."""
+    best = Mend(old, Copy(0, 0), (), overwrite=True)
+    for one, info in walk.infos(name).items():
+        if info is None:
+            continue
+        goal = Copy(info.synced, info.digest) if not info.corrupt else await _good_part(walk, one, name)
+        if goal.size > best.goal.size:
+            best = Mend(old, goal, (one,), overwrite=True)
+    return best
+
+
+async def _good_part(walk: Walk, server_id: bytes, name: str) -> Copy:
+    session = walk.session(server_id)
+    try:
+        await session.get(name, u64_max, 1)
+    except (CorruptError, PastEndError) as error:
+        size = error.actual
+    except NotFoundError:
+        size = 0
+    while size:
+        try:
+            return Copy(size, (await session.stat(name, size)).digest)
+        except CorruptError as error:
+            size = error.actual if error.actual < size else 0
+    return Copy(0, 0)
+
+
+async def unfinished(store: Store) -> Override | None:
+    """What was forced on this store and not brought to its end, if anything."""
+    if era(store.record.generation) == 0:
+        return None
+    entries = await read_overrides(store)
+    last = max(entries, key=lambda one: one.generation, default=None)
+    if last is None or era(last.generation) < era(store.record.generation):
+        being_added = filled_member(store.record) is not None
+        what = OTHER_IS_GONE if being_added else ACCEPT_LOSS  # it died before it had written down which
+        return Override(what, "", "", store.record.generation, 0)
+    return None if is_finished(entries, last.generation) else last

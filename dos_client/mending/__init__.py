@@ -1,0 +1,1 @@
+"""Comparing copies by digest, and replacing bad ones."""

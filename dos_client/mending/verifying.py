@@ -1,0 +1,202 @@
+"""Comparing every object on all members of a store.
+
+Rules of this file: look, compare, report. It claims and changes nothing; writers go on meanwhile. What a
+copy is, `core.comparing` says.
+
+Digests are compared, not bytes: what each server says of its copy, and the prefix digests at the sizes of
+the shorter ones. A server checks the bytes behind a digest when it reads them, and not for a digest: so rot
+below what was last written is only found by reading it, which `read` asks for.
+
+A copy may lag because a writer is at work this very moment. So a directory in which one does is looked at a
+second time: where something moved meanwhile, or is being appended, a lag is only a lag."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from dos_client.core.comparing import Copies, Copy, Judgement, Verdict, judge
+from dos_client.core.quorum import Quorums
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import verify_pause_s
+from dos_client.live_store import Store
+from dos_client.mending.walking import Walk, open_walk
+from dos_protocol.errors import DosError
+from dos_protocol.names import check_name
+from dos_protocol.vocabulary import ObjectInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One copy that is not equal to the reference. `live`: it lags behind a writer that is at work, or on a
+    member that is still being filled: no difference. `expected_*`: of the reference; -1 where nothing says
+    which copy is right."""
+
+    directory: str
+    name: str
+    address: str
+    server_id: bytes
+    verdict: Verdict
+    size: int
+    digest: int
+    expected_size: int
+    expected_digest: int
+    live: bool
+
+    @property
+    def behind_bytes(self) -> int:
+        return max(0, self.expected_size - self.size)
+
+
+@dataclass(slots=True)
+class VerifyProgress:
+    """How far it is."""
+
+    directories: int = 0
+    directories_done: int = 0
+    objects_done: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was compared and found. `away`: by address, why a member was not compared."""
+
+    directories: int = 0
+    objects: int = 0
+    bytes_compared: int = 0
+    members: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    away: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def differences(self) -> list[Finding]:
+        """The findings that are no lag."""
+        return [one for one in self.findings if not one.live]
+
+
+Tell = Callable[[VerifyProgress], None]
+
+
+async def verify_store(
+    store: Store, directories: Iterable[str] = (), *, read: bool = False, tell: Tell | None = None
+) -> VerifyReport:
+    """Compare all objects of the directories, or of all directories, on all members that answer.
+
+    Raises QuorumUnavailableError when fewer than F members answer."""
+    wanted = [check_name(one) for one in directories]
+    report, progress = VerifyReport(members=len(store.record.members)), VerifyProgress()
+    async with open_walk(store) as walk:
+        names = wanted or await walk.directories()
+        progress.directories = len(names)
+        for name in names:
+            need_quorum(walk, f"compare {name}")
+            await _Directory(walk, name, report, progress, tell).run(read=read)
+            progress.directories_done += 1
+            if tell is not None:
+                tell(progress)
+        need_quorum(walk, "compare the copies")
+        report.directories = len(names)
+        report.away = dict(walk.errors)
+    return report
+
+
+def need_quorum(walk: Walk, what: str) -> None:
+    """Raise QuorumUnavailableError unless F members are in the walk."""
+    quorums = Quorums(walk.record)
+    if not quorums.can_take_over(walk.sessions):
+        raise QuorumUnavailableError(
+            f"{quorums.claims_needed} members are needed to {what}, {len(walk.sessions)} answered",
+            [f"{address}: {error}" for address, error in walk.errors.items()],
+        )
+
+
+class _Directory:
+    """One directory."""
+
+    def __init__(
+        self, walk: Walk, name: str, report: VerifyReport, progress: VerifyProgress, tell: Tell | None
+    ) -> None:
+        self._walk = walk
+        self._name = name
+        self._report = report
+        self._progress = progress
+        self._tell = tell
+
+    async def run(self, *, read: bool) -> None:
+        walk = self._walk
+        await walk.enter(self._name)
+        first = {name: walk.infos(name) for name in walk.names()}
+        if any(uneven(infos) for infos in first.values()):
+            await trio.sleep(verify_pause_s)
+            await walk.enter(self._name)
+        for name in walk.names():
+            infos = walk.infos(name)
+            copies, judgement = await self._judge(name, infos, read=read)
+            moving = appending(infos) or any(
+                name in first and moved(first[name].get(one), info) for one, info in infos.items()
+            )
+            self._count(name, copies, judgement, moving=moving)
+
+    async def _judge(
+        self, name: str, infos: dict[bytes, ObjectInfo | None], *, read: bool
+    ) -> tuple[Copies, Judgement]:
+        copies, digests = await self._walk.compared(name, infos)
+        if read:
+            copies = {one: await self._read(name, one, copy) for one, copy in copies.items()}
+        return copies, judge(copies, digests)
+
+    async def _read(self, name: str, server_id: bytes, copy: Copy) -> Copy:
+        if copy.damaged:
+            return copy
+        try:
+            good = await self._walk.read_through(name, server_id, copy, self._was_read)
+        except DosError as error:
+            self._walk.lose(server_id, error)
+            return copy
+        return copy if good else Copy(copy.size, copy.digest, damaged=True)
+
+    def _was_read(self, count: int) -> None:
+        self._progress.bytes_read += count
+        if self._tell is not None:
+            self._tell(self._progress)
+
+    def _count(self, name: str, copies: Copies, judgement: Judgement, *, moving: bool) -> None:
+        report, reference = self._report, judgement.reference
+        report.objects += 1
+        self._progress.objects_done += 1
+        report.bytes_compared += sum(copy.size for copy in copies.values())
+        for server_id, verdict in judgement.verdicts.items():
+            if verdict is Verdict.EQUAL:
+                continue
+            member, copy = self._walk.member(server_id), copies[server_id]
+            lags = verdict in (Verdict.BEHIND, Verdict.MISSING)
+            report.findings.append(
+                Finding(
+                    self._name,
+                    name,
+                    member.address,
+                    server_id,
+                    verdict,
+                    copy.size,
+                    copy.digest,
+                    -1 if reference is None else reference.size,
+                    -1 if reference is None else reference.digest,
+                    live=lags and (moving or member.state != "in"),
+                )
+            )
+
+
+def appending(infos: dict[bytes, ObjectInfo | None]) -> bool:
+    """Whether a member says that somebody appends to it."""
+    return any(info is not None and info.appending for info in infos.values())
+
+
+def uneven(infos: dict[bytes, ObjectInfo | None]) -> bool:
+    """Whether the members have different sizes of it."""
+    return len({info.synced if info is not None else 0 for info in infos.values()}) > 1
+
+
+def moved(before: ObjectInfo | None, after: ObjectInfo | None) -> bool:
+    """Whether a copy grew between two looks."""
+    return (before.synced if before is not None else 0) != (after.synced if after is not None else 0)

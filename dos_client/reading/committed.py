@@ -1,0 +1,277 @@
+"""Bytes of one object that a quorum holds, checked against what the quorum says they are.
+
+Rules of this file: nothing leaves it that is not on Qa members with one prefix digest (`core.agreement`), and
+whose own prefix digest, folded here, is that one. Bytes come from any member, hedged; who gives others than
+the quorum's is noted, and read from no more. Pieces of different members cannot make a history that nobody
+wrote: each is checked as the continuation of the one before.
+
+What it costs: for each piece, 1 MiB as a rule, Qa members are asked for a digest (each reads an extent or two
+for it), beside the read and not after it. To begin in the middle, the digest of the block boundary below is
+asked for first, and up to 64 KiB more are read.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from dos_client.core.agreement import Agreement, Reach, agree, reach, reading_quorums
+from dos_client.core.quorum import Quorums
+from dos_client.errors import QuorumUnavailableError
+from dos_client.reading.asking import Answers, Question, ask_members
+from dos_client.reading.damage import Wrong
+from dos_client.reading.sessions import read_one
+from dos_client.sessions.connection import Connection
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import CorruptError, DosError
+from dos_protocol.limits import digest_block_bytes
+from dos_protocol.names import check_name
+from dos_protocol.store_record import Member
+from dos_protocol.vocabulary import StatResult
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+T = TypeVar("T")
+Other = TypeVar("Other")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes from `start`, as one member gave them, and the prefix digest that a quorum gives at their end."""
+
+    start: int
+    data: bytes
+    digest: int
+    server_id: bytes
+
+
+class Committed:
+    """One object as a quorum holds it. Nothing is kept between calls; any number may run at once.
+
+    All methods raise QuorumUnavailableError when too few members answer now: trying again may help."""
+
+    def __init__(self, store: "Store", directory: str, name: str) -> None:
+        self.directory = check_name(directory)
+        self.name = check_name(name)
+        self._store = store
+
+    def __str__(self) -> str:
+        return f"{self.directory}/{self.name}"
+
+    async def reach(self) -> Reach:
+        """How far it goes now. Raises NotFoundError when F members say that it is not there."""
+        quorums, ack_quorum = reading_quorums(self._store.record), self._store.record.ack_quorum
+
+        def known(answers: Answers[StatResult]) -> tuple[Reach, set[bytes]]:
+            sizes = {server_id: one.info.synced for server_id, one in answers.given.items()}
+            damaged = {one for one, found in answers.given.items() if found.info.corrupt}
+            sound = {*answers.given, *answers.without} - damaged
+            return reach(quorums, ack_quorum, sizes, sound), sound
+
+        def judge(answers: Answers[StatResult]) -> tuple[int, bool]:
+            found, sound = known(answers)
+            return 0 if found.sure else 1, quorums.can_take_over(sound)
+
+        async def ask(connection: Connection) -> StatResult:
+            return await connection.stat(self.name)
+
+        answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.claims_needed)
+        for server_id, result in answers.given.items():
+            self._note_marks(server_id, result)
+        found, sound = known(answers)
+        if not quorums.can_take_over(sound):
+            raise self._too_few(quorums, answers, "to say how far it goes", len(sound))
+        if not answers.given:
+            raise answers.error()
+        return found
+
+    async def begin(self, offset: int) -> PrefixDigest:
+        """The fold of everything below the block in which `offset` is, as a quorum has it. Raises
+        PastEndError."""
+        base = offset - offset % digest_block_bytes
+        if base == 0:
+            return PrefixDigest()
+        agreement, answers = await self._agreement(base)
+        if agreement.digest is not None:
+            return PrefixDigest(base, agreement.digest)
+        quorums = reading_quorums(self._store.record)
+        if quorums.can_take_over(answers.without) and not answers.given:
+            raise answers.error()
+        raise self._no_agreement(quorums, agreement, answers, base)
+
+    async def piece(self, fold: PrefixDigest, end: int) -> tuple[Piece, PrefixDigest]:
+        """The bytes from where `fold` ends up to `end`, or as far below as a quorum agrees; and the fold
+        with them. At least one byte.
+
+        Raises CorruptError when members contradict each other and no quorum settles it, or none of those
+        there gives the bytes that the quorum has."""
+        while True:
+            piece = await self.fetch(fold.size, end)
+            after = self.check(fold, piece)
+            if after is not None:
+                return piece, after
+
+    def check(self, fold: PrefixDigest, piece: Piece) -> PrefixDigest | None:
+        """The fold with the piece, or None if these are not the quorum's bytes: then it is noted who gave
+        them."""
+        after = fold.copy()
+        after.update(piece.data)
+        if after.value == piece.digest:
+            return after
+        self._note(piece.server_id, piece.start, Wrong.DIFFERENT)
+        return None
+
+    async def fetch(self, start: int, end: int) -> Piece:
+        """As `piece`, not checked yet: bytes, and the digest they must have."""
+        (found, (data, server_id)) = await _both(
+            lambda: self._agreed(start, end), lambda: self._bytes(start, end)
+        )
+        agreed_end, digest = found
+        return Piece(start, data[: agreed_end - start], digest, server_id)
+
+    async def _bytes(self, start: int, end: int) -> tuple[bytes, bytes]:
+        """Bytes, and who gave them."""
+        wanted = end - start
+
+        async def ask(connection: Connection) -> bytes:
+            return await read_one(connection, self.name, start, wanted)
+
+        def judge(answers: Answers[bytes]) -> tuple[int, bool]:
+            return 0 if any(len(data) == wanted for data in answers.given.values()) else 1, False
+
+        answers = await self._ask(wanted, ask, judge, self._store.record.voters)
+        for server_id, data in answers.given.items():
+            if len(data) == wanted:
+                return data, server_id
+        refusals = list(answers.failed.values())
+        if refusals and all(isinstance(one, CorruptError) for one in refusals):
+            raise CorruptError(
+                f"no member gives the bytes from {start} to {end} of {self} that a quorum has: "
+                + "; ".join(str(one.args[0]) for one in refusals),
+                actual=start,
+            )
+        raise QuorumUnavailableError(
+            f"no member that is there now has the bytes from {start} to {end} of {self}",
+            [str(one.args[0]) for one in refusals],
+        )
+
+    async def _agreed(self, start: int, end: int) -> tuple[int, int]:
+        """The largest size up to `end`, above `start`, at which a quorum agrees, and the digest there."""
+        agreement, answers = await self._agreement(end, start)
+        if agreement.digest is not None:
+            return end, agreement.digest
+        found: tuple[int, int] | None = None
+        low, high = start, end
+        if agreement.disputed or answers.without or _damaged(answers):
+            while high - low > 1:  # agreement at a size is agreement at every smaller one
+                middle = (low + high) // 2
+                smaller, _ = await self._agreement(middle, start)
+                if smaller.digest is None:
+                    high = middle
+                else:
+                    low, found = middle, (middle, smaller.digest)
+        if found is None:
+            raise self._no_agreement(reading_quorums(self._store.record), agreement, answers, end)
+        return found
+
+    async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, Answers[StatResult]]:
+        """What members say about the prefix of that size. Those that contradict a quorum are noted, as
+        wrong from `start` on, below which they were right."""
+        quorums = reading_quorums(self._store.record)
+
+        async def ask(connection: Connection) -> StatResult:
+            return await connection.stat(self.name, size)
+
+        def found(answers: Answers[StatResult]) -> Agreement:
+            return agree(quorums, {server_id: one.digest for server_id, one in answers.given.items()})
+
+        def judge(answers: Answers[StatResult]) -> tuple[int, bool]:
+            return found(answers).lacking, False
+
+        answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.lacking(()))
+        agreement = found(answers)
+        for server_id in agreement.against:
+            self._note(server_id, start, Wrong.DIFFERENT)
+        return agreement, answers
+
+    def _no_agreement(
+        self, quorums: Quorums, agreement: Agreement, answers: Answers[StatResult], size: int
+    ) -> DosError:
+        if agreement.disputed:
+            said = [f"{self._address(one)} says {found.digest:016x}" for one, found in answers.given.items()]
+            return CorruptError(
+                f"members hold different bytes of {self} below {size}, and no {quorums.ack_quorum} of them"
+                f" the same: {', '.join(sorted(said))}",
+                remedy="bring back the members that are away, or compare the copies with `dos store verify`",
+                actual=size,
+            )
+        return self._too_few(quorums, answers, f"to agree on its first {size} bytes", len(answers.given))
+
+    def _too_few(
+        self, quorums: Quorums, answers: Answers[StatResult], what: str, count: int
+    ) -> QuorumUnavailableError:
+        needed = quorums.ack_quorum if answers.given else quorums.claims_needed
+        return QuorumUnavailableError(
+            f"{needed} members are needed {what}: {self}; {count} answered",
+            [str(one.args[0]) for one in (*answers.failed.values(), *answers.without.values())],
+        )
+
+    async def _ask(
+        self,
+        size: int,
+        ask: Callable[[Connection], Awaitable[T]],
+        judge: Callable[[Answers[T]], tuple[int, bool]],
+        members: Sequence[Member],
+        lacking: int = 1,
+    ) -> Answers[T]:
+        question = Question(self.directory, self.name, size, ask, judge, lacking)
+        return await ask_members(self._store, [members], question)
+
+    def _members(self, quorums: Quorums) -> list[Member]:
+        """Everyone whose word counts in some set."""
+        return [one for one in self._store.record.members if one.server_id in quorums.members]
+
+    def _address(self, server_id: bytes) -> str:
+        member = self._store.record.member(server_id)
+        return member.address if member is not None else server_id.hex()
+
+    def _note(self, server_id: bytes, offset: int, why: Wrong) -> None:
+        self._store.damage.note(server_id, self.directory, self.name, offset, why)
+
+    def _note_marks(self, server_id: bytes, result: StatResult) -> None:
+        if self._store.damage.avoid(server_id, self.directory, self.name):
+            return
+        if result.info.poisoned:
+            self._note(server_id, result.info.synced, Wrong.POISONED)
+        elif result.info.corrupt:
+            self._note(server_id, 0, Wrong.DAMAGED)
+
+
+def _damaged(answers: Answers[StatResult]) -> bool:
+    return any(isinstance(error, CorruptError) for error in answers.failed.values())
+
+
+async def _both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[Other]]) -> tuple[T, Other]:
+    """Both at once. The first error ends the other, and leaves as it is, not in a group."""
+    errors: list[DosError] = []
+    results: list[Other] = []
+
+    async def beside() -> None:
+        try:
+            results.append(await second())
+        except DosError as error:
+            errors.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside)
+        try:
+            result = await first()
+        except DosError as error:
+            errors.append(error)
+            nursery.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+    return result, results[0]

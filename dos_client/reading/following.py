@@ -1,0 +1,137 @@
+"""Following an object as it grows: its committed bytes as they become so, for ever.
+
+Rules of this file: who has how much, as members tell it. Every member is asked to say when it has more (GET
+that waits); when Qa of them have, the bytes are read and checked as for any other reader. A member that
+dies is asked again until it is back; what the follower was given so far is known by size and digest, so
+nothing is given twice and nothing left out, whoever dies.
+
+Members are asked only about what the follower does not have yet: a slow follower costs them nothing.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from dos_client.core.agreement import reading_quorums
+from dos_client.core.backoff import backoff_s
+from dos_client.limits import follow_pause_s, follow_wait_ms
+from dos_client.reading.committed import Committed
+from dos_client.reading.damage import Wrong
+from dos_client.reading.streaming import committed_stream
+from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
+from dos_protocol.store_record import Member
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+
+async def follow(store: "Store", directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
+    """See `Store.follow`."""
+    committed = Committed(store, directory, name)
+    with store.readers.hold(directory), _Sizes(store, committed) as sizes:
+        stream = committed_stream(store, committed, sizes, offset, for_ever=True)
+        async with aclosing(stream):
+            async for data in stream:
+                yield data
+
+
+class _Sizes:
+    """What each member has of the object, watched for as long as this is entered. An `Extent` without end.
+
+    Invariants: `_sizes` holds what members told in the record in use; nobody is asked while its size is
+    above `_position`."""
+
+    def __init__(self, store: "Store", committed: Committed) -> None:
+        self._store = store
+        self._committed = committed
+        self._record = store.record
+        self._sizes: dict[bytes, int] = {}
+        self._position = 0
+        self._grown = trio.Event()
+        self._wanted = trio.Event()
+        self._scope = trio.CancelScope()
+
+    async def beyond(self, size: int) -> int:
+        """As `Extent`: waits for as long as it takes."""
+        if size > self._position:
+            self._position = size
+            self._wanted.set()
+            self._wanted = trio.Event()
+        while True:
+            if self._store.record != self._record:
+                self._end()
+                self._begin()  # what was told by another record does not count in this one
+            held = reading_quorums(self._record).watermark(self._sizes)
+            if held > size:
+                return held
+            with trio.move_on_after(1.0):  # a new record wakes nobody here
+                await self._grown.wait()
+
+    def _begin(self) -> None:
+        self._record = self._store.record
+        self._sizes = {}
+        self._scope = trio.CancelScope()
+        self._store.start(partial(self._watch_all, self._scope, self._sizes))
+
+    def _end(self) -> None:
+        self._scope.cancel()
+
+    async def _watch_all(self, scope: trio.CancelScope, sizes: dict[bytes, int]) -> None:
+        """All members of one record, until this is left or another record counts."""
+        members = reading_quorums(self._record).members
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for member in self._record.members:
+                    if member.server_id in members:
+                        nursery.start_soon(self._watch, member, sizes)
+
+    async def _watch(self, member: Member, sizes: dict[bytes, int]) -> None:
+        attempt = 0
+        while True:
+            while sizes.get(member.server_id, 0) > self._position:
+                await self._wanted.wait()
+            try:
+                grew = await self._ask(member, sizes)
+                attempt = 0
+                if not grew:
+                    await trio.sleep(follow_pause_s)
+            except DosError:
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, self._store.chance.random()))
+
+    async def _ask(self, member: Member, sizes: dict[bytes, int]) -> bool:
+        """Ask one member for its size, when it is more than what is known. True if it is."""
+        known = sizes.get(member.server_id, self._position)
+        connection = await self._store.reader(member, self._committed.directory)
+        try:
+            data = await connection.get_data(self._committed.name, known, 1, follow_wait_ms)
+        except PastEndError as error:
+            size = error.actual
+        except NotFoundError:
+            size = 0
+        except CorruptError as error:
+            size = error.actual
+            where = (self._committed.directory, self._committed.name)
+            self._store.damage.note(member.server_id, *where, size, Wrong.DAMAGED)
+        else:
+            size = data.synced
+        before = sizes.get(member.server_id)
+        sizes[member.server_id] = size
+        if before is None or size > before:
+            self._grown.set()
+            self._grown = trio.Event()
+            return True
+        return False
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()

@@ -1,0 +1,157 @@
+"""Reading from members: sessions without a claim, kept as long as they are used.
+
+Rules of this file: one member at a time. Which members are worth asking, and in what order, `asking` knows.
+"""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dos_client.limits import read_bytes_max, reader_sessions_max
+from dos_client.sessions.connection import Connection, open_connection
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    DosError,
+    RemoteProtocolError,
+    StaleGenerationError,
+)
+from dos_protocol.limits import payload_bytes_max
+from dos_protocol.store_record import Member
+from dos_protocol.vocabulary import DirectoryOpened
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+log: Final = logging.getLogger("dos.client")
+
+
+async def read_one(connection: Connection, name: str, offset: int, max_bytes: int) -> bytes:
+    """Durable bytes from one member, short only at its synced end. Raises what `Connection.get` raises."""
+    wanted = min(max_bytes, read_bytes_max)
+    parts: list[bytes] = []
+    while wanted > 0:
+        part = await connection.get(name, offset, min(wanted, payload_bytes_max))
+        parts.append(part)
+        if not part:
+            break
+        offset += len(part)
+        wanted -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class ReaderSession:
+    """A session in one directory of one member, without a claim. One task of the store keeps it."""
+
+    def __init__(self, store: "Store", member: Member, directory: str) -> None:
+        self.member = member
+        self.scope = trio.CancelScope()
+        self._store = store
+        self._directory = directory
+        self._connection: Connection | None = None
+        self._opened: DirectoryOpened | None = None
+        self._error: DosError | None = None
+        self._ready = trio.Event()
+
+    @property
+    def over(self) -> bool:
+        return self._error is not None
+
+    @property
+    def owed(self) -> int:
+        """See `Connection.owed`."""
+        return 0 if self._connection is None else self._connection.owed
+
+    async def run(self) -> None:
+        """Until it breaks, or the pool has no more use for it."""
+        store = self._store
+        try:
+            with self.scope:
+                async with open_connection(
+                    self.member.address,
+                    token=store.token,
+                    store_id=store.record.store_id,
+                    generation=store.record.generation,
+                    client=store.client,
+                ) as connection:
+                    if connection.server_id != self.member.server_id:
+                        raise RemoteProtocolError(
+                            f"{self.member.address} is another server than the record names"
+                        )
+                    self._opened = await connection.open_directory(self._directory)
+                    self._connection = connection
+                    self._ready.set()
+                    raise await connection.wait_broken()
+        except StaleGenerationError as error:
+            store.reread_membership()
+            self._error = error
+        except DosError as error:
+            self._error = error
+        finally:
+            self._connection = None
+            self._error = self._error or BrokenConnectionError(
+                f"the session with {self.member.address} ended"
+            )
+            self._ready.set()
+
+    async def connection(self) -> Connection:
+        """The live session. Raises why there is none."""
+        await self._ready.wait()
+        if self._connection is None:
+            assert self._error is not None
+            raise BrokenConnectionError(str(self._error.args[0])) from self._error
+        return self._connection
+
+    async def opened(self) -> DirectoryOpened:
+        """The directory as it is now: the answer to a fresh CWD."""
+        connection = await self.connection()
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            return opened
+        return await connection.open_directory(self._directory)
+
+
+class Readers:
+    """The reader sessions of a store. Those in directories that are held stay; of the others the least
+    recently used end when there are too many."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self._sessions: OrderedDict[tuple[bytes, str], ReaderSession] = OrderedDict()
+        self._held: Counter[str] = Counter()
+
+    def session(self, member: Member, directory: str) -> ReaderSession:
+        """The session for that member and directory, begun now if there is none."""
+        key = (member.server_id, directory)
+        session = self._sessions.get(key)
+        if session is None or session.over:
+            session = self._sessions[key] = ReaderSession(self._store, member, directory)
+            self._store.start(session.run)
+        self._sessions.move_to_end(key)
+        free = [key for key in self._sessions if not self._held[key[1]]]
+        for oldest in free[: max(len(free) - reader_sessions_max, 0)]:
+            self._sessions.pop(oldest).scope.cancel()
+        return session
+
+    @contextmanager
+    def hold(self, directory: str) -> Iterator[None]:
+        """Keep the sessions in that directory meanwhile, however many others there are."""
+        self._held[directory] += 1
+        try:
+            yield
+        finally:
+            self._held -= Counter([directory])  # which drops what nobody holds any more
+
+    def owed(self, member: Member, directory: str) -> int:
+        """Answers that the session still owes to nobody in particular."""
+        session = self._sessions.get((member.server_id, directory))
+        return 0 if session is None else session.owed
+
+    def end_all(self) -> None:
+        """Another record counts: all sessions are made anew when needed."""
+        for session in self._sessions.values():
+            session.scope.cancel()
+        self._sessions.clear()

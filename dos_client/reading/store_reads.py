@@ -1,0 +1,95 @@
+"""What is asked of a store's members without a claim: bytes, and sizes.
+
+Rules of this file: one question, hedged, to the members that could answer it; and patience while members are
+away. `read` gives bytes that are durable on the member that answered; what a quorum holds is `committed`'s
+matter. All bytes of one `read` are of one member, so histories are never spliced.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import trio
+
+from dos_client.core.agreement import reading_quorums
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import read_bytes_max, read_timeout_s
+from dos_client.reading.asking import Answers, Question, Sessions, ask_members
+from dos_client.reading.sessions import read_one
+from dos_client.sessions.connection import Connection
+from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError
+from dos_protocol.names import check_name
+from dos_protocol.store_record import Member
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+T = TypeVar("T")
+_AGAIN_S: Final = 0.1
+
+
+async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
+    """Try again for some seconds while members cannot be reached, or `for_ever`. Raises what the last
+    attempt raised."""
+    patience = trio.current_time() + read_timeout_s
+    while True:
+        try:
+            return await attempt()
+        except (QuorumUnavailableError, BrokenConnectionError):
+            if not for_ever and trio.current_time() > patience:
+                raise
+        await store.wait_moved(_AGAIN_S)
+
+
+async def read_any(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+    """Durable bytes of the first good member; see `Store.read`."""
+    check_name(directory)
+    wanted = min(max_bytes, read_bytes_max)
+    if wanted <= 0:
+        return b""
+
+    async def once() -> bytes:
+        return await _read_once(store, directory, name, offset, wanted)
+
+    return await patiently(store, once)
+
+
+async def _read_once(store: "Store", directory: str, name: str, offset: int, wanted: int) -> bytes:
+    answers = await ask_for_bytes(store, [store.record.voters], directory, name, offset, wanted)
+    data = bytes_of(answers)
+    if data is not None:
+        return data
+    error, quorums = answers.error(), reading_quorums(store.record)
+    if isinstance(error, NotFoundError | PastEndError) and not quorums.can_take_over(answers.without):
+        raise QuorumUnavailableError(
+            f"{error.args[0]}; but {quorums.claims_needed} members must say so",
+            [str(one.args[0]) for one in answers.failed.values()],
+        )
+    raise error
+
+
+async def ask_for_bytes(
+    store: "Store",
+    tiers: Sequence[Sequence[Member]],
+    directory: str,
+    name: str,
+    offset: int,
+    wanted: int,
+    sessions: Sessions | None = None,
+) -> Answers[bytes]:
+    """Ask members until one gives bytes, or F have none."""
+    record = store.record
+
+    async def ask(connection: Connection) -> bytes:
+        return await read_one(connection, name, offset, wanted)
+
+    def judge(answers: Answers[bytes]) -> tuple[int, bool]:
+        if any(answers.given.values()):
+            return 0, True
+        return 1, reading_quorums(record).can_take_over({*answers.given, *answers.without})
+
+    return await ask_members(store, tiers, Question(directory, name, wanted, ask, judge), sessions)
+
+
+def bytes_of(answers: Answers[bytes]) -> bytes | None:
+    """The bytes that a member gave; none of them when all are at their end; None if nobody has the object."""
+    return next((data for data in answers.given.values() if data), b"" if answers.given else None)

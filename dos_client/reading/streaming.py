@@ -1,0 +1,184 @@
+"""Committed bytes of one object, in order: a stream that reads ahead.
+
+Rules of this file: order and memory. Pieces are fetched before they are asked for, from whichever members
+are quick, at most `pieces_ahead_max` at once; they are checked in order, and only what was checked is given
+out. A piece that cannot be had, or is wrong, is fetched again alone. What is committed `committed` says.
+"""
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import trio
+
+from dos_client.core.agreement import Reach
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import piece_bytes, pieces_ahead_max, read_bytes_max, read_timeout_s
+from dos_client.reading.committed import Committed, Piece
+from dos_client.reading.store_reads import patiently
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, PastEndError
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+Stream = AsyncGenerator[bytes]
+_AGAIN_S = 0.1
+
+
+class Extent(Protocol):
+    """How far a stream may go."""
+
+    async def beyond(self, size: int) -> int | None:
+        """A size above `size` that Qa members have reached; None: the stream ends there."""
+        ...
+
+
+class Snapshot:
+    """An object as far as it was acknowledged when this was made."""
+
+    def __init__(self, store: "Store", committed: Committed) -> None:
+        self._store = store
+        self._committed = committed
+        self._reach: Reach | None = None
+
+    async def beyond(self, size: int) -> int | None:
+        """As `Extent`. Raises QuorumUnavailableError when it stays unknown whether more is acknowledged,
+        PastEndError, NotFoundError."""
+        patience = trio.current_time() + read_timeout_s
+        while True:
+            if self._reach is not None:
+                if self._reach.held > size:
+                    return self._reach.held
+                if self._reach.sure:
+                    break
+                if trio.current_time() > patience:
+                    raise QuorumUnavailableError(
+                        f"{size} bytes of {self._committed} are on a quorum; whether those up to"
+                        f" {self._reach.seen} were acknowledged only the members that are away can tell"
+                    )
+                await self._store.wait_moved(_AGAIN_S)
+            self._reach = await patiently(self._store, self._committed.reach)
+        if self._reach.held < size:
+            raise PastEndError(
+                f"offset {size} of {self._committed}, of which {self._reach.held} bytes are committed",
+                actual=self._reach.held,
+            )
+        return None
+
+
+async def committed_stream(
+    store: "Store",
+    committed: Committed,
+    extent: Extent,
+    offset: int,
+    end: int | None = None,
+    *,
+    for_ever: bool = False,
+) -> AsyncGenerator[bytes]:
+    """Bytes from `offset` to `end`, or as far as `extent` goes. `for_ever`: wait for members as long as it
+    takes."""
+    if end is not None and end <= offset:
+        return
+    first = await extent.beyond(offset)
+    if first is None:
+        return
+    fold = await patiently(store, lambda: committed.begin(offset), for_ever=for_ever)
+    with _Ahead(store, committed, for_ever=for_ever) as ahead:
+        while end is None or fold.size < end:
+            limit = await extent.beyond(max(fold.size, offset))
+            if limit is None:
+                return
+            piece, fold = await ahead.next(fold, limit if end is None else min(limit, end))
+            data = piece.data[offset - piece.start :] if piece.start < offset else piece.data
+            if data:
+                yield data
+
+
+async def read_committed(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+    """Committed bytes; see `Store.read`."""
+    committed = Committed(store, directory, name)
+    end = offset + min(max_bytes, read_bytes_max)
+    stream = committed_stream(store, committed, Snapshot(store, committed), offset, end)
+    return b"".join([data async for data in stream])
+
+
+class _Slot:
+    """One piece on its way."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.scope = trio.CancelScope()
+        self.piece: Piece | None = None
+        self.ended = trio.Event()
+
+
+class _Ahead:
+    """See the module. Invariant: the slots lie side by side, without a gap."""
+
+    def __init__(self, store: "Store", committed: Committed, *, for_ever: bool) -> None:
+        self._store = store
+        self._committed = committed
+        self._for_ever = for_ever
+        self._slots: deque[_Slot] = deque()
+
+    async def next(self, fold: PrefixDigest, limit: int) -> tuple[Piece, PrefixDigest]:
+        """The checked piece where `fold` ends, and the fold with it."""
+        self._begin(fold.size, limit)
+        slot = self._slots[0]
+        await slot.ended.wait()
+        self._slots.popleft()
+        self._begin(slot.end, limit)
+        after = None if slot.piece is None else self._committed.check(fold, slot.piece)
+        if slot.piece is None or after is None:
+            piece, after = await self._alone(fold, slot.end)
+        else:
+            piece = slot.piece
+        if after.size != slot.end:
+            self._drop_all()
+        return piece, after
+
+    async def _alone(self, fold: PrefixDigest, end: int) -> tuple[Piece, PrefixDigest]:
+        """The piece, tried until it is had. Members that contradict each other may be about to be put
+        right."""
+        patience = trio.current_time() + read_timeout_s
+        while True:
+            try:
+                return await self._committed.piece(fold, end)
+            except (QuorumUnavailableError, BrokenConnectionError, CorruptError) as error:
+                waits = self._for_ever and not isinstance(error, CorruptError)
+                if not waits and trio.current_time() > patience:
+                    raise
+            await self._store.wait_moved(_AGAIN_S)
+
+    def _begin(self, start: int, limit: int) -> None:
+        start = self._slots[-1].end if self._slots else start
+        while start < limit and len(self._slots) < pieces_ahead_max:
+            slot = _Slot(start, min(start - start % piece_bytes + piece_bytes, limit))
+            self._slots.append(slot)
+            self._store.start(partial(self._fetch, slot))
+            start = slot.end
+
+    async def _fetch(self, slot: _Slot) -> None:
+        try:
+            with slot.scope, suppress(DosError):  # who takes the slot tries again, and hears why
+                slot.piece = await self._committed.fetch(slot.start, slot.end)
+        finally:
+            slot.ended.set()
+
+    def _drop_all(self) -> None:
+        for slot in self._slots:
+            slot.scope.cancel()
+        self._slots.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._drop_all()

@@ -1,0 +1,333 @@
+"""One session with one server, in trio.
+
+Rules of this file: bytes between the socket and `dos_protocol`, requests matched with their answers,
+silence noticed. What can be asked is in `requests`; what an answer means is for the callers. Nothing is
+ever sent twice here, and nothing is retried.
+
+Theory. Three tasks serve a session. The *reader* fills the decoder and hands each frame to who waits for
+it. The *writer* gathers what there is to send, requests first, then whatever `feed` still has, into one
+system call: an append costs no task switch of its own. The *watch* asks PING when the other end was silent,
+and ends the session when it stays silent. The first failure ends the session for all: every waiter gets a
+BrokenConnectionError with the cause.
+"""
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from dos_client.core.window import tag_of
+from dos_client.limits import (
+    answer_timeout_s,
+    chunk_bytes_max,
+    connect_timeout_s,
+    send_batch_buffers,
+    silence_broken_s,
+    silence_ping_s,
+)
+from dos_client.sessions.dialling import again, broken, dial
+from dos_client.sessions.requests import Requests
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
+    DosError,
+    RefusedError,
+    RemoteProtocolError,
+    refused,
+)
+from dos_protocol.frames import Frame, FrameDecoder, frame_head
+from dos_protocol.limits import PROTOCOL_VERSION
+from dos_protocol.messages import decode, encode
+from dos_protocol.names import NO_ID
+from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_protocol.vocabulary import (
+    Bye,
+    Error,
+    Get,
+    Hello,
+    Message,
+    Opcode,
+    Ping,
+    Quit,
+    Watermark,
+    Welcome,
+)
+
+log: Final = logging.getLogger("dos.client")
+_WATERMARK: Final = int(Opcode.WATERMARK)
+_ERROR: Final = int(Opcode.ERROR)
+_quit_timeout_s: Final = 0.2
+
+Feed = Callable[[list[Buffer]], None]
+
+
+def _no_watermark(_: Watermark) -> None:
+    """Watermarks of a session that appends nothing."""
+
+
+def _no_refusal(tag: int, error: RefusedError) -> None:
+    raise RemoteProtocolError(f"an append was refused that this session never sent (tag {tag}): {error}")
+
+
+class _Slot:
+    """Where one request waits for its answer."""
+
+    __slots__ = ("event", "message")
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.message: Message | None = None
+
+
+class Connection(Requests):
+    """A live session. Made by `open_connection`; all methods raise BrokenConnectionError once it has failed.
+
+    `feed(buffers)` is asked for more to send whenever the socket takes more; it appends to the list.
+    `on_watermark` and `on_append_refused(tag, error)` are called from the reader and must not block."""
+
+    def __init__(self, sock: trio.socket.SocketType, address: str) -> None:
+        self.address = address
+        self.welcome: Welcome
+        self.record: StoreRecord | None = None
+        self.feed: Feed | None = None
+        self.on_watermark: Callable[[Watermark], None] = _no_watermark
+        self.on_append_refused: Callable[[int, RefusedError], None] = _no_refusal
+        self.failure: DosError | None = None
+        self._sock = sock
+        self._outbox: list[Buffer] = []
+        self._parked = trio.lowlevel.ParkingLot()
+        self._sending = False
+        self._sent = trio.Event()
+        self._pending: dict[int, _Slot] = {}
+        self._owed: set[int] = set()
+        self._next_id = 1
+        self._broken = trio.Event()
+        self._heard = trio.current_time()
+        self._quitting = False
+
+    @property
+    def server_id(self) -> bytes:
+        """The server's identity, as it said in WELCOME."""
+        return self.welcome.server_id
+
+    @property
+    def owed(self) -> int:
+        """Answers that nobody waits for any more and that are late: dropped when they come. (A GET that
+        waits for more bytes is not late.)"""
+        return len(self._owed)
+
+    async def wait_broken(self) -> DosError:
+        """Wait until the session has failed; returns why."""
+        await self._broken.wait()
+        assert self.failure is not None
+        return self.failure
+
+    def wake(self) -> None:
+        """There is more to send, or room to send it: `feed` will be asked."""
+        self._parked.unpark_all()
+
+    def post(self, *buffers: Buffer) -> None:
+        """Send these after what is already waiting. Never blocks; the caller bounds what it posts."""
+        self._outbox += buffers
+        self._parked.unpark_all()
+
+    async def wait_sent(self) -> None:
+        """Wait until all that was posted is in the kernel's hands, or the session has failed: then nothing of
+        it is held here any more."""
+        while (self._outbox or self._sending) and self.failure is None:
+            await self._sent.wait()
+
+    def fail(self, error: DosError) -> None:
+        """End the session. The first error is the one that counts."""
+        if self.failure is None:
+            self.failure = (
+                ClosedError(f"the session with {self.address} was closed") if self._quitting else error
+            )
+            self._broken.set()
+            self._sent.set()
+            for slot in self._pending.values():
+                slot.event.set()
+            self._parked.unpark_all()
+
+    async def request(self, message: Message, timeout_s: float = answer_timeout_s) -> Message:
+        """Send a request and wait for its answer.
+
+        Raises the RefusedError of an ERROR answer, and BrokenConnectionError when the session ends first or
+        the answer takes longer than `timeout_s`. When cancelled, the request may or may not be carried
+        out, and its answer is `owed`."""
+        if self.failure is not None:
+            raise again(self.failure)
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        frame = encode(message, request_id)
+        slot = self._pending[request_id] = _Slot()
+        head = frame_head(frame)
+        self.post(head, frame.payload) if len(frame.payload) else self.post(head)
+        try:
+            with trio.move_on_after(timeout_s):
+                await slot.event.wait()
+        finally:
+            del self._pending[request_id]
+            if slot.message is None and not (isinstance(message, Get) and message.wait_ms):
+                self._owed.add(request_id)
+        if slot.message is None:
+            if self.failure is not None:
+                raise again(self.failure)
+            raise BrokenConnectionError(
+                f"{self.address} gave no answer to {type(message).__name__} within {timeout_s:g} s"
+            )
+        if isinstance(slot.message, Error):
+            raise refused(slot.message)
+        return slot.message
+
+    async def _hello(self, token: bytes, store_id: bytes, generation: int, client: str) -> None:
+        hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
+        self.welcome = await self.ask(hello, Welcome, connect_timeout_s)
+        if self.welcome.payload_bytes_max < chunk_bytes_max:
+            raise RemoteProtocolError(
+                f"{self.address} takes only {self.welcome.payload_bytes_max} bytes a frame, this client sends"
+                f" {chunk_bytes_max}"
+            )
+        if self.welcome.store_record:
+            self.record = decode_store_record(self.welcome.store_record, f"store record of {self.address}")
+
+    async def _write(self) -> None:
+        """The writer task."""
+        try:
+            while self.failure is None:
+                buffers, self._outbox = self._outbox, []
+                self._sending = bool(buffers)
+                if self.feed is not None:
+                    self.feed(buffers)
+                if buffers:
+                    await self._send(buffers)
+                    self._was_sent()
+                else:
+                    await self._parked.park()
+        except OSError as error:
+            self.fail(broken(self.address, error))
+
+    def _was_sent(self) -> None:
+        if self._sending:
+            self._sending = False
+            self._sent.set()
+            self._sent = trio.Event()
+
+    async def _send(self, buffers: list[Buffer]) -> None:
+        begin = 0
+        while begin < len(buffers):
+            batch = buffers[begin : begin + send_batch_buffers]
+            sent = await self._sock.sendmsg(batch)
+            for buffer in batch:
+                if sent < len(buffer):
+                    break
+                sent -= len(buffer)
+                begin += 1
+            if sent:
+                buffers[begin] = memoryview(buffers[begin])[sent:]
+
+    async def _read(self) -> None:
+        """The reader task."""
+        decoder = FrameDecoder()
+        try:
+            while self.failure is None:
+                count = await self._sock.recv_into(decoder.writable())
+                if not count:
+                    raise BrokenConnectionError(f"{self.address} closed the connection")
+                self._heard = trio.current_time()
+                decoder.wrote(count)
+                while (frame := decoder.next_frame()) is not None:
+                    self._take(frame)
+        except OSError as error:
+            self.fail(broken(self.address, error))
+        except DosError as error:
+            self.fail(error)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode == _WATERMARK:
+            message = decode(frame)
+            assert isinstance(message, Watermark)
+            self.on_watermark(message)
+            return
+        slot = self._pending.get(frame.request_id)
+        if slot is not None:
+            slot.message = decode(frame)
+            slot.event.set()
+            return
+        self._owed.discard(frame.request_id)
+        if frame.opcode == _ERROR:
+            self._refused(frame)
+        elif frame.request_id == 0 or frame.request_id >= self._next_id:
+            raise RemoteProtocolError(
+                f"{self.address} answered request {frame.request_id}, which was never sent"
+            )
+
+    def _refused(self, frame: Frame) -> None:
+        """A refusal nobody waits for: of an append, of the whole session, or of a request given up."""
+        message = decode(frame)
+        assert isinstance(message, Error)
+        tag = tag_of(frame.request_id)
+        if tag is not None:
+            self.on_append_refused(tag, refused(message))
+        elif frame.request_id == 0:
+            raise refused(message)
+
+    async def _watch(self) -> None:
+        """The watch task."""
+        while self.failure is None:
+            silent = trio.current_time() - self._heard
+            if silent >= silence_broken_s:
+                self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"))
+            elif silent >= silence_ping_s:
+                self.post(frame_head(encode(Ping(), self._unanswered_id())))
+            await trio.sleep(silence_ping_s - silent if silent < silence_ping_s else silence_ping_s)
+
+    def _unanswered_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    async def _quit(self) -> None:
+        """Say goodbye, if that costs no time."""
+        self._quitting = True
+        with trio.move_on_after(_quit_timeout_s):
+            try:
+                await self.ask(Quit(), Bye, math.inf)
+            except DosError as error:
+                log.debug("no BYE from %s: %s", self.address, error)
+
+
+@asynccontextmanager
+async def open_connection(
+    address: str,
+    *,
+    token: bytes = b"",
+    store_id: bytes = NO_ID,
+    generation: int = 0,
+    client: str = "",
+) -> AsyncIterator[Connection]:
+    """A session with the server at `address` (`host:port`), after HELLO.
+
+    Raises BrokenConnectionError when it cannot be reached, RefusedError when it refuses the HELLO. On exit
+    the session is ended; appends not yet acknowledged then may or may not have happened."""
+    sock = await dial(address)
+    failure: Exception | None = None
+    connection = Connection(sock, address)
+    with sock:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection._write)  # noqa: SLF001 - the tasks of the session live with it
+            nursery.start_soon(connection._read)  # noqa: SLF001
+            nursery.start_soon(connection._watch)  # noqa: SLF001
+            try:
+                await connection._hello(token, store_id, generation, client)  # noqa: SLF001
+                yield connection
+                if connection.failure is None:
+                    await connection._quit()  # noqa: SLF001
+            except Exception as error:  # handed on below: a nursery would wrap it in a group
+                failure = error
+            connection.fail(ClosedError(f"the session with {address} was closed"))
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,122 @@
+"""Whether each member is there: one idle session with every member, made again for ever.
+
+Rules of this file: connection state for people and for listings. Nothing here decides what counts.
+"""
+
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dos_client.core.admission import Admission, admit
+from dos_client.core.backoff import backoff_s
+from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.discovery import hand_over, probe
+from dos_protocol.errors import (
+    DosError,
+    NotAMemberError,
+    RefusedError,
+    RemoteProtocolError,
+    StaleGenerationError,
+    WrongStoreError,
+)
+from dos_protocol.store_record import Member
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+log: Final = logging.getLogger("dos.client")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as this client sees it.
+
+    `state`, in plain words: in sync, catching up, comparing (its copies are), entering (it is asked to take
+    a claim), away, broken (a copy differs or its disk failed), joining. `lag_bytes`: what this client's
+    claims have and the member has not; `lag_s`: at most so many seconds ago the oldest of that was
+    appended. `error`: why it is away or broken, else empty."""
+
+    address: str
+    server_id: bytes
+    state: str
+    lag_bytes: int
+    connected: bool
+    error: str
+    lag_s: float = 0.0
+
+
+class Watch:
+    """The idle session with one member."""
+
+    def __init__(self, store: "Store", member: Member) -> None:
+        self.member = member
+        self.connection: Connection | None = None
+        self.error = "not connected yet"
+        self.tried = False
+        self._was_connected = False
+        self.scope = trio.CancelScope()
+        self._store = store
+
+    async def run(self) -> None:
+        """Sessions, one after the other."""
+        attempt = 0
+        with self.scope:
+            while True:
+                attempt += 1
+                try:
+                    await self._session()
+                    attempt = 1
+                except (StaleGenerationError, WrongStoreError, NotAMemberError) as refusal:
+                    await self._refused(refusal)
+                except DosError as error:
+                    attempt = 1 if self._was_connected else attempt
+                    self._give_up(error)
+                await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+
+    def _give_up(self, error: DosError) -> None:
+        self.error, self.tried = str(error.args[0]), True
+        self._store.member_moved()
+
+    async def _refused(self, refusal: RefusedError) -> None:
+        try:
+            await admit_or_act(self._store, self.member, refusal)
+        except DosError as error:
+            self._give_up(error)
+
+    async def _session(self) -> None:
+        """One session, until it breaks. Raises why."""
+        store = self._store
+        self._was_connected = False
+        async with open_connection(
+            self.member.address,
+            token=store.token,
+            store_id=store.record.store_id,
+            generation=store.record.generation,
+            client=store.client,
+        ) as connection:
+            if connection.server_id != self.member.server_id:
+                raise RemoteProtocolError("another server stands at this address, or the member was wiped")
+            self.connection, self.error, self._was_connected = connection, "", True
+            store.member_moved()
+            try:
+                raise await connection.wait_broken()
+            finally:
+                self.connection = None
+                store.member_moved()
+
+
+async def admit_or_act(store: "Store", member: Member, error: RefusedError) -> None:
+    """A server refused a session of this store: read the membership again, hand it the record, or say why
+    it never counts. Returns when trying again makes sense; else raises."""
+    answer = await probe(member.address, token=store.token, client=store.client)
+    verdict = admit(store.record, member.server_id, answer.server_id, answer.record)
+    if verdict is Admission.NEWER_RECORD:
+        store.reread_membership()
+    elif verdict is Admission.OLDER_RECORD:
+        await hand_over(answer.address, store.record, token=store.token, client=store.client)
+        log.info("%s now keeps generation %d", answer.address, store.record.generation)
+    elif verdict is not Admission.ADMITTED:
+        raise RemoteProtocolError(f"{member.address}: {verdict.value}") from error

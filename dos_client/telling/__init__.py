@@ -1,0 +1,1 @@
+"""How claims and members stand: for people, logs and metrics. Decides nothing."""

@@ -1,0 +1,1 @@
+"""A claim and everything under it: one link a member, one copy an object, catching up."""

@@ -1,0 +1,185 @@
+"""Filling one member's copy of one object: from the local copy of the writer's machine, or from another
+member.
+
+Rules of this file: two tasks of a link's session, both ending with the session. One chunk is in hand, and
+the next is read when the kernel has taken it, so a member costs under 1 MiB here however far behind it is,
+and however slow.
+
+Local bytes come first when there are any: they cost the other members nothing, and are there when no other
+member is. They are sent only once they are proved (`local_copy`). Else the bytes come from a *source*: a
+member whose copy is known to be a prefix of the same history, and longer. Before the first byte is appended
+the digest of what is there is compared; every append names the prefix digest, so nothing can land behind
+other bytes. A source that breaks is replaced by the next.
+"""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dos_client.core.backoff import backoff_s
+from dos_client.core.milestones import stretch
+from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
+from dos_client.core.window import Chunk, append_head
+from dos_client.limits import catch_up_in_flight_bytes_max, catch_up_read_bytes
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
+from dos_protocol.limits import digest_block_bytes
+
+if TYPE_CHECKING:
+    from dos_client.sessions.connection import Connection
+    from dos_client.writing.copies import Copies, Copy
+
+log: Final = logging.getLogger("dos.client")
+
+Work = Callable[["Copies", "Copy"], Awaitable[None]]
+
+_FILLING: Final = (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP)
+
+
+async def compare_there(copies: "Copies", copy: "Copy") -> None:
+    """The member has more than the goal: ask it for the digest at the goal. What is past it does not exist
+    (R6)."""
+    target, connection = copy.target, copies.connection
+    assert connection is not None
+    try:
+        result = await connection.stat(target.name, target.goal_size)
+    except DosError as error:
+        if connection.failure is None and copy.replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
+            copies.handle(copy, Differed(str(error.args[0])))
+        return
+    if copy.replica.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
+        return
+    if result.digest == target.goal_digest:
+        copies.handle(copy, Agreed(target.goal_size, target.view))
+    else:
+        copies.handle(copy, Differed(f"another content below byte {target.goal_size}"))
+
+
+async def fill(copies: "Copies", copy: "Copy") -> None:
+    """Bring a copy up to where the memory begins, or to its goal; compare its digest first, if that is
+    still to be done."""
+    attempt = 0
+    while not _reached(copies, copy):
+        if await _fill_locally(copies, copy):
+            continue
+        before = _offset(copy)
+        source = copies.claim.source_for(copy.target, before + 1, copies.link)
+        if source is None:
+            await copies.claim.wait_changed(1.0)
+            continue
+        try:
+            await _fill_from(source, copies, copy)
+        except LocalProtocolError:
+            raise
+        except DosError as error:
+            log.debug("%s from %s: %s", copy.target.name, source.address, error)
+            attempt = 1 if _offset(copy) > before else attempt + 1
+            await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+
+
+def _offset(copy: "Copy") -> int:
+    """Where the copy ends, as far as is known."""
+    replica = copy.replica
+    if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
+        assert replica.claimed is not None
+        return replica.claimed.synced
+    return replica.sent
+
+
+def _reached(copies: "Copies", copy: "Copy") -> bool:
+    """Whether the copy is where it needs no filling any more; moves it on if so."""
+    if copy.replica.state not in _FILLING:
+        return True
+    if copy.replica.state is ReplicaState.CATCH_UP and copy.replica.sent >= copy.target.base:
+        copies.handle(copy, Reached(copy.target.view))
+        return True
+    return False
+
+
+async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
+    """One stretch from the local copy; False when that cannot be had there."""
+    await _room(copies, copy)
+    if copy.target.local.size() <= _offset(copy):
+        return False
+    proved = await copy.target.local.proved(_offset(copy))
+    if proved is None:
+        return False
+    if _compared(copies, copy, proved.digest) and proved.data:
+        _append(copies, copy, Chunk(proved.start, proved.digest, proved.data), "local")
+    return True
+
+
+def _compared(copies: "Copies", copy: "Copy", digest: int) -> bool:
+    """Compare, if that is still to be done, the digest found elsewhere with what the member said. Whether
+    the copy is to be filled further."""
+    replica = copy.replica
+    if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
+        claimed = replica.claimed
+        assert claimed is not None
+        if digest != claimed.digest:
+            copies.handle(copy, Differed(f"another content below byte {claimed.synced}"))
+        else:
+            copies.handle(copy, Agreed(claimed.synced, copy.target.view), filling=True)
+    return replica.state is ReplicaState.CATCH_UP
+
+
+async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> None:
+    """Fill as far as this source goes."""
+    fold = await fold_at(source, copy.target.name, _offset(copy))
+    if not _compared(copies, copy, fold.value):
+        return
+    while not _reached(copies, copy):
+        await _room(copies, copy)
+        await _copy_chunk(source, copies, copy, fold)
+
+
+async def _room(copies: "Copies", copy: "Copy") -> None:
+    """Wait until nothing of the copy waits here, and there is room for one more chunk under way."""
+    if copies.connection is not None:
+        await copies.connection.wait_sent()
+    while copy.replica.sent - copy.replica.received >= catch_up_in_flight_bytes_max:
+        copy.moved = trio.Event()
+        await copy.moved.wait()
+
+
+async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold: PrefixDigest) -> None:
+    target = copy.target
+    _, end = stretch(fold.size, target.size)
+    data = await source.get(target.name, fold.size, min(end - fold.size, catch_up_read_bytes))
+    if not data:
+        await copies.claim.wait_changed(0.1)  # the source's own sync is still on its way
+        return
+    chunk = Chunk(fold.size, fold.value, data)
+    fold.update(data)
+    expected = target.digest_at(fold.size)
+    if expected is not None and expected != fold.value:
+        raise CorruptDataError(
+            f"{target.name} of {source.address}", fold.size, f"{expected:016x}", f"{fold.value:016x}"
+        )
+    _append(copies, copy, chunk, "member")
+
+
+def _append(copies: "Copies", copy: "Copy", chunk: Chunk, source: str) -> None:
+    """Send a chunk, unless the copy broke or the session ended while its bytes were read."""
+    if copies.connection is None or copy.replica.state is not ReplicaState.CATCH_UP:
+        return
+    copies.count_sent(len(chunk.payload), source)
+    copies.connection.post(append_head(copy.target.name, copy.target.tag, chunk), chunk.payload)
+    copy.replica.sent_to(chunk.end)
+
+
+async def fold_at(source: "Connection", name: str, size: int) -> PrefixDigest:
+    """The prefix digest of an object up to `size`, ready to be carried on: a digest and less than a block
+    are read."""
+    block = size - size % digest_block_bytes
+    digest = (await source.stat(name, block)).digest if block else 0
+    fold = PrefixDigest(block, digest)
+    while fold.size < size:
+        data = await source.get(name, fold.size, size - fold.size)
+        if not data:
+            raise CorruptDataError(f"{name} of {source.address}", fold.size, f"{size} durable bytes", "fewer")
+        fold.update(data)
+    return fold

@@ -1,0 +1,359 @@
+"""A claim: one writer of one directory, on all members of the store.
+
+Rules of this file: what the owner of a claim may do. When a claim is granted or lost is decided in
+`core.claim`, what counts as acknowledged in `core.quorum`; the sessions are `link`'s.
+"""
+
+import logging
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import trio
+
+from dos_client.core.claim import (
+    ClaimMachine,
+    ClaimState,
+    Closed,
+    Lost,
+    MemberClaimed,
+    MemberFenced,
+    MemberLeft,
+    RecordChanged,
+)
+from dos_client.core.quorum import Quorums
+from dos_client.core.window import Window
+from dos_client.errors import MissingDataError
+from dos_client.limits import (
+    answer_timeout_s,
+    answers_grace_s,
+    waiting_after_s,
+)
+from dos_client.sessions.connection import Connection
+from dos_client.telling.standing import ClaimStatus, Standing
+from dos_client.writing.claim_reads import ClaimReads
+from dos_client.writing.link import Link
+from dos_client.writing.local_copy import LocalCopy
+from dos_client.writing.object_writer import ObjectWriter
+from dos_client.writing.target import Target
+from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
+from dos_protocol.names import check_name
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+log: Final = logging.getLogger("dos.client")
+
+
+class Claim:
+    """See the module. Made by `Store.claim`; an async context manager that closes it.
+
+    `answers`: per trusted member, the objects it had when it took the claim: what a take-over reads. A
+    member with a damaged object has not answered (R4). `epoch_seen`: the highest epoch met, this one or a
+    newer."""
+
+    def __init__(
+        self, store: "Store", directory: str, epoch: int, writer_id: bytes, *, claiming: bool = True
+    ) -> None:
+        self.store = store
+        self.directory = check_name(directory)
+        self.epoch = epoch
+        self.writer_id = writer_id
+        self.claiming = claiming
+        self.epoch_seen = epoch
+        self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
+        self.targets: dict[str, Target] = {}
+        self.lost: FencedError | None = None
+        self.waited = False
+        self._quorums = Quorums(store.record)
+        self._machine = ClaimMachine(self._quorums)
+        self._links: dict[bytes, Link] = {}
+        self.standing = Standing(self)
+        self._reads = ClaimReads(self)
+        self._nursery: trio.Nursery | None = None
+        self._change = trio.Event()
+        self._end = trio.Event()
+        self._ended = trio.Event()
+        self._next_tag = 1
+
+    # What owners use
+
+    @property
+    def ended(self) -> DosError | None:
+        """Why nothing more can be done with it, or None."""
+        if self.lost is not None:
+            return self.lost
+        if self._machine.state is ClaimState.CLOSED:
+            return ClosedError(f"the claim of {self.directory} is closed")
+        return None
+
+    @property
+    def state(self) -> ClaimState:
+        return self._machine.state
+
+    @property
+    def waiting(self) -> bool:
+        """WAITING_FOR_STORE: too few members are there, or none of them has moved for a while though bytes
+        wait."""
+        if self._machine.state is ClaimState.WAITING:
+            return True
+        late = trio.current_time() - waiting_after_s
+        return any(one.synced < one.size and one.moved_at < late for one in self.targets.values())
+
+    @property
+    def needed(self) -> int:
+        """How many members it needs now: to be granted, later to acknowledge."""
+        claiming = self._machine.state is ClaimState.CLAIMING
+        return self._quorums.claims_needed if claiming else self._quorums.ack_quorum
+
+    def status(self) -> ClaimStatus:
+        """How it stands: what it waits for and why, how much waits, what each member is."""
+        return self.standing.status()
+
+    async def wait_quorum(self) -> None:
+        """Wait until it is not `waiting`. Raises FencedError, ClosedError."""
+        while self.waiting:
+            self.check()
+            await self.wait_changed(waiting_after_s / 2)
+        self.check()
+
+    async def wait_all(self, timeout_s: float) -> bool:
+        """Wait until every member that is "in" has answered, as making a journal needs (R16). False: not in
+        time."""
+        with trio.move_on_after(timeout_s):
+            while not self._quorums.sets[0] <= self.answers.keys():
+                self.check()
+                await self.wait_changed(1.0)
+        return self._quorums.sets[0] <= self.answers.keys()
+
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
+        """Durable bytes of an object, from `member` or from the best one; short only at that member's end.
+
+        Hedged: when one is slow, another is asked too. A session that is just being made anew is waited for.
+        Raises QuorumUnavailableError or BrokenConnectionError when no claimed member can answer for some
+        seconds, else what members answered."""
+        return await self._reads.read(name, offset, max_bytes, member)
+
+    async def settle(self, name: str, size: int, digest: int, local: LocalCopy | None = None) -> None:
+        """Have the prefix of that size, with that digest, synced on a quorum of claimed members (R7).
+
+        Members that lack it are filled from `local`, if that proves to be this very content, else from one
+        that has it; those beyond the quorum go on in the background. Raises MissingDataError when as many
+        members as a take-over needs have answered and none holds it, FencedError, ClosedError. May be called
+        again; when cancelled it goes on in the background."""
+        self.check()
+        target = self.targets.get(name)
+        if target is None:
+            target = self._add(name, local=local)
+            target.seal(size, digest)
+            self._enter(target)
+        elif target.size != size or target.digest_at(size) != digest:
+            raise LocalProtocolError(f"{name} is known to this claim with {target.size} bytes, not {size}")
+        patience = trio.current_time() + answer_timeout_s
+        while target.synced < size:
+            self.check()
+            if self._nobody_has(target) and (trio.current_time() > patience or not self._hopes_for(target)):
+                raise MissingDataError(
+                    f"no member holds {size} bytes of {self.directory}/{name} with digest {digest:016x}"
+                )
+            await self.wait_changed(1.0)
+
+    def open_object(self, name: str, local: LocalCopy | None = None) -> ObjectWriter:
+        """An object of this claim, empty so far. `local`: where this machine keeps a copy of what is
+        appended, if it does; members far behind are filled from there.
+
+        Raises FencedError, ClosedError, LocalProtocolError if it is known."""
+        return self._open(name, Window(), local)
+
+    def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
+        """Go on with an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
+        digest there, `tail` what follows. For plain objects; a journal never goes on with a segment."""
+        return self._open(name, Window(base, base_digest, tail))
+
+    async def aclose(self) -> None:
+        """End the sessions. Bytes not yet acknowledged may or may not arrive. Waits raise ClosedError."""
+        if self._machine.state is not ClaimState.CLOSED:
+            self._machine.handle(Closed())
+        self._finish()
+        self.store.forget(self)
+        await self._ended.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with trio.CancelScope(shield=True):
+            await self.aclose()
+
+    # What the store, the writers and the links use
+
+    def check(self) -> None:
+        """Raise why the claim is over, if it is."""
+        match self.ended:
+            case FencedError() as fenced:
+                raise FencedError(str(fenced.args[0]), actual=fenced.epoch_held)
+            case DosError() as closed:
+                raise ClosedError(str(closed.args[0]))
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The links, until the claim ends."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._make_links()
+                task_status.started()
+                await self._end.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._ended.set()
+
+    async def wait_granted(self) -> None:
+        """Wait until F members hold it (R1), and a moment longer for the others. Raises FencedError."""
+        while self._machine.state is ClaimState.CLAIMING:
+            await self.wait_changed(1.0)
+        with trio.move_on_after(answers_grace_s):
+            while self.lost is None and not self._quorums.sets[0] <= self.answers.keys():
+                await self.wait_changed(1.0)
+        self.check()
+
+    def record_changed(self) -> None:
+        """Another store record counts: every session is made anew, by it."""
+        self._quorums = Quorums(self.store.record)
+        for link in self._links.values():
+            link.scope.cancel()
+        self._machine.handle(RecordChanged(self._quorums))
+        for target in self.targets.values():
+            target.requorum(self._quorums)
+        if self._nursery is not None and self.ended is None:
+            self._make_links()
+        self.changed()
+
+    def _make_links(self) -> None:
+        assert self._nursery is not None
+        self._links = {member.server_id: Link(self, member) for member in self.store.record.members}
+        for link in self._links.values():
+            self._nursery.start_soon(link.run)
+
+    def member_claimed(self, link: Link, opened: DirectoryOpened) -> None:
+        """A member took the claim. Its first answer counts, if nothing in it is damaged, but for what this
+        claim has itself brought there meanwhile."""
+        trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
+        if trusted and link.server_id not in self.answers and link.server_id in self._quorums.sets[0]:
+            self.answers[link.server_id] = {
+                info.name: info for info in opened.entries if info.name not in self.targets
+            }
+        self.epoch_seen = max(self.epoch_seen, opened.epoch)
+        self._machine.handle(MemberClaimed(link.server_id, trusted))
+        self.changed()
+
+    def member_left(self, link: Link) -> None:
+        """The session with a member ended. A link of an older record does not speak for its successor."""
+        if self._links.get(link.server_id) is link:
+            self._machine.handle(MemberLeft(link.server_id))
+        self.changed()
+
+    def member_fenced(self, server_id: bytes, error: FencedError) -> None:
+        """A member holds a newer claim: this one is over, for good."""
+        self.epoch_seen = max(self.epoch_seen, error.epoch_held)
+        for effect in self._machine.handle(MemberFenced(server_id, error.epoch_held)):
+            if isinstance(effect, Lost):
+                self.lost = FencedError(
+                    f"epoch {self.epoch} of {self.directory} is superseded: {effect.epoch_held} holds it",
+                    actual=effect.epoch_held,
+                )
+                log.info("%s", self.lost)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._end.set()
+        self._reads.drop_ahead()
+        self.standing.look()
+        for target in self.targets.values():
+            target.wake_all()
+        self.changed()
+
+    def changed(self) -> None:
+        """Something that someone may wait for is different now."""
+        if self.waited:
+            self.waited = False
+            self._change.set()
+            self._change = trio.Event()
+
+    async def wait_changed(self, timeout_s: float) -> None:
+        """Wait for the next change, or the time."""
+        self.waited = True
+        with trio.move_on_after(timeout_s):
+            await self._change.wait()
+
+    def wake_links(self) -> None:
+        """There is more to send."""
+        for link in self._links.values():
+            link.copies.wake()
+
+    def seal(self, target: Target) -> None:
+        """The writer is done with an object: its memory goes as soon as a quorum has all of it."""
+        target.on_complete = self._sealed
+        if target.synced >= target.size:
+            self._sealed(target)
+
+    def _sealed(self, target: Target) -> None:
+        target.on_complete = None
+        if target.window is not None:
+            target.seal(target.window.size, target.window.digest)
+            for link in self._links.values():
+                link.copies.sealed(target)
+
+    def source_for(self, target: Target, at_least: int, asking: Link) -> Connection | None:
+        """A member that holds at least that much of the object, digest compared; None when there is none
+        now."""
+        found = [
+            link.connection
+            for link in self._links.values()
+            if link is not asking
+            and link.connection is not None
+            and target.sizes.get(link.server_id, 0) >= at_least
+            and link.copies.agrees(target.name)
+        ]
+        return self.store.chance.choice(found) if found else None
+
+    def links(self) -> Iterable[Link]:
+        return self._links.values()
+
+    def link(self, server_id: bytes) -> Link | None:
+        """The link with a member of the record, None when it is no member."""
+        return self._links.get(server_id)
+
+    def _nobody_has(self, target: Target) -> bool:
+        """F members, asked in this claim's sessions, lack the object's goal, none is known to have it, nor is
+        it here."""
+        if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
+            return False
+        return self._quorums.can_take_over(target.without)
+
+    def _hopes_for(self, target: Target) -> bool:
+        """A member answered the claim with that much, and has only lost its session meanwhile."""
+        return any(
+            server_id not in target.without and objects[target.name].synced >= target.size
+            for server_id, objects in self.answers.items()
+            if target.name in objects
+        )
+
+    def _open(self, name: str, window: Window, local: LocalCopy | None = None) -> ObjectWriter:
+        self.check()
+        if name in self.targets:
+            raise LocalProtocolError(f"{name} is already known to this claim of {self.directory}")
+        target = self._add(name, window, local)
+        self._enter(target)
+        return ObjectWriter(self, target)
+
+    def _add(self, name: str, window: Window | None = None, local: LocalCopy | None = None) -> Target:
+        target = self.targets[name] = Target(check_name(name), self._next_tag, self._quorums, window, local)
+        self._next_tag += 1
+        return target
+
+    def _enter(self, target: Target) -> None:
+        for link in self._links.values():
+            link.copies.enter(target)

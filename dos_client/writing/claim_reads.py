@@ -1,0 +1,89 @@
+"""Reading through a claim's own sessions: what its members hold durably.
+
+Rules of this file: which members are worth asking, and the sessions that `asking` asks them on. Hedging and
+what an answer means are in `asking` and `store_reads`.
+"""
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import read_bytes_max, read_timeout_s
+from dos_client.reading.reading_ahead import ReadAhead
+from dos_client.reading.store_reads import ask_for_bytes, bytes_of
+from dos_client.sessions.connection import Connection
+from dos_protocol.errors import BrokenConnectionError
+from dos_protocol.store_record import Member
+
+if TYPE_CHECKING:
+    from dos_client.writing.claim import Claim
+    from dos_client.writing.link import Link
+
+
+class ClaimReads:
+    """The reads of one claim."""
+
+    def __init__(self, claim: "Claim") -> None:
+        self._claim = claim
+        self._ahead = ReadAhead(claim.store.start, self._read)
+
+    async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
+        """See `Claim.read`."""
+        self._claim.check()
+        return await self._ahead.read(name, offset, max_bytes, only)
+
+    def drop_ahead(self) -> None:
+        """What was read ahead is not needed any more."""
+        self._ahead.drop()
+
+    async def _read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
+        claim = self._claim
+        patience = trio.current_time() + read_timeout_s
+        wanted = min(max_bytes, read_bytes_max)
+        while wanted > 0:
+            claim.check()
+            tiers = self._readers(name, offset + wanted, only)
+            answers = await ask_for_bytes(claim.store, tiers, claim.directory, name, offset, wanted, self)
+            data, error = bytes_of(answers), answers.error()
+            if data is not None:
+                return data
+            absent = isinstance(error, QuorumUnavailableError | BrokenConnectionError)
+            if not absent or trio.current_time() > patience:
+                raise error
+            await claim.wait_changed(0.5)
+        return b""
+
+    def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
+        """Connected members: those that have the object up to `end`, of these first those whose digest
+        agreed with this claim's; then the others, the longest first."""
+        claim = self._claim
+
+        def has(link: "Link") -> int:
+            target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
+            known = target.sizes.get(link.server_id, 0) if target is not None else 0
+            return max(known, info.synced if info is not None else 0)
+
+        joined = [link for link in claim.links() if link.connection is not None]
+        if only is not None:
+            return [[link.member] for link in joined if link.server_id == only]
+        voters = sorted((link for link in joined if link.member.state == "in"), key=has, reverse=True)
+        longest = min(end, max(map(has, voters), default=0))
+        full = [link for link in voters if has(link) >= longest]
+        agreed = [link.member for link in full if link.copies.agrees(name)]
+        unproved = [link.member for link in full if not link.copies.agrees(name)]
+        return [agreed, unproved, *([link.member] for link in voters if has(link) < longest)]
+
+    async def session(self, member: Member) -> Connection:
+        link = self._claim.link(member.server_id)
+        if link is None or link.connection is None:
+            raise BrokenConnectionError(f"the session with {member.address} ended")
+        return link.connection
+
+    def owed(self, member: Member) -> int:
+        link = self._claim.link(member.server_id)
+        return 0 if link is None or link.connection is None else link.connection.owed
+
+    def is_connected(self, member: Member) -> bool:
+        link = self._claim.link(member.server_id)
+        return link is not None and link.connection is not None

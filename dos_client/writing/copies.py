@@ -1,0 +1,295 @@
+"""The copies of one member: every object of a claim, through all sessions with that member.
+
+Rules of this file: it performs what `core.replica` says of each copy, and hands the session's writer its
+bytes. The life of the sessions is `link`'s; how bytes from elsewhere get to the member is in `catch_up`.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dos_client.core.replica import (
+    AGREED,
+    Differed,
+    Effect,
+    Entered,
+    Event,
+    FellBehind,
+    Left,
+    LocalKnown,
+    Replica,
+    ReplicaState,
+)
+from dos_client.core.window import append_head
+from dos_client.limits import in_flight_bytes_max, send_batch_bytes
+from dos_client.reading.damage import Wrong
+from dos_client.sessions.connection import Connection
+from dos_client.writing import catch_up
+from dos_client.writing.target import Target
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import CorruptError, PoisonedError, RefusedError, RemoteProtocolError
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, Watermark
+
+if TYPE_CHECKING:
+    from dos_client.writing.link import Link
+
+log: Final = logging.getLogger("dos.client")
+
+
+class Copy:
+    """One object on the member: what `core.replica` knows of it, and who waits for it to move."""
+
+    __slots__ = ("moved", "replica", "target")
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.replica = Replica(trio.current_time())
+        self.moved = trio.Event()
+
+
+class Copies:
+    """See the module.
+
+    Invariants: `connection` is the live session's, None without one; copies are in ENTER while an attempt
+    is made, and in DISCOVER_LOCAL_SIZE between two attempts; `_active` are those that follow the window."""
+
+    def __init__(self, link: "Link") -> None:
+        self.link = link
+        self.claim = link.claim
+        self.server_id = link.server_id
+        self.connection: Connection | None = None
+        self.worked = False
+        self._all: dict[str, Copy] = {}
+        self._by_tag: dict[int, Copy] = {}
+        self._active: dict[str, Copy] = {}
+        self._infos: dict[str, ObjectInfo] = {}
+        self._nursery: trio.Nursery | None = None
+        self._attempting = False
+        self._in_flight_max = in_flight_bytes_max
+
+    # The sessions, as the link has them
+
+    def attempt(self) -> None:
+        """An attempt at a session begins: what is here is looked at first."""
+        self._attempting = True
+        self.worked = False
+        for target in self.claim.targets.values():
+            self._know(target)
+
+    def begin(self, connection: Connection, opened: DirectoryOpened, nursery: trio.Nursery) -> None:
+        """The member holds the claim on this session, and told what it has."""
+        self._infos = {info.name: info for info in opened.entries}
+        self._in_flight_max = min(in_flight_bytes_max, connection.welcome.in_flight_bytes_max)
+        self.connection, self._nursery = connection, nursery
+        for copy in list(self._all.values()):
+            self._discover(copy)
+        connection.feed = self._feed
+        connection.on_watermark = self._watermark
+        connection.on_append_refused = self._append_refused
+        connection.wake()
+
+    def end(self) -> None:
+        """The session breaks: its nursery closes, and an object entered now waits for the next session."""
+        self._nursery = None
+
+    def left(self, why: str) -> None:
+        """The attempt, or the session, is over."""
+        self.connection = self._nursery = None
+        self._attempting = False
+        self._active.clear()
+        now = trio.current_time()
+        for copy in self._all.values():
+            copy.target.unsure.discard(self.server_id)
+            if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
+                copy.replica.handle(Left(why), now)
+            copy.moved.set()
+
+    # What the claim uses
+
+    def states(self) -> list[ReplicaState]:
+        """Of every copy."""
+        return [copy.replica.state for copy in self._all.values()]
+
+    def trouble(self) -> str:
+        """What is wrong with a copy that is broken, '' when none is."""
+        broken = (copy for copy in self._all.values() if copy.replica.state is ReplicaState.BROKEN)
+        return next((self._named(copy) for copy in broken), "")
+
+    def agrees(self, name: str) -> bool:
+        """Whether the digest of that copy agreed in the session that lives now."""
+        copy = self._all.get(name)
+        return copy is not None and self.connection is not None and copy.replica.state in AGREED
+
+    def enter(self, target: Target) -> None:
+        """The claim has one more object."""
+        self._know(target)
+        if self._nursery is not None:
+            self._discover(self._all[target.name])
+
+    def sealed(self, target: Target) -> None:
+        """The writer is done with the object; what is missing comes from elsewhere."""
+        copy = self._active.pop(target.name, None)
+        if copy is not None and copy.replica.sent < target.goal_size:
+            self.handle(copy, FellBehind())
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        if self.connection is not None:
+            self.connection.wake()
+
+    def count_sent(self, count: int, source: str = "") -> None:
+        """So many bytes are handed to the session; from `source`, when the memory did not have them."""
+        counts, address = self.claim.store.counts, self.link.member.address
+        counts.sent_bytes[address] += count
+        if source:
+            counts.filled_bytes[address, source] += count
+
+    # What the copies do
+
+    def handle(self, copy: Copy, event: Event, *, filling: bool = False) -> None:
+        """Let the event happen, and do what follows from it. `filling`: the caller fills the copy itself."""
+        for effect in copy.replica.handle(event, trio.current_time()):
+            match effect:
+                case Effect.COUNT:
+                    self._count(copy)
+                case Effect.DISCOUNT:
+                    self._discount(copy)
+                case Effect.ASK_MEMBER:
+                    copy.target.unsure.add(self.server_id)
+                    self._start(copy, catch_up.compare_there)
+                case Effect.FIND_DIGEST:
+                    assert copy.replica.claimed is not None
+                    self._lacks(copy.target, copy.replica.claimed.synced)
+                    self._start(copy, catch_up.fill)
+                case Effect.FILL:
+                    if not filling:
+                        self._start(copy, catch_up.fill)
+                case Effect.FOLLOW:
+                    self._follow(copy)
+        self.claim.changed()
+
+    def _know(self, target: Target) -> None:
+        copy = self._all.get(target.name)
+        if copy is None:
+            copy = self._all[target.name] = self._by_tag[target.tag] = Copy(target)
+        if self._attempting and copy.replica.state is ReplicaState.DISCOVER_LOCAL_SIZE:
+            copy.replica.handle(LocalKnown(target.local.size()), trio.current_time())
+
+    def _discover(self, copy: Copy) -> None:
+        if copy.replica.state is ReplicaState.ENTER:
+            info = self._infos.get(copy.target.name, ObjectInfo(copy.target.name))
+            self.handle(copy, Entered(info, copy.target.view))
+
+    def _start(self, copy: Copy, work: "catch_up.Work") -> None:
+        if self._nursery is not None:  # else the session is ending, and the next one begins anew
+            self._nursery.start_soon(work, self, copy)
+
+    def _count(self, copy: Copy) -> None:
+        replica, target = copy.replica, copy.target
+        if self.link.scope.cancel_called:
+            return
+        target.unsure.discard(self.server_id)
+        self._lacks(target, replica.synced)
+        target.note(self.server_id, replica.received, replica.synced)
+        info, damage = replica.claimed, self.claim.store.damage
+        where = (self.server_id, self.claim.directory, target.name)
+        if info is not None and info.synced <= target.size and not info.corrupt and damage.avoid(*where):
+            damage.mended(*where)  # all that it has is what was written: somebody put it right
+
+    def _discount(self, copy: Copy) -> None:
+        target = copy.target
+        self._active.pop(target.name, None)
+        target.unsure.discard(self.server_id)
+        target.sizes.pop(self.server_id, None)
+        target.received_sizes.pop(self.server_id, None)
+        target.without.add(self.server_id)
+        copy.moved.set()
+        log.warning("%s: %s", self.link.member.address, self._named(copy))
+        info = copy.replica.claimed
+        marked = (
+            Wrong.POISONED if info and info.poisoned else Wrong.DAMAGED if info and info.corrupt else None
+        )
+        self._note(copy, marked or Wrong.DIFFERENT)
+
+    def _note(self, copy: Copy, why: Wrong) -> None:
+        """For readers, who avoid it, and for repair. What is known of it already stays."""
+        damage, where = self.claim.store.damage, (self.server_id, self.claim.directory, copy.target.name)
+        if not damage.avoid(*where):
+            damage.note(*where, 0, why)
+
+    def _named(self, copy: Copy) -> str:
+        return f"{self.claim.directory}/{copy.target.name} there: {copy.replica.why}"
+
+    def _lacks(self, target: Target, synced: int) -> None:
+        if synced < target.size:
+            target.without.add(self.server_id)
+
+    def _follow(self, copy: Copy) -> None:
+        """From here on the window has what it needs; a sealed object needs nothing more."""
+        if copy.target.window is not None:
+            self._active[copy.target.name] = copy
+            self.wake()
+
+    # The session's bytes
+
+    def _feed(self, buffers: list[Buffer]) -> None:
+        """The session's writer wants more to send."""
+        room = send_batch_bytes
+        for copy in list(self._active.values()):
+            replica, window = copy.replica, copy.target.window
+            assert window is not None
+            if replica.sent == window.size:
+                continue
+            if replica.sent < window.base:
+                del self._active[copy.target.name]
+                self.handle(copy, FellBehind())
+                continue
+            allowed = min(room, self._in_flight_max - (replica.sent - replica.received))
+            if allowed > 0:
+                room -= self._take(copy, buffers, allowed)
+                self._active[copy.target.name] = self._active.pop(copy.target.name)  # the others come first
+
+    def _take(self, copy: Copy, buffers: list[Buffer], room: int) -> int:
+        target, replica, taken = copy.target, copy.replica, 0
+        assert target.window is not None
+        for chunk in target.window.chunks_from(replica.sent):
+            buffers.append(append_head(target.name, target.tag, chunk))
+            buffers.append(chunk.payload)
+            replica.sent = chunk.end
+            taken += len(chunk.payload)
+            if taken >= room:
+                break
+        self.count_sent(taken)
+        return taken
+
+    def _watermark(self, mark: Watermark) -> None:
+        if self.link.scope.cancel_called:
+            return  # of the store record before; its members tell again what they have
+        copy = self._all.get(mark.name)
+        if copy is None:
+            raise RemoteProtocolError(f"a watermark of {mark.name}, which this session does not append to")
+        replica = copy.replica
+        limited = replica.sent - replica.received >= self._in_flight_max
+        if not replica.told(mark.received, mark.synced):
+            return
+        self.worked = True
+        copy.target.note(self.server_id, mark.received, mark.synced)
+        if limited:
+            self.wake()
+        if replica.state is ReplicaState.CATCH_UP:
+            copy.moved.set()
+        if self.claim.waited:
+            self.claim.changed()
+
+    def _append_refused(self, tag: int, error: RefusedError) -> None:
+        """Content and disk troubles concern one object; anything else ends the session, which sorts it
+        out."""
+        copy = self._by_tag.get(tag)
+        if copy is not None and isinstance(error, PoisonedError | CorruptError):
+            if copy.replica.state is not ReplicaState.BROKEN:
+                self._note(copy, Wrong.POISONED if isinstance(error, PoisonedError) else Wrong.DAMAGED)
+                self.handle(copy, Differed(str(error.args[0])))
+            return
+        if self.connection is not None:
+            self.connection.fail(error)

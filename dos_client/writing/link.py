@@ -1,0 +1,190 @@
+"""What connects one claim with one member: session after session, for ever.
+
+Rules of this file: the life of a session, from the dial to the wait before the next. What a member's
+answers mean is decided in `core`: `admission` (is it the member?), `claim` (what does FENCED mean?). What a
+session does for the objects of the claim is in `copies`.
+
+Theory. A link is one task. It dials, is admitted, claims, compares every object that the claim knows, and
+then its session's writer task asks `copies` for bytes whenever the socket takes more; watermarks come back
+into `target`. Nothing waits for a link: a member that stands still holds its own bytes in the window and
+nobody up. When the session ends, whatever the reason, the link waits with back-off and jitter and begins
+again; only being fenced ends the claim. It is quiet about it: the log hears when a member goes and when it
+is back, not of each attempt.
+"""
+
+import logging
+import random
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dos_client.core.backoff import backoff_s
+from dos_client.core.claim import Refusal, climb, judge_fenced
+from dos_client.limits import session_worked_s, superseded_joining_s
+from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.members import admit_or_act
+from dos_client.writing.copies import Copies
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    DosError,
+    FencedError,
+    NotAMemberError,
+    RemoteProtocolError,
+    StaleGenerationError,
+    WrongStoreError,
+)
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member
+from dos_protocol.vocabulary import DirectoryOpened
+
+if TYPE_CHECKING:
+    from dos_client.writing.claim import Claim
+
+log: Final = logging.getLogger("dos.client")
+
+
+class Absence:
+    """A member is away from a claim: since when, how many attempts failed, and what of it was logged."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.since = trio.current_time()
+        self.attempts = 0
+        self._was_there = False
+        self._logged: set[type[DosError]] = set()
+
+    def failed(self, error: DosError) -> None:
+        """One more attempt failed, or the session ended. The log hears it once for each kind of trouble."""
+        if not self.attempts and not self._logged:
+            self.since = trio.current_time()
+        self.attempts += 1
+        known = type(error) in self._logged
+        self._logged.add(type(error))
+        log.log(logging.DEBUG if known else logging.INFO, "%s: %s; trying on", self._what, error.args[0])
+
+    def over(self) -> bool:
+        """It is there. Whether it was there before."""
+        again = self._was_there
+        self._was_there = True
+        if self._logged:
+            seconds = trio.current_time() - self.since
+            log.info("%s: is back after %.1f s and %d attempts", self._what, seconds, self.attempts)
+        self.attempts = 0
+        self._logged.clear()
+        return again
+
+
+class Link:
+    """See the module. `error`: why there is no session, '' while there is one."""
+
+    def __init__(self, claim: "Claim", member: Member) -> None:
+        self.claim = claim
+        self.member = member
+        self.server_id = member.server_id
+        self.error = "not connected yet"
+        self.scope = trio.CancelScope()
+        self.copies = Copies(self)
+        self.absence = Absence(f"{member.address} for {claim.directory}")
+
+    @property
+    def connection(self) -> Connection | None:
+        """The session on which the member holds the claim, None without one."""
+        return self.copies.connection
+
+    async def run(self) -> None:
+        """Sessions, one after the other, until the claim ends."""
+        attempt = 0
+        with self.scope:
+            while True:
+                self.copies.attempt()
+                try:
+                    await self._session()
+                except FencedError as error:
+                    if judge_fenced(self.claim.epoch, error.epoch_held, at_claim=False) is Refusal.LOST:
+                        self.claim.member_fenced(self.server_id, error)
+                        return
+                    self._failed(error)
+                    if self.member.state != "in":
+                        await trio.sleep(superseded_joining_s)
+                except DosError as error:
+                    self._failed(error)
+                attempt = 1 if self.copies.worked else attempt + 1
+                await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+
+    def _failed(self, error: DosError) -> None:
+        self.error = str(error.args[0])
+        self.copies.left(self.error)
+        self.absence.failed(error)
+
+    async def _session(self) -> None:
+        """Dial, claim, serve, until it breaks. Raises why."""
+        store = self.claim.store
+        try:
+            async with open_connection(
+                self.member.address,
+                token=store.token,
+                store_id=store.record.store_id,
+                generation=store.record.generation,
+                client=store.client,
+            ) as connection:
+                if connection.server_id != self.server_id:
+                    raise RemoteProtocolError(
+                        f"{self.member.address} is server {id_text(connection.server_id)} now,"
+                        f" the record names {id_text(self.server_id)}"
+                    )
+                opened = await self._enter(connection)
+                if opened is not None:
+                    await self._serve(connection, opened)
+        except (StaleGenerationError, WrongStoreError, NotAMemberError) as error:
+            await admit_or_act(store, self.member, error)
+            self.copies.worked = True
+
+    async def _enter(self, connection: Connection) -> DirectoryOpened | None:
+        """Open or claim the directory; None when the claim is lost by it."""
+        claim = self.claim
+        if not claim.claiming:
+            return await connection.open_directory(claim.directory)
+        try:
+            return await connection.claim(claim.directory, claim.epoch, claim.writer_id)
+        except FencedError as error:
+            match judge_fenced(claim.epoch, error.epoch_held, at_claim=True):
+                case Refusal.CLIMB:
+                    return await self._climb(connection, error.epoch_held)
+                case Refusal.ASK:
+                    held = await connection.open_directory(claim.directory)
+                    if (held.epoch, held.writer_id) == (claim.epoch, claim.writer_id):
+                        raise BrokenConnectionError(
+                            f"{self.member.address} has a newer session of ours"
+                        ) from error
+            claim.member_fenced(self.server_id, error)
+            return None
+
+    async def _climb(self, connection: Connection, epoch_held: int) -> DirectoryOpened | None:
+        """Claim in steps that the server does not take for a wild number (R17)."""
+        for epoch in climb(epoch_held, self.claim.epoch):
+            opened = await connection.claim(self.claim.directory, epoch, self.claim.writer_id)
+        return opened
+
+    async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
+        """Keep the member up to the claim's objects until the session breaks."""
+        self.error = ""
+        if self.absence.over():
+            self.claim.store.counts.reconnects[self.member.address] += 1
+        begun = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self.claim.member_claimed(self, opened)
+                self.copies.begin(connection, opened, nursery)
+                try:
+                    await connection.wait_broken()
+                finally:
+                    self.copies.end()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.copies.worked |= trio.current_time() - begun > session_worked_s
+            self.copies.left(
+                "the session ended" if connection.failure is None else str(connection.failure.args[0])
+            )
+            self.claim.member_left(self)
+        assert connection.failure is not None
+        raise connection.failure

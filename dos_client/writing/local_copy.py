@@ -1,0 +1,122 @@
+"""What the writer's own machine has of an object, in a file of its own: the first place to fill a member
+from.
+
+Rules of this file: a local copy is a cache that nobody vouches for. It may be wiped, torn, stale or another
+object's at any moment, so not a byte of it is used before the digest of the stretch it stands in is one
+that is known: of the writer's own milestones, of its memory, or of the object's end. Found wrong once, or
+too slow, it is never used again.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from dos_client.core.milestones import Milestones, stretch
+from dos_client.limits import local_read_timeout_s, milestone_bytes
+from dos_protocol.digests import PrefixDigest
+
+if TYPE_CHECKING:
+    from dos_client.writing.target import Target
+
+log: Final = logging.getLogger("dos.client")
+
+
+class LocalCopy(Protocol):
+    """The bytes of one object on this machine, if they are there. Called from threads; raises nothing."""
+
+    def size(self) -> int:
+        """How many bytes there are, 0 when none."""
+        ...
+
+    def read(self, offset: int, max_bytes: int) -> bytes | None:
+        """Bytes from `offset`, fewer at the end; None when they cannot be read (any more)."""
+        ...
+
+
+class Proved:
+    """Bytes of an object that are the writer's: `data` at `start`, behind the prefix digest `digest`."""
+
+    __slots__ = ("data", "digest", "start")
+
+    def __init__(self, start: int, digest: int, data: bytes) -> None:
+        self.start = start
+        self.digest = digest
+        self.data = data
+
+
+class LocalSource:
+    """The local copy of one target, as far as it can be proved. One for all members that lack something."""
+
+    def __init__(self, target: "Target", copy: LocalCopy | None) -> None:
+        self._target = target
+        self._copy = copy
+        self._proving = trio.Lock()
+
+    def size(self) -> int:
+        """How far it may be of use, 0 when not at all."""
+        return self._copy.size() if self._copy is not None else 0
+
+    async def proved(self, offset: int) -> Proved | None:
+        """The bytes from `offset` to the next milestone, or to where the memory begins; None when they are
+        not here, or are not the writer's. `data` is empty where the memory begins."""
+        begin, end = stretch(offset, self._target.base)
+        before, after = self._target.milestones.at(begin), self._target.digest_at(end)
+        if self._copy is None or end < offset:
+            return None
+        if before is None or after is None:
+            if not await self._prove_all():
+                return None
+            before, after = self._target.milestones.at(begin), self._target.digest_at(end)
+            if before is None or after is None:
+                return None
+        data = await self._read(begin, end - begin)
+        if data is None:
+            return None
+        fold = PrefixDigest(begin, before)
+        fold.update(memoryview(data)[: offset - begin])
+        digest = fold.value
+        fold.update(memoryview(data)[offset - begin :])
+        if fold.value != after:
+            self._distrust(f"it has another content between {begin} and {end}")
+            return None
+        return Proved(offset, digest, data[offset - begin :] if offset > begin else data)
+
+    async def _prove_all(self) -> bool:
+        """For an object of which only the end's digest is known: fold the whole copy once. If that digest
+        comes out, the ones on the way are milestones."""
+        async with self._proving:
+            target = self._target
+            if len(target.milestones):
+                return True
+            if target.window is not None or self._copy is None:
+                return False
+            found, fold = Milestones(), PrefixDigest()
+            while fold.size < target.goal_size:
+                found.note(fold.size, fold.value)
+                data = await self._read(fold.size, min(milestone_bytes, target.goal_size - fold.size))
+                if data is None:
+                    return False
+                fold.update(data)
+            if fold.value != target.goal_digest:
+                self._distrust(f"its first {target.goal_size} bytes are another content")
+                return False
+            target.milestones = found
+            return True
+
+    async def _read(self, offset: int, count: int) -> bytes | None:
+        """Exactly so many bytes, or None and no more trust."""
+        if self._copy is None or not count:
+            return b"" if not count else None
+        data: bytes | None = None
+        with trio.move_on_after(local_read_timeout_s):
+            data = await trio.to_thread.run_sync(self._copy.read, offset, count, abandon_on_cancel=True)
+        if data is None or len(data) != count:
+            self._distrust(f"it cannot be read from {offset} on")
+            return None
+        return data
+
+    def _distrust(self, why: str) -> None:
+        if self._copy is not None:
+            log.info("the local copy of %s is not used: %s", self._target.name, why)
+        self._copy = None
