@@ -83,7 +83,14 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
     directories = [f"app.w{index:04}" for index in range(options.directories - 1)] + [MANIFEST_DIRECTORY]
     begun = time.monotonic()
     async with running(folder, options.seed, options.window, directories) as cluster:
-        nemesis = Nemesis(cluster, options.seed, watcher.happened, options.lanes, options.pace)
+        events = folder / "logs" / "events"
+
+        def say(text: str) -> None:
+            with events.open("a") as file:
+                file.write(f"{time.monotonic() - begun:7.1f}  {text}\n")
+            watcher.happened(text)
+
+        nemesis = Nemesis(cluster, options.seed, say, options.lanes, options.pace)
         reader = CommittedReader(cluster.url, directories)
         pauses = Pauses(cluster)
         try:
