@@ -1,9 +1,14 @@
-"""What every test shares: hypothesis profiles. Fixtures that start real servers are in `tests/support`."""
+"""What every test shares: hypothesis profiles, and which process runs which test. Fixtures that start real
+servers are in `tests/support`."""
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+SPARK_TESTS = "tests/spark_integration/"
 
 for name, examples in (("near", 100), ("long", 2_000)):
     settings.register_profile(
@@ -12,9 +17,20 @@ for name, examples in (("near", 100), ("long", 2_000)):
 settings.load_profile(os.environ.get("DOS_TEST_PROFILE", "near"))
 
 
+class SparkInOneProcess(LoadScopeScheduling):
+    """Each test is handed out by itself, but Spark's all to one process: starting Spark takes seconds."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOneProcess:
+    """Marks with a group (`--dist loadgroup`) would say the same; pytest-xdist 3.8 does not heed them under
+    pytest 9.2."""
+    return SparkInOneProcess(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark's tests come first and stay in one process, where they share a session (`--dist loadgroup`)."""
-    for item in items:
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    """Spark's tests come first: what takes longest begins first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK_TESTS))
