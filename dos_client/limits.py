@@ -119,6 +119,9 @@ open_timeout_s: Final = 10.0
 waiting_after_s: Final = 3.0
 """Without progress for this long while bytes wait, a writer says that it is waiting for the store."""
 
+waiting_told_s: Final = 1.0
+"""Who has waited for so long tells the log. Shorter ones are no news: every new store record has one."""
+
 observe_step_s: Final = 0.5
 """How often claims are looked at for the log and the metrics."""
 

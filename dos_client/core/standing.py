@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from dos_client.limits import waiting_told_s
+
 _WELL: Final = frozenset({"in sync", "catching up", "joining"})
 
 
@@ -40,7 +42,7 @@ def _trouble(member: Seen) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """From now on it waits."""
+    """It waits, and has for a while."""
 
     reason: str
 
@@ -54,15 +56,16 @@ class Ended:
 
 class Waiting:
     """The waiting of one claim. Invariants: `reason` is '' exactly when it does not wait; `total_s` counts
-    all waiting up to the last look."""
+    all waiting up to the last look, also what was too short to be told."""
 
-    __slots__ = ("_looked", "reason", "since", "total_s")
+    __slots__ = ("_looked", "_told", "reason", "since", "total_s")
 
     def __init__(self) -> None:
         self.reason = ""
         self.since = 0.0
         self.total_s = 0.0
         self._looked = 0.0
+        self._told = False
 
     def look(self, reason: str, now: float) -> Began | Ended | None:
         """What is waited for at this moment, '' for nothing. Returns what is news: one of each in turn."""
@@ -72,8 +75,11 @@ class Waiting:
         self._looked = now
         if reason and not before:
             self.since = now
+        if reason and not self._told and now - self.since >= waiting_told_s:
+            self._told = True
             return Began(reason)
-        if before and not reason:
+        if not reason and self._told:
+            self._told = False
             return Ended(now - self.since)
         return None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dos_client import Claim, ObjectWriter, init_store, metrics
 from dos_client.core.claim import ClaimState
 from dos_client.core.standing import Began, Ended, Seen, Waiting, waiting_reason
-from dos_client.limits import journal_lag_bytes_max
+from dos_client.limits import journal_lag_bytes_max, waiting_told_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import ThreadServer, claimed, has, off, on, until, url_of
@@ -20,18 +20,25 @@ Threads = list[ThreadServer]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "this", "that"]), st.integers(0, 9)), max_size=20))
-def test_waiting_begins_and_ends_in_turn_and_all_of_it_is_counted(looks: list[tuple[str, int]]) -> None:
-    waiting, now, expected, before, news = Waiting(), 0.0, 0.0, "", []
-    for reason, seconds in looks:
+def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tuple[str, int]]) -> None:
+    waiting, now, total, this_time, told = Waiting(), 0.0, 0.0, 0.0, False
+    before = ""
+    for reason, eighths in looks:
+        seconds = eighths / 8
         now += seconds
-        expected += seconds if before else 0
-        news.append(waiting.look(reason, now))
-        assert waiting.reason == before if not (reason or before) else waiting.reason == reason
+        this_time = this_time + seconds if before else 0.0
+        total += seconds if before else 0.0
+        long = this_time >= waiting_told_s
+        expected: Began | Ended | None = None
+        if reason and not told and long:
+            expected = Began(reason)
+        elif not reason and told:
+            expected = Ended(this_time)
+        assert waiting.look(reason, now) == expected
+        assert (waiting.reason, waiting.seconds(now)) == (reason, this_time if reason else 0.0)
+        told = bool(reason) and (told or long)
         before = reason
-    assert waiting.total_s == expected
-    told = [one for one in news if one is not None]
-    assert all(isinstance(one, Began) == (place % 2 == 0) for place, one in enumerate(told))
-    assert sum(one.seconds for one in told if isinstance(one, Ended)) + waiting.seconds(now) == expected
+    assert waiting.total_s == total
 
 
 def test_the_reason_names_who_is_missing_and_why() -> None:
@@ -76,6 +83,7 @@ async def test_a_writer_that_waits_says_so_once_and_says_when_it_goes_on(
             await until(lambda: "cannot connect" in claim.status().waiting, "the cause is told")
             check_status(claim, three)
             check_member_figures(three)
+            await until(lambda: claim.status().waiting_s > waiting_told_s, "it waits for long")
             await on(*three[:2])
             await writer.wait_synced(size)
             await until(lambda: claim.status().waiting == "", "it does not wait any more")
