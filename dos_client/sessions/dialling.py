@@ -1,6 +1,8 @@
 """From an address to a socket, and from the world's troubles to our errors. The one place that translates
 OSError."""
 
+import os
+
 import trio
 
 from dos_client.core.replacement import GONE_SUFFIX
@@ -27,7 +29,10 @@ def _cause_text(error: BaseException) -> str:
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
-    return str(cause or error)
+    reason = cause or error
+    if isinstance(reason, OSError) and reason.errno and reason.errno > 0:
+        return os.strerror(reason.errno)  # its own text says the address again
+    return str(reason)
 
 
 def broken(address: str, error: OSError) -> BrokenConnectionError:

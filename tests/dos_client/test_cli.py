@@ -253,7 +253,7 @@ def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
     answered("append", f"{alone.url}/notes/x", stdin=b"x")
     assert "no object nothing in notes" in refused(1, "get", f"{alone.url}/notes/nothing")
     assert "no directory nowhere" in refused(1, "ls", f"{alone.url}/nowhere")
-    assert "cannot connect to 127.0.0.1:1" in refused(3, "ls", "dos://127.0.0.1:1")
+    assert "cannot connect to 127.0.0.1:1: Connection refused" in refused(3, "ls", "dos://127.0.0.1:1")
     assert "a URL begins with dos://" in refused(2, "ls", "http://x")
     assert "a name must match" in refused(2, "get", f"{alone.url}/../x")
     assert "must name an object" in refused(2, "get", f"{alone.url}/notes")
