@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dos_client.cli.progress import Shown
-from dos_client.cli.store import StoreUrl, record_json, replace_text, store_app
-
-__all__ = ["store_app"]
+from dos_client.cli.store import StoreUrl, filling_shown, record_json, store_app
 from dos_client.cli.support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.mending.repairing import Outcome, RepairProgress, RepairReport, repair_store
@@ -19,6 +17,8 @@ from dos_client.mending.verifying import Finding, VerifyProgress, VerifyReport, 
 from dos_client.store import open_store
 from dos_client.urls import parse_url
 from dos_protocol.names import id_text
+
+__all__ = ["store_app"]
 
 Directories = Annotated[
     list[str] | None,
@@ -142,9 +142,7 @@ def recover(
                 url,
                 accept_loss=accept_loss,
                 new=new or (),
-                progress=lambda now: shown.tell(
-                    replace_text(now), now.bytes_done, now.bytes_total, now.phase
-                ),
+                progress=filling_shown(shown),
                 token=read_token(token_file),
             )
 

@@ -3,6 +3,7 @@
 Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -63,9 +64,7 @@ def add(
             return await add_member(
                 url,
                 new=new,
-                progress=lambda now: shown.tell(
-                    replace_text(now), now.bytes_done, now.bytes_total, now.phase
-                ),
+                progress=filling_shown(shown),
                 token=read_token(token_file),
                 client="dos store add",
             )
@@ -77,13 +76,16 @@ def add(
         print(f"{new} is in: {len(record.members)} members, generation {record.generation}")
 
 
-def replace_text(now: ReplaceProgress) -> str:
-    """The progress of filling a member, in words."""
-    return (
-        f"{now.phase}, {now.directories_done} of {now.directories} directories"
-        if now.directories
-        else now.phase
-    )
+def filling_shown(shown: Shown) -> Callable[[ReplaceProgress], None]:
+    """Shows how far the filling of a member is."""
+
+    def tell(now: ReplaceProgress) -> None:
+        text = now.phase
+        if now.directories:
+            text += f", {now.directories_done} of {now.directories} directories"
+        shown.tell(text, now.bytes_done, now.bytes_total, now.phase)
+
+    return tell
 
 
 @store_app.command()
@@ -151,9 +153,7 @@ def replace(
                 old=old,
                 new=new,
                 other_is_gone=other_is_gone,
-                progress=lambda now: shown.tell(
-                    replace_text(now), now.bytes_done, now.bytes_total, now.phase
-                ),
+                progress=filling_shown(shown),
                 token=read_token(token_file),
                 client="dos store replace",
             )

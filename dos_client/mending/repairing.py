@@ -19,10 +19,10 @@ import trio
 from dos_client.core.comparing import Copies, Digests, Verdict, judge
 from dos_client.core.mending import Mend, Refused, plan
 from dos_client.core.quorum import Quorums
-from dos_client.limits import mend_attempts_max, mend_chunk_bytes, mend_pause_s, verify_pause_s
+from dos_client.limits import mend_attempts_max, mend_chunk_bytes, mend_pause_s
 from dos_client.live_store import Store
-from dos_client.mending.verifying import appending, moved, need_quorum, uneven
-from dos_client.mending.walking import Walk, open_walk
+from dos_client.mending.verifying import need_quorum
+from dos_client.mending.walking import Walk, look_twice, moving, open_walk
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
     BeingAppendedError,
@@ -166,19 +166,13 @@ class _Repairer:
     async def directory(self, directory: str, *, read: bool) -> list[Repair]:
         """Everything in one directory."""
         walk, done = self._walk, []
-        await walk.enter(directory)
         if read:
             await self._read_all(directory)
-        first = {name: walk.infos(name) for name in walk.names()}
-        if any(uneven(infos) for infos in first.values()):
-            await trio.sleep(verify_pause_s)
-            await walk.enter(directory)
+        first = await look_twice(walk, directory)
         self.objects = len(walk.names())
         for name in walk.names():
             infos = walk.infos(name)
-            live = appending(infos) or any(
-                name in first and moved(first[name].get(one), info) for one, info in infos.items()
-            )
+            live = moving(first.get(name), infos)
             copies, digests = await walk.compared(name, infos)
             for server_id, verdict in judge(copies, digests).verdicts.items():
                 late = verdict in (Verdict.BEHIND, Verdict.MISSING)
@@ -195,6 +189,7 @@ class _Repairer:
 
     async def _read_all(self, directory: str) -> None:
         walk = self._walk
+        await walk.enter(directory)
         for name in walk.names():
             copies, _ = await walk.compared(name, walk.infos(name))
             for server_id, copy in copies.items():
@@ -203,7 +198,6 @@ class _Repairer:
                         await walk.read_through(name, server_id, copy, lambda _: self._say())
                     except DosError as error:
                         walk.lose(server_id, error)
-        await walk.enter(directory)
 
     async def copy(
         self, directory: str, name: str, server_id: bytes, verdict: Verdict | None

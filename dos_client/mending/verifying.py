@@ -13,17 +13,13 @@ second time: where something moved meanwhile, or is being appended, a lag is onl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import trio
-
 from dos_client.core.comparing import Copies, Copy, Judgement, Verdict, judge
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import verify_pause_s
 from dos_client.live_store import Store
-from dos_client.mending.walking import Walk, open_walk
+from dos_client.mending.walking import Infos, Walk, look_twice, moving, open_walk
 from dos_protocol.errors import DosError
 from dos_protocol.names import check_name
-from dos_protocol.vocabulary import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +121,13 @@ class _Directory:
 
     async def run(self, *, read: bool) -> None:
         walk = self._walk
-        await walk.enter(self._name)
-        first = {name: walk.infos(name) for name in walk.names()}
-        if any(uneven(infos) for infos in first.values()):
-            await trio.sleep(verify_pause_s)
-            await walk.enter(self._name)
+        first = await look_twice(walk, self._name)
         for name in walk.names():
             infos = walk.infos(name)
             copies, judgement = await self._judge(name, infos, read=read)
-            moving = appending(infos) or any(
-                name in first and moved(first[name].get(one), info) for one, info in infos.items()
-            )
-            self._count(name, copies, judgement, moving=moving)
+            self._count(name, copies, judgement, moving=moving(first.get(name), infos))
 
-    async def _judge(
-        self, name: str, infos: dict[bytes, ObjectInfo | None], *, read: bool
-    ) -> tuple[Copies, Judgement]:
+    async def _judge(self, name: str, infos: Infos, *, read: bool) -> tuple[Copies, Judgement]:
         copies, digests = await self._walk.compared(name, infos)
         if read:
             copies = {one: await self._read(name, one, copy) for one, copy in copies.items()}
@@ -185,18 +172,3 @@ class _Directory:
                     live=lags and (moving or member.state != "in"),
                 )
             )
-
-
-def appending(infos: dict[bytes, ObjectInfo | None]) -> bool:
-    """Whether a member says that somebody appends to it."""
-    return any(info is not None and info.appending for info in infos.values())
-
-
-def uneven(infos: dict[bytes, ObjectInfo | None]) -> bool:
-    """Whether the members have different sizes of it."""
-    return len({info.synced if info is not None else 0 for info in infos.values()}) > 1
-
-
-def moved(before: ObjectInfo | None, after: ObjectInfo | None) -> bool:
-    """Whether a copy grew between two looks."""
-    return (before.synced if before is not None else 0) != (after.synced if after is not None else 0)

@@ -17,7 +17,7 @@ import trio
 
 from dos_client.core.backoff import backoff_s
 from dos_client.core.comparing import Copies, Copy, Digests, copy_of, questions
-from dos_client.limits import look_timeout_s, read_bytes_max
+from dos_client.limits import look_timeout_s, read_bytes_max, verify_pause_s
 from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
 from dos_client.sessions.connection import Connection, open_connection
@@ -36,6 +36,9 @@ from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
+
+Infos = dict[bytes, ObjectInfo | None]
+"""Of one object, what each member says of its copy; None: it has none."""
 
 
 class Walk:
@@ -84,11 +87,11 @@ class Walk:
         """The objects of the directory that any member has."""
         return sorted({name for objects in self._objects.values() for name in objects})
 
-    def infos(self, name: str) -> dict[bytes, ObjectInfo | None]:
+    def infos(self, name: str) -> Infos:
         """What each member says of an object."""
         return {server_id: objects.get(name) for server_id, objects in self._objects.items()}
 
-    async def compared(self, name: str, infos: dict[bytes, ObjectInfo | None]) -> tuple[Copies, Digests]:
+    async def compared(self, name: str, infos: Infos) -> tuple[Copies, Digests]:
         """The copies of an object, and the digests needed to judge them."""
         copies: dict[bytes, Copy] = {one: copy_of(info) for one, info in infos.items()}
         digests: dict[tuple[bytes, int], int] = {}
@@ -202,3 +205,30 @@ async def open_walk(store: Store) -> AsyncIterator[Walk]:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def look_twice(walk: Walk, directory: str) -> dict[str, Infos]:
+    """Enter a directory; where copies are uneven, once more after a pause, in which a writer that is at work
+    moves them. Returns what the first look saw, for `moving`."""
+    await walk.enter(directory)
+    first = {name: walk.infos(name) for name in walk.names()}
+    if any(_uneven(infos) for infos in first.values()):
+        await trio.sleep(verify_pause_s)
+        await walk.enter(directory)
+    return first
+
+
+def moving(first: Infos | None, now: Infos) -> bool:
+    """Whether a writer is at work on the object: a member says that somebody appends to it, or a copy grew
+    since the first look. `first`: None for an object that was not there then."""
+    if any(info is not None and info.appending for info in now.values()):
+        return True
+    return first is not None and any(_size(first.get(one)) != _size(info) for one, info in now.items())
+
+
+def _uneven(infos: Infos) -> bool:
+    return len({_size(info) for info in infos.values()}) > 1
+
+
+def _size(info: ObjectInfo | None) -> int:
+    return info.synced if info is not None else 0

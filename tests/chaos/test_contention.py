@@ -26,7 +26,7 @@ from tests.chaos.disks import read_object
 from tests.chaos.harvest import entries_of
 from tests.chaos.records import CHAIN, Entry, make_record
 from tests.chaos.writer import FENCED, keep_taking_over, take_the_chain_over
-from tests.dos_client.support import ThreadServer, content_of, until, url_of
+from tests.dos_client.support import ThreadServer, content_of, thread_servers, until, url_of
 from tests.support.proxy import Proxy, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
@@ -38,12 +38,8 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[ThreadServer]]:
     """Three servers in threads, not yet a store."""
-    servers = [ThreadServer(tmp_path / f"s{number}") for number in (1, 2, 3)]
-    try:
+    with thread_servers(tmp_path, 3) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 class History:

@@ -5,18 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.dos_client.support import ThreadServer
+from tests.dos_client.support import ThreadServer, thread_servers
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[ThreadServer]]:
     """Three servers in threads, not yet a store."""
-    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(3)]
-    try:
+    with thread_servers(tmp_path, 3) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 @pytest.fixture

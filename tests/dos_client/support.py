@@ -5,8 +5,8 @@ be lucky. The network that misbehaves is `tests/support/proxy.py`.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,17 @@ class ThreadServer:
     def restart(self) -> None:
         self._server.stop()
         self._server = embedded.start(self.data, port=self.address[1])
+
+
+@contextmanager
+def thread_servers(folder: Path, count: int) -> Iterator[list[ThreadServer]]:
+    """So many servers in threads, not yet a store."""
+    servers = [ThreadServer(folder / f"server-{number}") for number in range(count)]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
 
 
 AnyServer = ServerProcess | ThreadServer

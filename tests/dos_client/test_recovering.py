@@ -25,6 +25,7 @@ from tests.dos_client.support import (
     new_writer,
     off,
     on,
+    thread_servers,
     until,
     url_of,
 )
@@ -37,12 +38,8 @@ Threads = list[ThreadServer]
 
 @pytest.fixture
 def five(tmp_path: Path) -> Iterator[Threads]:
-    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(5)]
-    try:
+    with thread_servers(tmp_path, 5) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 async def wipe(*servers: ThreadServer) -> None:

@@ -28,6 +28,7 @@ from tests.dos_client.support import (
     new_writer,
     off,
     on,
+    thread_servers,
     until,
     url_of,
 )
@@ -40,12 +41,8 @@ Threads = list[ThreadServer]
 @pytest.fixture
 def four(tmp_path: Path) -> Iterator[Threads]:
     """Four servers in threads; the first three are to be the store."""
-    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(4)]
-    try:
+    with thread_servers(tmp_path, 4) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 async def write_idle(url: str, directory: str, epoch: int, *contents: bytes) -> None:

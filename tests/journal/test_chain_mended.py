@@ -9,7 +9,7 @@ import pytest
 
 from dos_client import Store, init_store, open_store, recover_store, repair_store
 from journal import ChainWriter, Op, Record, read_records, take_over
-from tests.dos_client.support import ThreadServer, damage, has, off, url_of
+from tests.dos_client.support import ThreadServer, damage, has, off, thread_servers, url_of
 
 pytestmark = pytest.mark.trio
 Threads = list[ThreadServer]
@@ -18,12 +18,8 @@ Threads = list[ThreadServer]
 @pytest.fixture
 def four(tmp_path: Path) -> Iterator[Threads]:
     """Four servers in threads; the first three are the store."""
-    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(4)]
-    try:
+    with thread_servers(tmp_path, 4) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 async def notes(store: Store, epoch: int, numbers: range) -> list[int]:

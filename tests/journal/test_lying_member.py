@@ -10,7 +10,7 @@ import trio
 
 from dos_client import connect, init_store, open_store
 from journal import ChainWriter, Op, Record, look_chain, read_records, take_over
-from tests.dos_client.support import ThreadServer, content_of, has, url_of
+from tests.dos_client.support import ThreadServer, content_of, has, thread_servers, url_of
 
 DIRECTORY = "app.w0000"
 
@@ -18,12 +18,8 @@ DIRECTORY = "app.w0000"
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[ThreadServer]]:
     """Three servers, not yet a store."""
-    servers = [ThreadServer(tmp_path / f"server-{number}") for number in range(3)]
-    try:
+    with thread_servers(tmp_path, 3) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 async def written(servers: list[ThreadServer]) -> str:
