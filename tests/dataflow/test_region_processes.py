@@ -113,20 +113,31 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
 
 
-def unhurried(batch: pa.RecordBatch) -> pa.Array:
-    """A function that takes its time over each batch, so that a region is met in the middle of its work."""
-    time.sleep(0.05)
+def unhurried(hurry: Path, batch: pa.RecordBatch) -> pa.Array:
+    """A function that takes its time over each batch, until it is told to hurry."""
+    if not hurry.exists():
+        time.sleep(0.15)
     return split_words(batch)
 
 
 def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 3, truncate: bool = True) -> Graph:
-    """Under SMALL_STEPS some 1.3 MB a second and worker, on any machine."""
+    """Under SMALL_STEPS some 0.4 MB a second and worker, on any machine, until `hurry(out)`."""
     graph = Graph("wordcount")
     lines = graph.source("lines", FileSource([*paths], repeat=repeat, errors="replace"))
-    words = lines.flat_map("words", unhurried, schema="word string", takes="batch")
+    function = partial(unhurried, _hurry_of(out))
+    words = lines.flat_map("words", function, schema="word string", takes="batch")
     sink = FileSink(out, truncate_on_reset=truncate)
     words.key_by("by_word", "word").count("counts").sink("out", sink)
     return graph
+
+
+def hurry(out: Path) -> None:
+    """The test has met the region in the middle of its work: what is left may be done at full speed."""
+    _hurry_of(out).touch()
+
+
+def _hurry_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.hurry")
 
 
 def kill(control: RegionControl, worker: int, *, wipe: bool) -> None:
@@ -162,6 +173,7 @@ def test_killed_workers_leave_no_trace_in_the_output(
         watch.cuts(4)
         kill(control, 1, wipe=False)
         watch.wait(lambda event: isinstance(event, ResetReport), 2)
+        hurry(tmp_path / "out")
         assert finished(control), control.status()
         assert control.status().incarnation == 3, "one reset a kill"
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
@@ -179,6 +191,7 @@ def test_without_truncation_a_killed_worker_shows_in_the_output(
         while control.status().step < before + 3:
             control.wait(0.01)
         kill(control, 0, wipe=True)
+        hurry(tmp_path / "out")
         assert finished(control), control.status()
     with pytest.raises(AssertionError, match="after"):
         last_counts(tmp_path / "out")
@@ -204,6 +217,7 @@ def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_
         pids = [worker.pid for worker in control.status().workers]
         for server in three_servers[:2]:
             server.restart()
+        hurry(tmp_path / "out")
         assert finished(control), control.status()
         assert control.status().incarnation == 2, "waiting for the store resets nothing"
         assert [worker.pid for worker in control.status().workers] == pids, "and kills nobody"
@@ -279,6 +293,7 @@ def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_r
             assert text.startswith(part.read_bytes()), "cut back at most, never written to"
 
     path.write_bytes(content + b"brand new words at the end")
+    hurry(out)
     with running(again(), shared_store, tmp_path) as (control, _):
         assert finished(control), control.status()
     assert last_counts(out) == dict(true_counts([path]))

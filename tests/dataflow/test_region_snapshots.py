@@ -15,7 +15,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.worker import WorkerSpec, run_worker
 from dos_client import init_store, open_store
 from tests.dataflow.support import last_counts, true_counts
-from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, slow_word_count
+from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, hurry, slow_word_count
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
@@ -101,16 +101,17 @@ def test_a_restore_begins_at_the_newest_snapshot(
             file.write(f"word{number * 7919 % 3001} and{number % 7} another\n")
     trio.run(lambda: init_store(one_server.url))
     watch = Watch()
-    graph = slow_word_count([path], tmp_path / "out", repeat=4)
+    graph = slow_word_count([path], tmp_path / "out", repeat=8)
     control = run_in_threads(graph, one_server.url, watch, SMALL_STEPS)
     for round_ in (1, 2):
         watch.cuts(3 * round_)
         control.reset()
         watch.wait(lambda event: isinstance(event, ResetReport), round_)
+    hurry(tmp_path / "out")
     assert control.wait(WAIT_S), control.status()
     assert control.status().state is RegionState.FINISHED, control.exception()
     assert control.status().incarnation == 3
-    assert last_counts(tmp_path / "out") == dict(true_counts([path], 4))
+    assert last_counts(tmp_path / "out") == dict(true_counts([path], 8))
     for worker in (0, 1):
         segments = segments_of(one_server.url, worker)
         epochs = [epoch for epoch, _ in segments]
