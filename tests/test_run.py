@@ -5,6 +5,7 @@ things: once, whole, again after an interruption, one at a time, from anywhere.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ FAKE_PYTHON = """#!/bin/sh
 # Answers as far as ./run asks; writes every installation into $FAKE_LOG.
 case "$*" in
     "-c import ensurepip") [ -z "${FAKE_NO_ENSUREPIP:-}" ] ;;
+    "-c "*sysconfig*) echo "3.11 $FAKE_TOOLS" ;;
     "-c "*"print("*) echo 3.11 ;;
     "-c "*) exit 0 ;;
     --version) echo "Python 3.11.0" ;;
@@ -34,6 +36,7 @@ case "$*" in
     "-m pip "*)
         echo "$*" >>"$FAKE_LOG"
         sleep "${FAKE_PIP_S:-0}"
+        case "$*" in *"[power]"*) exit "${FAKE_PYFUSE3_ENDS:-0}" ;; esac
         exit "${FAKE_PIP_ENDS:-0}"
         ;;
     *)
@@ -43,6 +46,21 @@ case "$*" in
         echo "PYSPARK_PYTHON=$PYSPARK_PYTHON"
         ;;
 esac
+"""
+
+FAKE_APT_GET = """#!/bin/sh
+# Puts an empty program on PATH for each package that has one.
+echo "apt-get $*" >>"$FAKE_LOG"
+for package; do :; done
+case "$*" in *" install "*) ;; *) exit 0 ;; esac
+case $package in
+    fuse3) program=fusermount3 ;;
+    python3.11-dev) program=Python.h ;;
+    *) program=$package ;;
+esac
+[ "$package" != "${FAKE_NOT_OFFERED:-}" ] || exit 100
+printf '#!/bin/sh\\n' >"$FAKE_TOOLS/$program"
+chmod +x "$FAKE_TOOLS/$program"
 """
 
 TOOLS = [
@@ -65,6 +83,8 @@ TOOLS = [
     "touch",
 ]
 """All that ./run and the fakes call; apt-get and sudo are not among them, so no test installs anything."""
+
+SYSTEM_PACKAGES = ["strace", "fuse3", "pkg-config", "libfuse3-dev", "gcc", "libc6-dev", "python3.11-dev"]
 
 FAKE_JAVA = """#!/bin/sh
 echo "    java.home = {home}" >&2
@@ -89,7 +109,7 @@ class Checkout:
         self.java_home = directory / "java"
         (self.java_home / "bin").mkdir(parents=True)
         self.java(17)
-        tools = directory / "tools"
+        self.tools = tools = directory / "tools"
         tools.mkdir()
         for name in TOOLS:
             found = shutil.which(name)
@@ -97,6 +117,14 @@ class Checkout:
             (tools / name).symlink_to(found)
         self.environment = {"PATH": str(tools), "FAKE_LOG": str(self.log), "DOS_PYTHON": str(python)}
         self.environment |= {"HOME": str(directory), "JAVA_HOME": str(self.java_home)}
+        self.environment |= {"FAKE_TOOLS": str(tools)}
+
+    def may_install(self) -> None:
+        """From now on there is an apt-get, and the caller is root."""
+        (self.tools / "id").unlink()
+        for name, text in (("apt-get", FAKE_APT_GET), ("id", "#!/bin/sh\necho 0\n")):
+            (self.tools / name).write_text(text)
+            (self.tools / name).chmod(0o755)
 
     def java(self, version: int) -> None:
         java = self.java_home / "bin" / "java"
@@ -243,6 +271,62 @@ def test_without_ensurepip_a_pip_from_outside_is_used(checkout: Checkout) -> Non
     assert done.returncode == 0, done.stderr
     assert checkout.installations
     assert all("-m pip --python" in line for line in checkout.installations)
+
+
+def installed_by_apt(checkout: Checkout) -> list[str]:
+    return [line.split()[-1] for line in checkout.installations if re.match("apt-get .* install ", line)]
+
+
+def test_a_run_of_all_tests_installs_what_they_need_of_the_system_once(checkout: Checkout) -> None:
+    checkout.may_install()
+    done = checkout.run("test")
+    assert done.returncode == 0, done.stderr
+    assert installed_by_apt(checkout) == SYSTEM_PACKAGES
+    assert "--editable .[power]" in checkout.installations[-1]
+    assert "going on without" not in done.stderr
+    assert "python -m pytest" in done.stdout
+    before = checkout.installations
+    assert checkout.run("test").returncode == 0
+    assert checkout.installations == before
+
+
+def test_a_package_that_is_not_offered_keeps_no_other_away_and_the_tests_run(checkout: Checkout) -> None:
+    checkout.may_install()
+    done = checkout.run("test", FAKE_NOT_OFFERED="strace")
+    assert done.returncode == 0, done.stderr
+    assert installed_by_apt(checkout) == SYSTEM_PACKAGES
+    assert "--editable .[power]" in checkout.installations[-1]
+    assert "the tests that need them say so: strace\n" in done.stderr
+    assert "python -m pytest" in done.stdout
+
+
+def test_a_few_tests_install_no_system_package_and_pyfuse3_only_where_it_can_be_built(
+    checkout: Checkout,
+) -> None:
+    checkout.may_install()
+    assert checkout.run("test", "tests/journal").returncode == 0
+    assert installed_by_apt(checkout) == []
+    assert not any("[power]" in line for line in checkout.installations)
+    for program in ("pkg-config", "gcc", "Python.h"):
+        shutil.copy(checkout.tools / "apt-get", checkout.tools / program)
+    done = checkout.run("test", "tests/journal")
+    assert done.stdout.splitlines()[0] == "python -m pytest tests/journal"
+    assert any("--editable .[power]" in line for line in checkout.installations)
+
+
+def test_where_nothing_may_be_installed_the_tests_run_all_the_same(checkout: Checkout) -> None:
+    done = checkout.run("test")
+    assert done.returncode == 0, done.stderr
+    assert f"the tests that need them say so: {' '.join(SYSTEM_PACKAGES)}\n" in done.stderr
+    assert "python -m pytest" in done.stdout
+
+
+def test_a_pyfuse3_that_cannot_be_built_stops_nothing(checkout: Checkout) -> None:
+    checkout.may_install()
+    done = checkout.run("test", FAKE_PYFUSE3_ENDS="1")
+    assert done.returncode == 0, done.stderr
+    assert "pyfuse3 was not installed" in done.stderr
+    assert "python -m pytest" in done.stdout
 
 
 def test_without_a_python_it_says_what_to_do(checkout: Checkout) -> None:
