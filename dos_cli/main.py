@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("dos_client.cli.objects", "List directories, or the objects of one directory."),
     "get": ("dos_client.cli.objects", "Write an object's durable bytes to standard output."),
     "append": ("dos_client.cli.objects", "Append a file or standard input to an object."),
+    "rm": ("dos_client.cli.objects", "Delete an object of one server, for ever."),
     "stat": ("dos_client.cli.objects", "Show an object's sizes and digest."),
     "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
     "journal": ("journal.cli", "Dump or verify a journal."),

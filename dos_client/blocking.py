@@ -246,6 +246,9 @@ class BlockingClaim:
     def settle(self, name: str, size: int, digest: int) -> None:
         self._portal.call(self.claim.settle, name, size, digest)
 
+    def delete(self, name: str) -> None:
+        self._portal.call(self.claim.delete, name)
+
     def open_object(self, name: str) -> BlockingObjectWriter:
         return BlockingObjectWriter(self._portal, self._portal.call_sync(self.claim.open_object, name))
 

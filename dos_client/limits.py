@@ -69,6 +69,8 @@ superseded_joining_s: Final = 2.0
 mend_chunk_bytes: Final = 256 * KIB
 mend_timeout_s: Final = 60.0
 """One piece of a new copy; the last one waits until a server has synced all of it."""
+delete_timeout_s: Final = 60.0
+"""A large file takes its file system a while to take away."""
 mend_attempts_max: Final = 3
 mend_pause_s: Final = 0.5
 """A copy whose mending met a writer at work is tried so often, so far apart."""

@@ -65,7 +65,7 @@ VERDICTS: Final[dict[ErrorCode, Verdict]] = {
     ErrorCode.BAD_DIGEST: Verdict(Blame.PEER, "connect again and send the frame again"),
     ErrorCode.TOO_LARGE: Verdict(Blame.CALLER, "split it: the limits are in WELCOME"),
     ErrorCode.UNKNOWN_OPCODE: Verdict(Blame.PEER, "use the opcodes of the version agreed in WELCOME"),
-    ErrorCode.UNSUPPORTED: Verdict(Blame.CALLER, "this server does not do that; use a newer one"),
+    ErrorCode.UNSUPPORTED: Verdict(Blame.CALLER, "do without: the message says what is not done, and why"),
     ErrorCode.BAD_VERSION: Verdict(Blame.PEER, "use a client and a server of one protocol version"),
     ErrorCode.NOT_READY: Verdict(Blame.CALLER, "send HELLO first, and CWD before naming objects"),
     ErrorCode.UNAUTHORISED: Verdict(Blame.CALLER, "send the token this server was started with"),

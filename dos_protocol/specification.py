@@ -128,6 +128,7 @@ META_SPECS: Final[dict[int, Spec]] = {
     132: Struct("offset" / Int64ub, "synced" / Int64ub, "name" / Name, Terminated),
     133: Struct("more" / Flag, Terminated),
     134: Struct("digest_at" / Int64ub, "digest" / Int64ub, Terminated),
+    135: Struct("name" / Name, Terminated),
     136: Struct("generation" / Int64ub, Terminated),
     137: Struct(Terminated),
     138: Struct(Terminated),

@@ -38,6 +38,7 @@ class Opcode(IntEnum):
     DATA = 132
     LISTING = 133
     STAT_RESULT = 134
+    DELETED = 135
     CONFIGURED = 136
     PONG = 137
     BYE = 138
@@ -169,7 +170,13 @@ class StatResult(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Reserved; refused UNSUPPORTED."""
+    """Take a whole object away, for ever."""
+
+    name: str
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """It is gone, durably, and the name is free."""
 
     name: str
 
@@ -254,6 +261,7 @@ Message = (
     | Stat
     | StatResult
     | Delete
+    | Deleted
     | Configure
     | Configured
     | Ping

@@ -1,4 +1,5 @@
-"""`dos ls`, `append`, `stat`, `ping`; `dos get` from `get`, and `dos store` from `store` and others.
+"""`dos ls`, `append`, `stat`, `ping`; `dos get` and `rm` are in files of their names, `dos store` in `store`
+and others.
 
 Rules of this file: arguments in, text or JSON out. A URL with one server speaks to that server alone; one
 with several speaks to the store they are. Exit codes are in `support`.
@@ -15,6 +16,7 @@ import typer
 from dos_client.cli import mending as cli_mending
 from dos_client.cli import status as cli_status
 from dos_client.cli.get import get
+from dos_client.cli.rm import rm
 from dos_client.cli.support import (
     NEGATIVE,
     REFUSED,
@@ -44,6 +46,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Ob
 assert cli_mending.store_app is cli_status.store_app  # each adds its commands to the one group
 app.add_typer(cli_mending.store_app, name="store")
 app.command()(get)
+app.command()(rm)
 
 _OURS = b"dos-append"
 """Writer ids of `dos append` begin so: it may take over from itself without being told to."""

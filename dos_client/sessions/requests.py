@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from dos_client.limits import answer_timeout_s, mend_timeout_s
+from dos_client.limits import answer_timeout_s, delete_timeout_s, mend_timeout_s
 from dos_protocol.errors import DosError, RemoteProtocolError
 from dos_protocol.store_record import StoreRecord, encode_store_record
 from dos_protocol.vocabulary import (
@@ -18,6 +18,8 @@ from dos_protocol.vocabulary import (
     Configure,
     Configured,
     Data,
+    Delete,
+    Deleted,
     DirectoryOpened,
     Get,
     List,
@@ -101,6 +103,19 @@ class Requests(ABC):
             self.fail(error)
             raise error
         return data
+
+    async def delete(self, name: str) -> None:
+        """Take a whole object away, for ever; returns when it is gone from stable storage.
+
+        The session must be one that may append there. Raises FencedError, NotClaimedError, NotFoundError,
+        BeingAppendedError, BusyError, and UnsupportedError by a server that is in a store: nothing was
+        removed. After PoisonedError its STAT says what is there, after BrokenConnectionError nobody
+        knows: look."""
+        answer = await self.ask(Delete(name), Deleted, delete_timeout_s)
+        if answer.name != name:
+            error = RemoteProtocolError(f"{self.address} deleted {answer.name}, {name} was asked for")
+            self.fail(error)
+            raise error
 
     async def mend(self, request: Mend) -> Mended:
         """Bring a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""

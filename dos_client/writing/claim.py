@@ -36,7 +36,13 @@ from dos_client.writing.link import Link
 from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import Target
-from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
+    DosError,
+    FencedError,
+    LocalProtocolError,
+)
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -64,6 +70,7 @@ class Claim:
         self.epoch_seen = epoch
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
         self.targets: dict[str, Target] = {}
+        self._deleting: set[str] = set()
         self.lost: FencedError | None = None
         self.waited = False
         self._quorums = Quorums(store.record)
@@ -170,6 +177,33 @@ class Claim:
         """Go on with an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
         digest there, `tail` what follows. For plain objects; a journal never goes on with a segment."""
         return self._open(name, Window(base, base_digest, tail))
+
+    async def delete(self, name: str) -> None:
+        """Take an object away, for ever, of one server that is in no store (`connect`). Returns when it is
+        gone from stable storage; the name is free then.
+
+        Raises LocalProtocolError in a store, or for an object that this claim writes or settles; FencedError,
+        ClosedError, NotFoundError, BeingAppendedError, BusyError, PoisonedError: see `Requests.delete`.
+        BrokenConnectionError, also when there is no session now: whether it is gone, a look must say."""
+        self.check()
+        if not self.store.of_one_server:
+            raise LocalProtocolError(
+                f"{self.directory}/{name} is of a store, of which nothing is deleted: a copy that is gone"
+                " cannot be told from one that is missing",
+                remedy="keep it; only of one server that is in no store objects are deleted",
+            )
+        if name in self.targets or name in self._deleting:
+            raise LocalProtocolError(f"{name} is in use by this claim of {self.directory}")
+        (link,) = self._links.values()
+        if link.connection is None:
+            raise BrokenConnectionError(f"no session with {link.member.address} now: {link.error}")
+        self._deleting.add(name)
+        try:
+            await link.connection.delete(name)
+            self.answers.get(link.server_id, {}).pop(name, None)
+            link.copies.forget(name)
+        finally:
+            self._deleting.discard(name)
 
     async def aclose(self) -> None:
         """End the sessions. Bytes not yet acknowledged may or may not arrive. Waits raise ClosedError."""
@@ -350,6 +384,8 @@ class Claim:
         return ObjectWriter(self, target)
 
     def _add(self, name: str, window: Window | None = None, local: LocalCopy | None = None) -> Target:
+        if name in self._deleting:
+            raise LocalProtocolError(f"{name} is being deleted by this claim of {self.directory}")
         target = self.targets[name] = Target(check_name(name), self._next_tag, self._quorums, window, local)
         self._next_tag += 1
         return target

@@ -127,6 +127,10 @@ class Copies:
         if self._nursery is not None:
             self._discover(self._all[target.name])
 
+    def forget(self, name: str) -> None:
+        """The member has deleted that object, of which the claim knows nothing."""
+        self._infos.pop(name, None)
+
     def sealed(self, target: Target) -> None:
         """The writer is done with the object; what is missing comes from elsewhere."""
         copy = self._active.pop(target.name, None)

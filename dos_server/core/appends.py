@@ -10,7 +10,6 @@ from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
-from dos_protocol.session_states import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
@@ -31,7 +30,7 @@ class Appends:
 
     def append(self, session: Session, request: m.Append, request_id: int) -> None:
         directory = self._tables.directory_of(session, request_id)
-        if directory is None or not self._may_append(session, directory, request_id):
+        if directory is None or not self._claims.may_write(session, directory, request_id):
             return
         state = directory.objects.get(request.name)
         if state is None:
@@ -62,21 +61,6 @@ class Appends:
         session.unsynced_bytes += len(data)
         session.unsynced_appends += 1
         self._tables.touched[state] = directory
-
-    def _may_append(self, session: Session, directory: DirectoryState, request_id: int) -> bool:
-        """The claim is checked now, when the append is carried out, not when it was sent (R2)."""
-        if not directory.claimed or directory.holder is session:
-            return True
-        held = directory.claim
-        if session.state is SessionState.SUPERSEDED:
-            code, text = ErrorCode.FENCED, f"epoch {held.epoch} of {directory.name} is held by another writer"
-        else:
-            code, text = (
-                ErrorCode.NOT_CLAIMED,
-                f"{directory.name} has a writer, and this session has no claim",
-            )
-        self._tables.refuse(session, code, text, request_id, held.epoch)
-        return False
 
     def batch_ended(self, event: v.BatchEnded | None = None) -> None:
         """Write what was accepted: adjacent appends of a batch share extents."""

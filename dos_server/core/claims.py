@@ -95,6 +95,22 @@ class Claims:
                     directory.holder = None
                 self._tables.refuse(other, ErrorCode.FENCED, text, 0, epoch)
 
+    def may_write(self, session: Session, directory: DirectoryState, request_id: int) -> bool:
+        """Whether the session may change objects of the directory; refuses if not. The claim is checked now,
+        when the request is carried out, not when it was sent (R2)."""
+        if not directory.claimed or directory.holder is session:
+            return True
+        held = directory.claim
+        if session.state is SessionState.SUPERSEDED:
+            code, text = ErrorCode.FENCED, f"epoch {held.epoch} of {directory.name} is held by another writer"
+        else:
+            code, text = (
+                ErrorCode.NOT_CLAIMED,
+                f"{directory.name} has a writer, and this session has no claim",
+            )
+        self._tables.refuse(session, code, text, request_id, held.epoch)
+        return False
+
     def _not_opened(self, opening: Claimant, code: ErrorCode, text: str, actual: int = 0) -> None:
         """CWD is refused: the session is where it was before."""
         opening.session.opening = None

@@ -7,12 +7,18 @@ a claim of the directory waits. A crash leaves the whole object or nothing (`dos
 made anew under the name has another version: a read that was asked of the old one is not answered from the
 new one's file.
 
-Rules of this file: the end of an object. Who may remove is decided by the caller.
+A server that is in a store removes nothing, for anybody: its copy may be one of those that make bytes
+acknowledged or committed, and one that is gone looks like one that never was. Which objects of a store are
+needed by nobody is for the manifest to say (R14), and nobody asks it yet.
+
+Rules of this file: the end of an object. What version 0 says of it is decided in `version0`.
 """
 
 from typing import NamedTuple
 
+from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
+from dos_protocol.names import id_text
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
@@ -38,11 +44,40 @@ class Removals:
         self._claims = claims
         self._reads = reads
 
+    def delete(self, session: Session, request: m.Delete, request_id: int) -> None:
+        """DELETE of version 1: by whoever may append there. It is checked when it is carried out."""
+        tables, refusal = self._tables, self._in_store()
+        if refusal is None:
+            directory = tables.directory_of(session, request_id)
+            if (
+                directory is None
+                or not tables.name_is_good(session, request.name, request_id)
+                or not self._claims.may_write(session, directory, request_id)
+            ):
+                return
+            state = directory.objects.get(request.name)
+            if state is None:
+                refusal = Refusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
+            else:
+                refusal = self.remove(session, directory, state, request_id)
+        if refusal is not None:
+            tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+
+    def answer(self, outcome: Outcome, name: str) -> None:
+        """Tell a session of version 1 what its DELETE came to."""
+        session, request_id, refusal = outcome
+        if session is None:
+            return
+        if refusal is None:
+            self._tables.send(session, m.Deleted(name), request_id)
+        else:
+            self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+
     def remove(
         self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
     ) -> Refusal | None:
         """Have the object removed; `removed` says how that ended. Or why it cannot be, now."""
-        refusal = _refuses(state)
+        refusal = self._in_store() or _refuses(state)
         if refusal is None:
             state.removing = True
             session.pending += 1
@@ -79,6 +114,13 @@ class Removals:
             self._reads.end_waiting(state, ErrorCode.POISONED, text)
         self._claims.grant_if_ready(directory)
         return Outcome(tables.answerable(event.session), event.request_id, refusal)
+
+    def _in_store(self) -> Refusal | None:
+        record = self._tables.record
+        if record is None:
+            return None
+        text = f"this server is in store {id_text(record.store_id)}: its copies may count, none is removed"
+        return Refusal(ErrorCode.UNSUPPORTED, text)
 
 
 def _refuses(state: ObjectState) -> Refusal | None:

@@ -91,7 +91,7 @@ class ServerCore:
             m.Get: reads.get,
             m.List: reads.list_entries,
             m.Stat: reads.stat,
-            m.Delete: self._delete,
+            m.Delete: removals.delete,
             m.Mend: mends.mend,
         }
 
@@ -203,7 +203,11 @@ class ServerCore:
         self._version0.progress(event.directory, event.name)
 
     def _removed(self, event: v.Removed) -> None:
-        self._version0.removed(self._removals.removed(event))
+        outcome = self._removals.removed(event)
+        if outcome.session is not None and outcome.session.version == 0:
+            self._version0.removed(outcome)
+        else:
+            self._removals.answer(outcome, event.name)
 
     # Requests about the session
 
@@ -313,10 +317,6 @@ class ServerCore:
             self._tables.refuse(session, ErrorCode.TOO_LARGE, text, request_id, wire.ping_bytes_max)
         else:
             self._tables.send(session, m.Pong(bytes(request.payload)), request_id)
-
-    def _delete(self, session: Session, request: m.Delete, request_id: int) -> None:
-        del request
-        self._tables.refuse(session, ErrorCode.UNSUPPORTED, "DELETE is reserved", request_id)
 
     def _quit(self, session: Session, request: m.Quit, request_id: int) -> None:
         del request

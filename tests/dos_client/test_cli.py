@@ -171,6 +171,12 @@ def example_of(command: str, url: str, **places: ThreadServer) -> list[str]:
     return [url if word.startswith("dos://") else here.get(word, word) for word in words]
 
 
+def example_of_command(command: str, server: ThreadServer) -> list[str]:
+    """The arguments of the first example that a command's help shows, of another server."""
+    words = answered(command, "--help").decode().split("Example: dos ")[1].split("╭")[0].split()
+    return [word.replace("dos://127.0.0.1", server.url) for word in words]
+
+
 def test_the_examples_in_the_help_work(three: list[ThreadServer], tmp_path: Path) -> None:
     h1, h2, h3 = three
     h4, h5 = (ThreadServer(tmp_path / name) for name in ("h4", "h5"))
@@ -269,6 +275,7 @@ def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
     "command",
     [
         ["ls"],
+        ["rm"],
         ["get"],
         ["append"],
         ["stat"],

@@ -34,6 +34,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Stat, wire_names, u64),
     st.builds(m.StatResult, infos, u64, u64),
     st.builds(m.Delete, wire_names),
+    st.builds(m.Deleted, wire_names),
     st.builds(m.Configure, blobs),
     st.builds(m.Configured, u64),
     st.builds(m.Ping, payloads),

@@ -1,0 +1,327 @@
+"""DELETE: by the directory's writer alone, checked when it is carried out, answered when it is durable.
+
+What a crash leaves of a removal is in `test_removal`, step by step; here once more as version 1 sees it.
+"""
+
+import errno
+import random
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_server.core import vocabulary as v
+from tests.dos_server.test_removal import BEFORE_THE_MARK_COUNTS, CRASHES, _Crash, crash_in
+from tests.support.core_harness import SERVER_ID, Harness
+from tests.support.fake_disk import FakeDisk
+
+W1, W2 = b"1" * 16, b"2" * 16
+CONTENT = bytes(range(250)) * 20
+
+
+def claim(epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> m.ChangeDirectory:
+    return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer)
+
+
+def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
+    return m.Append(name, len(content), prefix_digest(content), payload)
+
+
+def with_object(disk: FakeDisk | None = None) -> tuple[Harness, int]:
+    """A server with an object, and the session that holds its directory."""
+    server = Harness(disk)
+    session = server.connect()
+    server.ask(session, claim())
+    server.ask(session, append(b"", CONTENT))
+    return server, session
+
+
+def code_of(answer: object) -> ErrorCode:
+    assert isinstance(answer, m.Error), answer
+    return ErrorCode(answer.code)
+
+
+def content(server: Harness, name: str = "o") -> object:
+    """What a reader gets: the bytes, or the code."""
+    reader = server.connect()
+    server.ask(reader, m.ChangeDirectory("dir"))
+    answer = server.ask(reader, m.Get(name, 0, 1 << 20))
+    return bytes(answer.payload) if isinstance(answer, m.Data) else code_of(answer)
+
+
+def test_the_writer_deletes_and_hears_of_it_when_it_is_durable() -> None:
+    # EVIDENCE-OF: P-1
+    server, session = with_object()
+    request = server.send(session, m.Delete("o"))
+    assert server.answer(session, request) is None
+    server.settle()
+    assert server.answer(session, request) == m.Deleted("o")
+    assert server.ask(session, m.List()).entries == ()
+    assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.NOT_FOUND
+    for seed in range(10):
+        server.disk.power_cut(random.Random(seed))
+        server.start()
+        assert content(server) == ErrorCode.NOT_FOUND
+
+
+def test_the_name_is_free_and_a_new_object_there_begins_at_nothing() -> None:
+    # EVIDENCE-OF: P-3
+    server, session = with_object()
+    server.ask(session, m.Delete("o"))
+    behind = server.ask(session, append(CONTENT, b"more"))
+    assert (code_of(behind), behind.actual) == (ErrorCode.SIZE_MISMATCH, 0)
+    server.ask(session, append(b"", b"another"))
+    assert content(server) == b"another"
+    server.disk.kill()
+    server.start()
+    assert content(server) == b"another"
+
+
+def test_what_is_not_there_is_not_found_and_bad_names_and_no_directory_are_said() -> None:
+    server, session = with_object()
+    assert code_of(server.ask(session, m.Delete("p"))) == ErrorCode.NOT_FOUND
+    assert code_of(server.ask(session, m.Delete("../o"))) == ErrorCode.BAD_NAME
+    assert code_of(server.ask(server.connect(), m.Delete("o"))) == ErrorCode.NOT_READY
+    assert content(server) == CONTENT
+
+
+def test_only_who_holds_the_claim_deletes() -> None:
+    # EVIDENCE-OF: P-4, P-8
+    server, old = with_object()
+    reader = server.connect()
+    server.ask(reader, m.ChangeDirectory("dir"))
+    answer = server.ask(reader, m.Delete("o"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NOT_CLAIMED, 1)
+    new = server.connect()
+    server.ask(new, claim(2, W2))
+    answer = server.ask(old, m.Delete("o"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.FENCED, 2)
+    assert content(server) == CONTENT
+    assert server.ask(new, m.Delete("o")) == m.Deleted("o")
+
+
+def test_a_delete_is_checked_when_it_is_carried_out() -> None:
+    # EVIDENCE-OF: P-4, P-8
+    server, old = with_object()
+    new = server.connect()
+    claiming = server.send(new, claim(2, W2))  # held, and not answered yet
+    assert code_of(server.answer(old, server.send(old, m.Delete("o")))) == ErrorCode.FENCED
+    server.settle()
+    assert [one.name for one in server.answer(new, claiming).entries] == ["o"]
+    behind = server.connect()
+    server.send(behind, claim(1, W1))  # refused; then the session is in no directory
+    late = server.send(behind, m.Delete("o"))
+    server.settle()
+    assert code_of(server.answer(behind, late)) == ErrorCode.NOT_READY
+    assert content(server) == CONTENT
+
+
+def test_in_a_directory_that_nobody_ever_claimed_any_session_deletes() -> None:
+    server = Harness()
+    one, other = server.connect(), server.connect()
+    for session in (one, other):
+        server.ask(session, m.ChangeDirectory("dir"))
+    server.ask(one, append(b"", CONTENT))
+    assert server.ask(other, m.Delete("o")) == m.Deleted("o")
+    server.ask(one, append(b"", b"new"))
+    assert content(server) == b"new"
+    writer = server.connect()
+    server.ask(writer, claim())
+    assert code_of(server.ask(other, m.Delete("o"))) == ErrorCode.NOT_CLAIMED
+    assert code_of(server.ask(one, m.Delete("o"))) == ErrorCode.FENCED
+    assert content(server) == b"new"
+
+
+def test_an_object_that_is_being_appended_is_not_deleted() -> None:
+    # EVIDENCE-OF: P-1, P-8
+    server, session = with_object()
+    server.send(session, append(CONTENT, b"more"), ends_batch=False)
+    early = server.send(session, m.Delete("o"), ends_batch=False)
+    assert code_of(server.answer(session, early)) == ErrorCode.BEING_APPENDED
+    server.event(v.BatchEnded())
+    late = server.send(session, m.Delete("o"))
+    assert code_of(server.answer(session, late)) == ErrorCode.BEING_APPENDED
+    new = server.send(session, append(b"", b"x", "new"), ends_batch=False)
+    assert code_of(server.answer(session, server.send(session, m.Delete("new")))) == ErrorCode.BEING_APPENDED
+    assert server.answer(session, new) is None
+    server.settle()
+    assert content(server) == CONTENT + b"more"
+    assert content(server, "new") == b"x"
+    assert server.ask(session, m.Delete("o")) == m.Deleted("o")
+
+
+def test_what_another_session_or_a_stream_appends_to_is_not_deleted() -> None:
+    server = Harness()
+    one, other = server.connect(), server.connect()
+    for session in (one, other):
+        server.ask(session, m.ChangeDirectory("dir"))
+    server.send(one, append(b"", CONTENT))
+    assert code_of(server.answer(other, server.send(other, m.Delete("o")))) == ErrorCode.BEING_APPENDED
+    server.settle()
+    stream = server.connect0("dir")
+    assert server.ask0(stream, f"ao\t{len(CONTENT)}") == b"ok"
+    assert code_of(server.ask(other, m.Delete("o"))) == ErrorCode.BEING_APPENDED
+    server.end(stream)
+    assert server.ask(other, m.Delete("o")) == m.Deleted("o")
+
+
+def test_while_it_goes_nobody_uses_it_and_who_waited_for_more_hears_that_it_is_gone() -> None:
+    # EVIDENCE-OF: P-2
+    server, session = with_object()
+    reader = server.connect()
+    server.ask(reader, m.ChangeDirectory("dir"))
+    reading = server.send(reader, m.Get("o", 0, 10))
+    following = server.send(reader, m.Get("o", len(CONTENT), 10, 60_000))
+    removal = server.send(session, m.Delete("o"))
+    again = server.send(session, m.Delete("o"))
+    more = server.send(session, append(CONTENT, b"more"))
+    get = server.send(reader, m.Get("o", 0, 10))
+    digest = server.send(reader, m.Stat("o", 10))
+    assert code_of(server.answer(session, again)) == ErrorCode.BUSY
+    assert code_of(server.answer(session, more)) == ErrorCode.BEING_APPENDED
+    assert code_of(server.answer(reader, get)) == ErrorCode.BUSY
+    assert code_of(server.answer(reader, digest)) == ErrorCode.BUSY
+    assert server.answer(reader, following) is None
+    server.finish(1)  # the removal ends before the bytes asked for earlier are read
+    assert server.answer(session, removal) == m.Deleted("o")
+    server.settle()
+    assert code_of(server.answer(reader, following)) == ErrorCode.NOT_FOUND
+    assert code_of(server.answer(reader, reading)) == ErrorCode.NOT_FOUND
+    assert not server.core.wants_tick()
+
+
+def test_what_was_asked_of_the_old_object_is_not_answered_from_a_new_one() -> None:
+    # EVIDENCE-OF: P-2
+    server, session = with_object()
+    reading = server.send(session, m.Get("o", 0, 10))
+    folding = server.send(session, m.Stat("o", 10))
+    server.send(session, m.Delete("o"))
+    server.finish(2)
+    server.ask(session, append(b"", b"another thing"))
+    assert code_of(server.answer(session, reading)) == ErrorCode.BUSY
+    assert code_of(server.answer(session, folding)) == ErrorCode.BUSY
+
+
+def test_a_claim_waits_for_a_delete_that_began_before_it() -> None:
+    # EVIDENCE-OF: P-4
+    server, old = with_object()
+    removal = server.send(old, m.Delete("o"))
+    new = server.connect()
+    claiming = server.send(new, claim(2, W2))
+    server.finish(1)  # the claim is stored; the removal still goes on
+    assert server.answer(new, claiming) is None
+    server.settle()
+    assert server.answer(old, removal) == m.Deleted("o")
+    assert server.answer(new, claiming).entries == ()
+
+
+def test_poisoned_objects_stay_and_damaged_ones_may_go() -> None:
+    disk = FakeDisk()
+    server, session = with_object(disk)
+    disk.fail("sync", errno.EIO)
+    server.ask(session, append(CONTENT, b"lost"))
+    assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
+    disk.kill()
+    disk.write(disk.open("d/dir/o", create=False), 3000, [b"\xff\xfe"])
+    server.start()
+    assert content(server) == ErrorCode.CORRUPT
+    writer = server.connect()
+    server.ask(writer, claim())
+    assert server.ask(writer, m.Delete("o")) == m.Deleted("o")
+
+
+@pytest.mark.parametrize("step", ["write", "sync", "sync_folder", "remove"])
+def test_a_delete_that_fails_is_told_and_leaves_the_object_as_it_was(step: str) -> None:
+    # EVIDENCE-OF: P-8
+    disk = FakeDisk()
+    server, session = with_object(disk)
+    following = server.send(session, m.Get("o", len(CONTENT), 10, 60_000))
+    disk.fail(step, errno.EIO)
+    answer = server.ask(session, m.Delete("o"))
+    assert code_of(answer) == ErrorCode.POISONED
+    assert "is as it was" in answer.message
+    server.ask(session, append(CONTENT, b"more"))
+    assert bytes(server.answer(session, following).payload) == b"more"
+    assert content(server) == CONTENT + b"more"
+
+
+def test_a_delete_of_which_only_a_restart_can_say_poisons_the_object() -> None:
+    disk = FakeDisk()
+    server, session = with_object(disk)
+    following = server.send(session, m.Get("o", len(CONTENT), 10, 60_000))
+    disk.fail("sync_folder", errno.EIO, nth=2)
+    assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
+    assert code_of(server.answer(session, following)) == ErrorCode.POISONED
+    assert code_of(server.ask(session, append(b"", b"x"))) == ErrorCode.POISONED
+    disk.kill()
+    server.start()
+    assert content(server) == ErrorCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("step", "nth"), CRASHES)
+def test_a_crash_leaves_the_whole_object_or_none_and_who_may_write_as_it_was(
+    step: str, nth: int, after: bool
+) -> None:
+    # EVIDENCE-OF: P-1, P-4
+    for seed in range(6):
+        disk = FakeDisk()
+        server, session = with_object(disk)
+        crash_in(disk, step, nth, after=after)
+        with pytest.raises(_Crash):
+            server.ask(session, m.Delete("o"))
+        delattr(disk, step)
+        disk.power_cut(random.Random(seed)) if seed else disk.kill()
+        server.start()
+        found = content(server)
+        assert found in (CONTENT, ErrorCode.NOT_FOUND), seed
+        if (step, nth) not in BEFORE_THE_MARK_COUNTS:
+            assert found == ErrorCode.NOT_FOUND, "begun is as good as done"
+        older = server.connect()
+        assert code_of(server.ask(older, claim(1, W2))) == ErrorCode.FENCED
+        server.ask(older, claim(2, W2))
+        assert isinstance(server.ask(older, m.Delete("o")), m.Deleted | m.Error)
+        assert content(server) == ErrorCode.NOT_FOUND
+
+
+def test_bye_comes_when_the_delete_before_it_is_answered() -> None:
+    server, session = with_object()
+    removal = server.send(session, m.Delete("o"))
+    quit_ = server.send(session, m.Quit())
+    assert server.answer(session, quit_) is None
+    server.settle()
+    assert server.heard[session][-2:] == [(removal, m.Deleted("o")), (quit_, m.Bye())]
+    assert session in server.closed
+
+
+def test_a_delete_whose_session_is_gone_is_carried_out_all_the_same() -> None:
+    server, session = with_object()
+    server.send(session, m.Delete("o"))
+    server.end(session)
+    server.settle()
+    assert content(server) == ErrorCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("of_store", [False, True])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_server_in_a_store_deletes_nothing_and_says_why(claimed: bool, of_store: bool) -> None:
+    # EVIDENCE-OF: P-5, P-8
+    server = Harness()
+    record = StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "h:1"),))
+    assert server.ask(server.connect(), m.Configure(encode_store_record(record))) == m.Configured(1)
+    session = server.connect(m.Hello(store_id=b"s" * 16, generation=1) if of_store else m.Hello())
+    server.ask(session, claim() if claimed else m.ChangeDirectory("dir"))
+    server.ask(session, append(b"", CONTENT))
+    answer = server.ask(session, m.Delete("o"))
+    assert code_of(answer) == ErrorCode.UNSUPPORTED
+    assert "is in store 73737373" in answer.message
+    words = server.ask0(server.connect0("dir"), "do") or b""
+    assert words.startswith(
+        b"ERROR: directory dir is claimed" if claimed else b"ERROR: this server is in store"
+    )
+    stranger = server.connect()
+    server.ask(stranger, m.ChangeDirectory("dir"))
+    assert code_of(server.ask(stranger, m.Delete("o"))) == ErrorCode.UNSUPPORTED, "claiming would not help"
+    assert content(server) == CONTENT
