@@ -10,9 +10,9 @@ Layout (big-endian), a header of 32 bytes, then meta, then payload:
     offset 6  reserved u16 = 0
 
 A frame is valid if and only if (1) magic and version match, (2) reserved is zero, (3) both lengths are within
-their limits, (4) the digest matches. (1) to (3) are checked as soon as the header is there, before anything
-is allocated for the rest. After an invalid frame nothing on that connection can be framed: the decoder fails
-for good, with a named error.
+their limits, (4) the digest matches. (1) to (3) are checked as soon as the header is there, the magic as soon
+as a byte of it is, before anything is allocated for the rest. After an invalid frame nothing on that
+connection can be framed: the decoder fails for good, with a named error.
 """
 
 import struct
@@ -156,7 +156,10 @@ class FrameDecoder:
         if self._failure is not None:
             raise self._failure
         start = self._start
-        if self._end - start < frame_header_bytes:
+        held = self._end - start
+        if held < frame_header_bytes:
+            if held:
+                self._look_early(start, min(held, len(MAGIC)))
             return None
         magic, version, opcode, flags, reserved, request_id, meta_bytes, payload_bytes, digest = (
             _HEADER.unpack_from(self._buffer, start)
@@ -192,6 +195,12 @@ class FrameDecoder:
             bytes(payload) if self._copy else payload,
             flags,
         )
+
+    def _look_early(self, start: int, held: int) -> None:
+        """A stranger (HTTP, TLS, SSH) is told from its first bytes: it may never send a header's worth."""
+        begun = bytes(self._view[start : start + held])
+        if not MAGIC.startswith(begun):
+            self._fail(ErrorCode.BAD_FRAME, f"a frame begins with {MAGIC.hex()}, not {begun.hex()}", 0)
 
     def _refuse(
         self, magic: bytes, version: int, reserved: int, request_id: int, meta_bytes: int, payload_bytes: int

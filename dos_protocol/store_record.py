@@ -7,7 +7,7 @@ Layout (big-endian), at most 16 KiB:
 
     magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
     members u8 then per member: server id 16 | state u8 (1 in, 2 joining, 3 adding) | address bytes u8 |
-    address (ASCII host:port) then xxh3-64 over everything before
+    address (visible ASCII: host:port) then xxh3-64 over everything before
 
 Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
 `check`.
@@ -85,9 +85,9 @@ class StoreRecord(msgspec.Struct, frozen=True):
         if len({member.address for member in self.members}) != len(self.members):
             raise ValueError("members need distinct addresses")
         for member in self.members:
-            if not 1 <= len(member.address) <= address_bytes_max or not member.address.isascii():
+            if not 1 <= len(member.address) <= address_bytes_max or not _is_visible(member.address):
                 raise ValueError(
-                    f"an address is 1 to {address_bytes_max} ASCII characters: {member.address!r}"
+                    f"an address is 1 to {address_bytes_max} visible ASCII characters: {member.address!a}"
                 )
             if member.state not in _STATE_NUMBERS:
                 raise ValueError(f"a member is in, joining or adding: {member.state!r}")
@@ -95,6 +95,11 @@ class StoreRecord(msgspec.Struct, frozen=True):
             raise ValueError(
                 f"an ack quorum of {self.ack_quorum} needs as many members, {len(self.voters)} are in"
             )
+
+
+def _is_visible(text: str) -> bool:
+    """Addresses come from outside and are written to logs and terminals as they are."""
+    return all("!" <= letter <= "~" for letter in text)
 
 
 def default_ack_quorum(members: int) -> int:

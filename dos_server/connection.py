@@ -108,6 +108,15 @@ class Connection:
         self._last_read = 0.0
 
     @property
+    def peer(self) -> str:
+        """Where the peer is, for the log."""
+        try:
+            name = self._sock.getpeername()
+        except OSError:
+            return "a peer that is gone"
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+
+    @property
     def large(self) -> bool:
         return (self._inlet or self._decoder).capacity > _SMALL_BUFFER_BYTES
 
@@ -152,7 +161,7 @@ class Connection:
             with trio.move_on_at(self._deadline(connected)) as waiting:
                 count = await self._receive()
             if waiting.cancelled_caught:
-                log.info("session %d: no whole frame in time, closed", self.session)
+                log.info("session %d of %s: no whole frame in time; closed", self.session, self.peer)
                 self.abort()
             elif count == 0:
                 self._owner.half_closed(self.session)
@@ -344,7 +353,12 @@ class Connection:
                 with trio.move_on_after(send_seconds_max) as waiting:
                     await trio.lowlevel.wait_writable(self._sock)
                 if waiting.cancelled_caught:
-                    log.info("session %d: takes nothing for %d s, closed", self.session, send_seconds_max)
+                    log.info(
+                        "session %d of %s: takes nothing for %d s; closed",
+                        self.session,
+                        self.peer,
+                        send_seconds_max,
+                    )
                     self.abort()
                     return
                 try:

@@ -78,7 +78,7 @@ class RealDisk:
 
     def lock(self, name: str) -> int:
         """Take the lock of the data directory, or raise BlockingIOError: another process holds it."""
-        handle = os.open(name, _FILE_FLAGS | os.O_CREAT, 0o600, dir_fd=self._root)
+        handle = self.open(name, create=True)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:

@@ -39,6 +39,9 @@ class OpenServer:
         except BlockingIOError as error:
             self._disk.shut()
             raise DataDirectoryInUseError(f"another server has {data}") from error
+        except BaseException:
+            self._disk.shut()
+            raise
         try:
             self.listener = _listen(host, port)
             self.server = ObjectServer(Storage(self._disk), token=token, version0=version0)

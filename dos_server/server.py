@@ -176,6 +176,7 @@ class ObjectServer:
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Say what is wrong, then end the connection: nothing after it can be framed."""
         connection = self._connections[session]
+        self._log_end(session, str(error.args[0]))
         verdict = VERDICTS[error.code]
         message = m.Error(int(error.code), str(error.args[0]), verdict.remedy)
         connection.send(m.encode(message, error.request_id))
@@ -184,6 +185,7 @@ class ObjectServer:
 
     def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
         """The same, in version 0."""
+        self._log_end(session, str(error))
         connection = self._connections[session]
         connection.send_bytes(wire0.reply(f"ERROR: {error}".encode("ascii")))
         connection.flush()
@@ -200,6 +202,11 @@ class ObjectServer:
 
     def may_hold_large_buffer(self) -> bool:
         return sum(one.large for one in self._connections.values()) < large_buffers_max
+
+    def _log_end(self, session: int, why: str) -> None:
+        """One line for a connection that is ended because of what came over it. Nothing in it is raw."""
+        connection = self._connections.get(session)
+        log.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
 
     # The loop of events and effects
 
@@ -255,7 +262,7 @@ class ObjectServer:
             self._to_flush[effect.session] = connection
 
     def _note(self, effect: v.Note) -> None:
-        log.info("session %d: %s; closed", effect.session, effect.text)
+        self._log_end(effect.session, effect.text)
 
     def _close_session(self, effect: v.CloseSession) -> None:
         connection = self._connections.get(effect.session)

@@ -77,7 +77,7 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
             try:
                 disk.remove(f"{path}/{name}")
             except OSError as error:
-                log.warning("leftover %s/%s: %s", path, name, error)
+                log.warning("leftover %s/%a: %s", path, name, error.strerror)
 
 
 def copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:

@@ -67,6 +67,7 @@ class Tables:
         text = text[: wire.text_bytes_max // 4]
         self.send(session, m.Error(int(code), text, verdict.remedy, actual, record), request_id)
         if code in CLOSING:
+            self.effects.append(v.Note(session.number, text))
             self.close(session)
 
     def close(self, session: Session) -> None:

@@ -364,7 +364,7 @@ class SendBytes(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the peer is not told, because its protocol has no word for it, and an operator may look for."""
+    """Why the session ends, for the log: the peer may be told in fewer words, or in none."""
 
     session: int
     text: str

@@ -19,6 +19,7 @@ from dos_server.core.version0 import requests as r
 from dos_server.core.version0 import wire
 from tests.dos_protocol.test_names_errors_states import HOSTILE
 from tests.support.core_harness import Harness
+from tests.support.data_tree import tree
 from tests.support.v0_client import LostError, RefusedError, V0Connection
 
 CONTENT = b"what was there before"
@@ -26,8 +27,13 @@ PATIENT = 30.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.EmbeddedServer]:
-    with embedded.start(tmp_path_factory.mktemp("v0-bad-input") / "data") as running:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("v0-bad-input") / "data"
+
+
+@pytest.fixture(scope="module")
+def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
+    with embedded.start(data) as running:
         with connect(running) as tool:
             tool.append("o", 0)
             tool.send(CONTENT)
@@ -43,10 +49,16 @@ def connect(server: embedded.EmbeddedServer) -> V0Connection:
 
 @pytest.fixture(autouse=True)
 def _nothing_changed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """P-8 and more: after each test the file and the list are what they were, and others are served."""
-    yield
-    if "server" in request.fixturenames:
-        with connect(request.getfixturevalue("server")) as tool:
+    """P-8 and more: after each test the file and the list are what they were, to the byte on the disk, and
+    others are served."""
+    if "server" not in request.fixturenames:
+        yield
+    else:
+        server, data = request.getfixturevalue("server"), request.getfixturevalue("data")
+        before = tree(data)
+        yield
+        assert tree(data) == before
+        with connect(server) as tool:
             assert tool.files() == {"o": (len(CONTENT), False)}
             assert tool.get("o") == CONTENT
 
