@@ -20,6 +20,7 @@ from typer.main import get_command, get_group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("dos_server.cli", "Serve the objects kept in a directory."),
+    "fsck": ("dos_server.offline.cli", "Verify the data directory of a server that does not run."),
     "store": ("dos_client.cli.objects", "Make a store of several servers, show it, change it, mend it."),
     "ls": ("dos_client.cli.objects", "List directories, or the objects of one directory."),
     "get": ("dos_client.cli.objects", "Write an object's durable bytes to standard output."),

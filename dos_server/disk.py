@@ -67,6 +67,8 @@ class Disk(Protocol):
 class RealDisk:
     """A data directory on a POSIX file system. Linux: elsewhere fsync may mean less (macOS)."""
 
+    file_flags = _FILE_FLAGS
+
     def __init__(self, root: Path) -> None:
         """Open the data directory, making it and what is missing above it, each durable in its parent."""
         make_durable_folders(root)
@@ -117,7 +119,7 @@ class RealDisk:
 
     def open(self, path: str, *, create: bool) -> int:
         folder, _, name = path.rpartition("/")
-        flags = _FILE_FLAGS | (os.O_CREAT if create else 0)
+        flags = self.file_flags | (os.O_CREAT if create else 0)
         with self._folder(folder) as descriptor:
             handle = os.open(name, flags, 0o600, dir_fd=descriptor)
         about = os.fstat(handle)

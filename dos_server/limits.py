@@ -58,6 +58,10 @@ objects_loaded_max: Final = 10_000
 """Beyond either, directories that no session uses are forgotten, oldest first."""
 open_files_max: Final = 256
 
+fsck_part_bytes: Final = 4 * MIB
+fsck_part_extents_max: Final = 65_536
+"""What `dos fsck` verifies at a time: its memory, and how often it shows how far it is."""
+
 mark_bytes: Final = 256
 """One mark never crosses a sector: 256 divides 512."""
 

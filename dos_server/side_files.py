@@ -15,20 +15,20 @@ from collections.abc import Iterable
 from typing import Final
 
 from dos_server.core import vocabulary as v
+from dos_server.core.layout import BROKEN, MEND, OBJECTS, torn_name
+from dos_server.core.recovery import Decision
+from dos_server.core.recovery_scan import Found
 from dos_server.disk import Disk
 
 log = logging.getLogger("dos.server")
 
-OBJECTS: Final = "d"
-_MEND: Final = ".mend."
-_BROKEN: Final = ".broken."
 _COPY_BYTES: Final = 1 << 20
 
 Effect = v.WriteMend | v.InstallMend | v.DropMend
 
 
 def _file_name(effect: Effect) -> str:
-    return f"{_MEND}{effect.name}.{effect.session}"
+    return f"{MEND}{effect.name}.{effect.session}"
 
 
 def _path(effect: Effect) -> str:
@@ -58,7 +58,7 @@ def change_places(disk: Disk, effect: v.InstallMend) -> None:
     folder = f"{OBJECTS}/{effect.directory}"
     names = set(disk.names(folder) or ())
     if effect.keep and effect.name in names:
-        aside = (f"{_BROKEN}{effect.name}.{number}" for number in itertools.count())
+        aside = (f"{BROKEN}{effect.name}.{number}" for number in itertools.count())
         disk.rename(folder, effect.name, next(one for one in aside if one not in names))
     disk.rename(folder, _file_name(effect), effect.name)
     disk.sync_folder(folder)
@@ -73,16 +73,27 @@ def drop(disk: Disk, effect: v.DropMend) -> None:
 def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
     """Take away what an earlier life left unfinished. A failure is only noted."""
     for name in names:
-        if name.startswith(_MEND):
+        if name.startswith(MEND):
             try:
                 disk.remove(f"{path}/{name}")
             except OSError as error:
                 log.warning("leftover %s/%a: %s", path, name, error.strerror)
 
 
-def copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
+def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: Found, size: int) -> None:
+    """Cut what the table of `core.recovery` says is no part of the object, a copy aside where it says so.
+
+    What is left is not on stable storage yet.
+    """
+    if found.decision is Decision.COPY_CUT:
+        _copy_torn(disk, directory, name, handle, found.file_bytes, size)
+    if not found.corrupt and found.file_bytes < size:
+        disk.cut(handle, found.file_bytes)
+
+
+def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
     """Keep a copy of a tail that is about to be cut."""
-    aside = disk.open(f"{OBJECTS}/{directory}/.torn.{name}.{start}", create=True)
+    aside = disk.open(f"{OBJECTS}/{directory}/{torn_name(name, start)}", create=True)
     try:
         for position in range(start, end, _COPY_BYTES):
             chunk = disk.read(handle, position, min(_COPY_BYTES, end - position))

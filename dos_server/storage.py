@@ -21,7 +21,7 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from dos_protocol.errors import CorruptDataError
@@ -30,9 +30,10 @@ from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
+from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, Claim, Mark
 from dos_server.core.recovery import Decision
-from dos_server.core.recovery_scan import Found, lost, recover
+from dos_server.core.recovery_scan import Found, judge, lost
 from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
 from dos_server.disk import Disk
 from dos_server.marks import Marks
@@ -41,7 +42,6 @@ from dos_server.open_files import OpenFiles
 log = logging.getLogger("dos.server")
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-OBJECTS: Final = side_files.OBJECTS
 
 
 def trouble_of(error: OSError) -> v.Trouble:
@@ -181,9 +181,7 @@ class Storage:
         disk = self._disk
         seed = object_seed(directory, name)
         size = disk.size(handle)
-        found = recover(lambda position, count: disk.read(handle, position, count), size, seed, mark)
-        if mark is not None and mark.damaged and not found.corrupt:
-            found = replace(found, letter="R", decision=Decision.QUARANTINE)
+        found = judge(lambda position, count: disk.read(handle, position, count), size, seed, mark)
         if found.decision is not Decision.KEEP:
             log.warning(
                 "object %s/%s: case %s, %s; good to %d, file %d of %d bytes",
@@ -191,10 +189,7 @@ class Storage:
             )  # fmt: skip
         if found.corrupt:
             return found
-        if found.decision is Decision.COPY_CUT:
-            side_files.copy_torn(disk, directory, name, handle, found.file_bytes, size)
-        if found.file_bytes < size:
-            disk.cut(handle, found.file_bytes)
+        side_files.cut_tail(disk, directory, name, handle, found, size)
         if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
             disk.sync(handle)
         return found

@@ -6,7 +6,7 @@ go by, and only extents that may never have been synced are remembered and have 
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dos_protocol.digests import PrefixDigest
@@ -79,6 +79,14 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
         else:
             durable = max(scan.durable, scan.reach)
             return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision, durable)
+
+
+def judge(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
+    """What a start makes of a file and its mark: row R comes before all others, and changes no fact."""
+    found = recover(read, file_bytes, seed, mark)
+    if mark is not None and mark.damaged and not found.corrupt:
+        return replace(found, letter="R", decision=Decision.QUARANTINE)
+    return found
 
 
 class _Scan:

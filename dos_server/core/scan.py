@@ -24,13 +24,16 @@ CONTENT_WINDOW_BYTES: Final = payload_bytes_max + extent_payload_bytes_max + 16 
 class DamagedExtentError(Exception):
     """Stored bytes that should be good are not.
 
-    `offset`: logical, everything below it that was read is good.
+    `offset`: logical, everything below it that was read is good. `what`: was found there; `expected`: and
+    what should be, `position`: where in the file, as far as who raises it says so.
     """
 
-    def __init__(self, offset: int, what: str) -> None:
+    def __init__(self, offset: int, what: str, position: int = -1, expected: str = "") -> None:
         super().__init__(f"extent at logical offset {offset}: {what}")
         self.offset = offset
         self.what = what
+        self.position = position
+        self.expected = expected
 
 
 class Placed(NamedTuple):

@@ -1,0 +1,1 @@
+"""Tools on the data directory of a server that does not run."""

@@ -1,0 +1,297 @@
+"""`dos fsck`, without its words: everything in a data directory, looked at as the next start would, and read
+to its end.
+
+What a file is, the start's own code says (`core.recovery_scan.judge`); what no start reads, the bytes below
+what was synced, is then verified from end to end (`core.verify`). Memory is bounded: one part of one object.
+
+Rules of this file: the order of looking, and the one change that may be asked for, which is the cut that the
+next start would make. Any other damage is told and left alone.
+"""
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.names import id_text, is_name
+from dos_protocol.store_record import decode_store_record
+from dos_server import side_files, small_files
+from dos_server.core import findings as f
+from dos_server.core import records
+from dos_server.core.extent import object_seed
+from dos_server.core.findings import Finding, Verdict
+from dos_server.core.layout import OBJECTS, Entry, entry_of_folder, entry_of_root
+from dos_server.core.records import NO_CLAIM, Mark
+from dos_server.core.recovery_scan import Found, judge
+from dos_server.core.scan import DamagedExtentError, ReadAt
+from dos_server.core.verify import Goal, beginning, verify_part
+from dos_server.disk import RealDisk
+from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
+from dos_server.offline.disk import LookingDisk, Seen
+
+_NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about the disk."""
+
+
+class NotCheckedError(Exception):
+    """Nothing, or not everything, could be looked at."""
+
+
+@dataclass
+class Report:
+    """What was looked at and found. `cut`: places of torn tails that were cut; `complete`: all was looked
+    at."""
+
+    directories: int = 0
+    objects: int = 0
+    bytes_verified: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def of(self, verdict: Verdict) -> list[Finding]:
+        """The findings of one kind."""
+        return [one for one in self.findings if one.verdict is verdict]
+
+
+@dataclass
+class _Directory:
+    """A directory that is being looked at."""
+
+    name: str
+    entries: dict[str, Seen]
+    marks: dict[str, Mark]
+    epoch_max: int = 0
+
+
+Tell = Callable[[str, int, int], None]
+"""Place, bytes verified so far, of so many."""
+
+
+class Check:
+    """One look at a data directory. `report` is good at any time, also when the look was interrupted."""
+
+    def __init__(self, root: Path, *, repair: bool = False, tell: Tell = lambda *_: None) -> None:
+        """Opens nothing yet."""
+        self.report = Report()
+        self._root = root
+        self._repair = repair
+        self._tell = tell
+        self._total = 0
+
+    def run(self) -> Report:
+        """Look at everything. Raises NotCheckedError when there is no data directory, or a server has it."""
+        try:
+            self._disk = LookingDisk(self._root)
+        except OSError as error:
+            raise NotCheckedError(f"{self._root} cannot be opened: {error.strerror}") from error
+        try:
+            lock = self._disk.lock_if_there("lock")
+            try:
+                self._everything()
+                if lock is None and "lock" in self._disk.entries(""):
+                    raise NotCheckedError(f"a server was started on {self._root} meanwhile: stop it first")
+            finally:
+                if lock is not None:
+                    self._disk.close(lock)
+        except BlockingIOError as error:
+            raise NotCheckedError(f"a server has {self._root}: stop it first") from error
+        except OSError as error:
+            raise NotCheckedError(f"{self._root}: {error}") from error
+        finally:
+            self._disk.shut()
+        self.report.complete = True
+        return self.report
+
+    def _found(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self.report.findings.append(finding)
+
+    # The data directory itself
+
+    def _everything(self) -> None:
+        entries = self._disk.entries("")
+        if "identity" not in entries and OBJECTS not in entries:
+            raise NotCheckedError(f"{self._root} is no data directory: no identity and no objects in it")
+        folders = self._disk.entries(OBJECTS) if OBJECTS in entries else {}
+        for name in entries:
+            entry = entry_of_root(name)
+            if entry is not Entry.OWN:
+                self._found(f.of_entry(name, entry))
+        self._identity(has_objects=any(map(is_name, folders)))
+        for name, seen in folders.items():
+            if is_name(name) and seen.is_folder:
+                inner = self._disk.entries(f"{OBJECTS}/{name}")
+                self._total += sum(one.file_bytes for name, one in inner.items() if is_name(name))
+        for name, seen in folders.items():
+            if not is_name(name):
+                self._found(f.of_entry(f"{OBJECTS}/{name}", Entry.UNKNOWN))
+            elif not seen.is_folder:
+                means = "no client can use the directory"
+                self._found(f.of_record(name, "a folder", seen.odd or "a file", means))
+            else:
+                self._directory(name)
+
+    def _identity(self, *, has_objects: bool) -> None:
+        identity = self._small("identity", "the server does not start")
+        store = self._small("store", "the server does not start")
+        try:
+            server_id = records.decode_identity(identity, "identity") if identity is not None else None
+        except CorruptDataError as error:
+            self._found(f.of_record("identity", error.expected, error.found, "the server does not start"))
+            return
+        if server_id is None and has_objects:
+            means = "the server does not start: whose objects these are is not known"
+            self._found(f.of_record("identity", "an identity beside objects", "none", means))
+        if store is None:
+            return
+        try:
+            record = decode_store_record(store)
+        except CorruptDataError as error:
+            self._found(f.of_record("store", error.expected, error.found, "the server does not start"))
+            return
+        if server_id is not None and record.member(server_id) is None:
+            means = f"the server was replaced, and counts for nothing in store {id_text(record.store_id)}"
+            words = "this server among the members", "others"
+            self._found(Finding(Verdict.NOTE, "store", *words, means, "nothing"))
+
+    def _small(self, path: str, means: str) -> bytes | None:
+        """A small file; None when there is none, or it cannot be read, which is noted."""
+        try:
+            return small_files.read(self._disk, path)
+        except OSError as error:
+            self._unreadable(path, error, f.of_record(path, "a file", _words(error), means))
+            return None
+
+    def _unreadable(self, place: str, error: OSError, damage: Finding) -> None:
+        self._found(f.of_unreadable(place, _words(error)) if error.errno in _NOT_OURS else damage)
+
+    # A directory
+
+    def _directory(self, name: str) -> None:
+        path = f"{OBJECTS}/{name}"
+        here = _Directory(name, self._disk.entries(path), self._marks(path))
+        self.report.directories += 1
+        for file in here.entries:
+            entry = entry_of_folder(file)
+            if entry not in (Entry.OWN, Entry.OBJECT):
+                self._found(f.of_entry(f"{path}/{file}", entry))
+        for one, mark in here.marks.items():
+            if mark.removed:
+                self._found(f.of_removed(f"{name}/{one}", there=one in here.entries))
+            elif one not in here.entries:
+                self._found(f.of_lost(f"{name}/{one}", mark, "no file"))
+        for one, seen in here.entries.items():
+            if is_name(one) and not (one in here.marks and here.marks[one].removed):
+                self._object(here, one, seen)
+        self._claim(here)
+
+    def _marks(self, path: str) -> dict[str, Mark]:
+        data = self._small(f"{path}/.marks", "what of its objects was synced is not known") or b""
+        slots = records.decode_marks(data)
+        for slot, mark in enumerate(slots):
+            start = slot * mark_bytes
+            if mark is None and any(data[start : start + mark_bytes]):
+                self._found(f.of_mark(f"{path}/.marks", start))
+        if any(data[len(slots) * mark_bytes :]):
+            self._found(f.of_mark(f"{path}/.marks", len(slots) * mark_bytes))
+        return {mark.name: mark for mark in slots if mark is not None}
+
+    def _claim(self, here: _Directory) -> None:
+        path = f"{OBJECTS}/{here.name}/.claim"
+        data = self._small(path, "no client can use the directory")
+        try:
+            claim = NO_CLAIM if data is None else records.decode_claim(data, path)
+        except CorruptDataError as error:
+            self._found(f.of_record(path, error.expected, error.found, "no client can use the directory"))
+            return
+        if here.epoch_max > claim.epoch:
+            self._found(f.of_claim(path, here.epoch_max, claim.epoch))
+
+    # An object
+
+    def _object(self, here: _Directory, name: str, seen: Seen) -> None:
+        place, mark = f"{here.name}/{name}", here.marks.get(name)
+        self.report.objects += 1
+        if seen.odd:
+            self._found(f.of_lost(place, mark, seen.odd))
+            return
+        try:
+            handle = self._disk.open(f"{OBJECTS}/{place}", create=False)
+        except OSError as error:
+            self._unreadable(place, error, f.of_lost(place, mark, _words(error)))
+            return
+        try:
+            self._opened(here, name, handle)
+        except OSError as error:
+            self._unreadable(place, error, f.of_lost(place, mark, _words(error)))
+        finally:
+            self._disk.close(handle)
+
+    def _opened(self, here: _Directory, name: str, handle: int) -> None:
+        place, mark = f"{here.name}/{name}", here.marks.get(name)
+        disk, seed = self._disk, object_seed(here.name, name)
+        size = disk.size(handle)
+
+        def read(position: int, count: int) -> bytes:
+            return disk.read(handle, position, count)
+
+        found = judge(read, size, seed, mark)
+        rot = self._verify(here, place, read, seed, found)
+        finding = f.of_object(place, found, size, mark)
+        self._found(rot)
+        self._found(finding)
+        if finding is None and mark is not None and mark.poisoned:
+            self._found(f.of_poisoned(place))
+        if self._repair and rot is None and finding is not None and finding.verdict is Verdict.TORN:
+            self._cut(here.name, name, found, size)
+
+    def _verify(self, here: _Directory, place: str, read: ReadAt, seed: int, found: Found) -> Finding | None:
+        """Read everything that the start takes to be good."""
+        for step in self._steps(here, read, seed, found):
+            if isinstance(step, DamagedExtentError):
+                return f.of_rot(place, step)
+            self._tell(place, self.report.bytes_verified, self._total)
+        return None
+
+    def _steps(
+        self, here: _Directory, read: ReadAt, seed: int, found: Found
+    ) -> Iterator[DamagedExtentError | None]:
+        chain, goal = beginning(), Goal(found.size, found.fold.value)
+        while chain.offset < goal.size:
+            before = chain.position
+            try:
+                chain = verify_part(read, seed, chain, goal, fsck_part_bytes, fsck_part_extents_max)
+            except DamagedExtentError as damage:
+                yield damage
+                return
+            except OSError as error:
+                if error.errno in _NOT_OURS:
+                    raise
+                yield DamagedExtentError(
+                    chain.offset, _words(error), chain.position, "bytes that can be read"
+                )
+                return
+            self.report.bytes_verified += chain.position - before
+            here.epoch_max = max(here.epoch_max, chain.epoch_max)
+            yield None
+
+    def _cut(self, directory: str, name: str, found: Found, size: int) -> None:
+        """What a start does to a torn tail, with its own code."""
+        disk = RealDisk(self._root)
+        try:
+            handle = disk.open(f"{OBJECTS}/{directory}/{name}", create=False)
+            try:
+                side_files.cut_tail(disk, directory, name, handle, found, size)
+                disk.sync(handle)
+            finally:
+                disk.close(handle)
+        finally:
+            disk.shut()
+        self.report.cut.append(f"{directory}/{name}")
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
