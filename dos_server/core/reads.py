@@ -23,9 +23,18 @@ class Reads:
 
     def get(self, session: Session, request: m.Get, request_id: int) -> None:
         target = self._tables.target(session, request.name, request_id)
-        if target is None:
-            return
-        state = target.state
+        if target is not None:
+            self._get(session, target.state, request, request_id)
+
+    def _get(
+        self,
+        session: Session,
+        state: ObjectState,
+        request: m.Get,
+        request_id: int,
+        deadline: float | None = None,
+    ) -> None:
+        """`deadline`: of one that has waited already."""
         if state.changing is not None:
             self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
             return
@@ -39,11 +48,10 @@ class Reads:
         elif request.offset < good and request.max_bytes:
             self._read(session, state, request, request_id, good)
         elif request.offset == good and request.wait_ms and request.max_bytes and not state.poisoned:
-            wait_ms = min(request.wait_ms, wire.get_wait_ms_max)
+            if deadline is None:
+                deadline = self._tables.now + min(request.wait_ms, wire.get_wait_ms_max) / 1000
             session.pending += 1
-            state.waiters.append(
-                Waiter(session.number, request_id, request, self._tables.now + wait_ms / 1000)
-            )
+            state.waiters.append(Waiter(session.number, request_id, request, deadline))
             self._tables.waiting[state] = None
         else:
             self._tables.send(session, m.Data(state.name, request.offset, state.synced, b""), request_id)
@@ -107,23 +115,29 @@ class Reads:
                 )
             state.wounded = True
             state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
+            text = f"{name} is damaged from {state.corrupt_from} on"
+            self.end_waiting(state, ErrorCode.CORRUPT, text, state.corrupt_from)
 
     def wake(self, state: ObjectState) -> None:
-        """There is more to read: answer the GETs that waited for it."""
+        """There is more to read, perhaps in a new copy: answer the GETs that waited for it. The directory is
+        that of the object; where their sessions are by now is another matter."""
         waiters, state.waiters = state.waiters, []
         self._tables.waiting.pop(state, None)
+        now = self._tables.find(state.directory, state.name) or state
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
             if session is not None:
-                self.get(session, waiter.get, waiter.request_id)
+                self._get(session, now, waiter.get, waiter.request_id, waiter.deadline)
 
-    def end_waiting(self, state: ObjectState, code: ErrorCode, text: str) -> None:
+    def end_waiting(self, state: ObjectState, code: ErrorCode, text: str, actual: int | None = None) -> None:
+        """What the GETs wait for will not come. `actual`: else the synced size."""
         waiters, state.waiters = state.waiters, []
         self._tables.waiting.pop(state, None)
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
             if session is not None:
-                self._tables.refuse(session, code, text, waiter.request_id, state.synced)
+                told = state.synced if actual is None else actual
+                self._tables.refuse(session, code, text, waiter.request_id, told)
 
     def tick(self) -> None:
         """Answer the GETs whose time is up."""
