@@ -17,6 +17,7 @@ import trio
 import typer
 
 from dos_protocol.errors import CorruptDataError
+from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 
@@ -46,6 +47,14 @@ def serve(
             help="Do not speak version 0, the original service's protocol. Off anyway with --token-file.",
         ),
     ] = False,
+    reserve_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Space kept free on the disk, in MiB, for claims, removals and restarts: appends are refused"
+            " before it is touched. 16 unless said, and at most a sixteenth of the disk.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the line of the start as JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what happens to standard error.")] = False,
 ) -> None:
@@ -64,7 +73,8 @@ def serve(
     token = token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
     _raise_file_limit()
     try:
-        opened = OpenServer(data, host, port, token=token, version0=not no_v0)
+        reserve_bytes = None if reserve_mib is None else reserve_mib * MIB
+        opened = OpenServer(data, host, port, token=token, version0=not no_v0, reserve_bytes=reserve_bytes)
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:

@@ -15,13 +15,20 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from dos_protocol.digests import Buffer
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _IOV_MAX: Final = 512
+
+
+class FreeSpace(NamedTuple):
+    """Of the file system below the data directory: free for this user, and in all; 0 in all: not known."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class Disk(Protocol):
@@ -62,6 +69,9 @@ class Disk(Protocol):
 
     def remove(self, path: str) -> None:
         """Take a file's name away."""
+
+    def free_space(self) -> FreeSpace:
+        """What is free. Quotas of users are not in it."""
 
 
 class RealDisk:
@@ -179,6 +189,10 @@ class RealDisk:
         folder, _, name = path.rpartition("/")
         with self._folder(folder) as descriptor:
             os.unlink(name, dir_fd=descriptor)
+
+    def free_space(self) -> FreeSpace:
+        about = os.fstatvfs(self._root)
+        return FreeSpace(about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize)
 
 
 def make_durable_folders(folder: Path) -> None:

@@ -31,7 +31,14 @@ class OpenServer:
     """
 
     def __init__(
-        self, data: Path, host: str, port: int, *, token: bytes = b"", version0: bool = True
+        self,
+        data: Path,
+        host: str,
+        port: int,
+        *,
+        token: bytes = b"",
+        version0: bool = True,
+        reserve_bytes: int | None = None,
     ) -> None:
         self._disk = RealDisk(data)
         try:
@@ -44,7 +51,9 @@ class OpenServer:
             raise
         try:
             self.listener = _listen(host, port)
-            self.server = ObjectServer(Storage(self._disk), token=token, version0=version0)
+            self.server = ObjectServer(
+                Storage(self._disk), token=token, version0=version0, reserve_bytes=reserve_bytes
+            )
         except BaseException:
             self.shut()
             raise

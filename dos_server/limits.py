@@ -62,6 +62,18 @@ fsck_part_bytes: Final = 4 * MIB
 fsck_part_extents_max: Final = 65_536
 """What `dos fsck` verifies at a time: its memory, and how often it shows how far it is."""
 
+reserve_bytes_default: Final = 16 * MIB
+"""Kept free on the file system, for claims, marks, store records, removals and restarts: what a directory
+costs, 4 KiB for each, thousands of times. Appends are refused before it is touched."""
+reserve_fraction_max: Final = 16
+"""And of a small file system at most this part, one in so many."""
+resume_fraction: Final = 4
+"""Appends go on once this part of the reserve, one in so many, is free above it."""
+new_file_bytes: Final = 4 * KIB
+"""What a new object costs before its first byte: its file's first block, and its share of the folder."""
+space_look_seconds: Final = 1.0
+"""Between two looks at what is free."""
+
 mark_bytes: Final = 256
 """One mark never crosses a sector: 256 divides 512."""
 

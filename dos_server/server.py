@@ -30,12 +30,11 @@ from dos_server.limits import (
     large_buffers_max,
     load_threads_max,
     mend_threads_max,
-    outgoing_bytes_max,
-    outgoing_total_bytes_max,
-    read_pressed_bytes,
     reads_in_flight_max,
+    space_look_seconds,
     sync_threads_max,
 )
+from dos_server.paced_reads import PacedReads
 from dos_server.storage import Storage
 
 log = logging.getLogger("dos.server")
@@ -56,13 +55,26 @@ def _record_text(record: StoreRecord) -> str:
 class ObjectServer:
     """One server on one data directory. Made in `start`, then `serve` until cancelled."""
 
-    def __init__(self, storage: Storage, *, token: bytes = b"", version0: bool = True) -> None:
-        """Read identity and store record, make an identity where there is none. Raises CorruptDataError."""
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        token: bytes = b"",
+        version0: bool = True,
+        reserve_bytes: int | None = None,
+    ) -> None:
+        """Read identity and store record, make an identity where there is none. `reserve_bytes`: of the disk,
+        not for appends; None: what fits its size. Raises CorruptDataError."""
         self._storage = storage
         server_id, record, names = storage.start(os.urandom(16))
         self.server_id = server_id
         self._core = ServerCore(
-            server_id=server_id, record=record, token=token, directory_names=names, version0=version0
+            server_id=server_id,
+            record=record,
+            token=token,
+            directory_names=names,
+            version0=version0,
+            reserve_bytes=reserve_bytes,
         )
         self._connections: dict[int, Connection] = {}
         self._last_session = 0
@@ -76,6 +88,7 @@ class ObjectServer:
         self._load_limiter = trio.CapacityLimiter(load_threads_max)
         self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
         self._read_limiter = trio.CapacityLimiter(reads_in_flight_max)
+        self._reads = PacedReads(storage, self._connections, self._read_limiter)
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
             v.CloseSession: self._close_session,
@@ -95,6 +108,7 @@ class ObjectServer:
             v.MakeDirectory: self._make_directory,
             v.SendBytes: self._send_bytes,
             v.Note: self._note,
+            v.Warn: self._warn,
         }
 
     async def serve(self, listener: socket.socket) -> None:
@@ -108,6 +122,8 @@ class ObjectServer:
                 self._nursery = nursery
                 nursery.start_soon(self._ticker)
                 nursery.start_soon(self._housekeeper)
+                await self._look_at_space()
+                nursery.start_soon(self._space_watcher)
                 await self._accept(listener, nursery)
         finally:
             listener.close()
@@ -247,6 +263,16 @@ class ObjectServer:
             for connection in self._connections.values():
                 connection.shrink_if_idle(now)
 
+    async def _space_watcher(self) -> None:
+        while True:
+            await trio.sleep(space_look_seconds)
+            await self._look_at_space()
+
+    async def _look_at_space(self) -> None:
+        """In a thread: a file system may take its time to say what is free."""
+        before = self._core.taken_bytes
+        self._feed(v.SpaceSeen(*await trio.to_thread.run_sync(self._storage.free_space), before))
+
     # Effects that need no disk
 
     def _send(self, effect: v.Send) -> None:
@@ -263,6 +289,9 @@ class ObjectServer:
 
     def _note(self, effect: v.Note) -> None:
         self._log_end(effect.session, effect.text)
+
+    def _warn(self, effect: v.Warn) -> None:
+        log.warning("%s", effect.text)
 
     def _close_session(self, effect: v.CloseSession) -> None:
         connection = self._connections.get(effect.session)
@@ -353,37 +382,9 @@ class ObjectServer:
     async def _in_thread(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
         self._feed(await trio.to_thread.run_sync(work, limiter=limiter))
 
-    # Reading, with answers kept from piling up
-
     def _read_data(self, effect: v.ReadData) -> None:
         assert self._nursery is not None, "not serving"
         self._nursery.start_soon(self._read_when_room, effect)
 
     async def _read_when_room(self, effect: v.ReadData) -> None:
-        """Read once the peer has taken enough of its earlier answers.
-
-        Under pressure of many slow peers, read less.
-        """
-        wanted = effect.end - effect.start
-        while (connection := self._connections.get(effect.session)) is not None:
-            held = connection.outgoing_bytes + connection.reserved_bytes
-            if held + wanted <= outgoing_bytes_max:
-                if self._held_bytes() <= outgoing_total_bytes_max:
-                    break
-                if held == 0:
-                    effect = effect._replace(end=min(effect.end, effect.start + read_pressed_bytes))
-                    break
-            await connection.wait_for_room()
-        else:
-            self._feed(v.GotData(effect, b""))
-            return
-        wanted = effect.end - effect.start
-        connection.reserved_bytes += wanted
-        try:
-            event = await trio.to_thread.run_sync(self._storage.read, effect, limiter=self._read_limiter)
-        finally:
-            connection.reserved_bytes -= wanted
-        self._feed(event)
-
-    def _held_bytes(self) -> int:
-        return sum(one.outgoing_bytes + one.reserved_bytes for one in self._connections.values())
+        self._feed(await self._reads.read(effect))

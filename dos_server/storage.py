@@ -35,7 +35,7 @@ from dos_server.core.records import NO_CLAIM, Claim, Mark
 from dos_server.core.recovery import Decision
 from dos_server.core.recovery_scan import Found, judge, lost
 from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
-from dos_server.disk import Disk
+from dos_server.disk import Disk, FreeSpace
 from dos_server.marks import Marks
 from dos_server.open_files import OpenFiles
 
@@ -213,6 +213,14 @@ class Storage:
             log.error("store record: %s", error)
             return trouble_of(error)
         return v.Trouble.NONE
+
+    def free_space(self) -> FreeSpace:
+        """What is free on the disk; nothing known, where it does not say."""
+        try:
+            return self._disk.free_space()
+        except OSError as error:
+            log.warning("free space: %s", error)
+            return FreeSpace(0, 0)
 
     # Objects
 

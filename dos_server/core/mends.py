@@ -29,6 +29,7 @@ from dos_server.core.mend import Mend
 from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
+from dos_server.core.space import cost
 from dos_server.core.tables import Tables
 from dos_server.limits import mends_max
 
@@ -79,6 +80,8 @@ class Mends:
             if state is None and len(directory.objects) >= entries_max:
                 text = f"a directory holds at most {entries_max} objects"
                 return Refusal(ErrorCode.NO_SPACE, text, entries_max)
+            if not tables.space.has_room(cost(request.goal_size, new_file=True)):
+                return tables.space.refusal(f"a new copy of {request.name} of {request.goal_size} bytes")
             old = (state.synced, state.synced_digest) if state is not None else (0, 0)
             current = tables.mends[session.number] = Mend(directory.name, request, old)
         size = current.size if current is not None and current.same_as(request) else 0
@@ -101,6 +104,7 @@ class Mends:
         buffers: list[Buffer] = [bytes(one) for one in mend.take(request.payload, directory.claim.epoch)]
         mend.busy = True
         session.pending += 1
+        self._tables.space.take(sum(map(len, buffers)))
         self._tables.effects.append(
             v.WriteMend(session.number, mend.directory, mend.name, position, buffers, create)
         )

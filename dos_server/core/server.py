@@ -49,8 +49,10 @@ class ServerCore:
         token: bytes = b"",
         directory_names: set[str] | None = None,
         version0: bool = True,
+        reserve_bytes: int | None = None,
     ) -> None:
-        self._tables = tables = Tables(server_id, record, token, directory_names or set())
+        names = directory_names or set()
+        self._tables = tables = Tables(server_id, record, token, names, reserve_bytes)
         self._storing_record = False
         claims = Claims(tables)
         self._reads = reads = Reads(tables)
@@ -79,6 +81,7 @@ class ServerCore:
             v.DirectoryMade: version0_.directory_made,
             v.Requested: version0_.requested,
             v.Streamed: version0_.streamed,
+            v.SpaceSeen: self._space_seen,
             v.Tick: self._tick,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
@@ -129,6 +132,11 @@ class ServerCore:
         """Whether HELLO was answered: until then the clock of the shell runs."""
         one = self._tables.sessions.get(session)
         return one is not None and one.state is not SessionState.NEW
+
+    @property
+    def taken_bytes(self) -> int:
+        """About what all appends so far took on the disk."""
+        return self._tables.space.taken_bytes
 
     @property
     def record_bytes(self) -> bytes:
@@ -193,6 +201,9 @@ class ServerCore:
         self._appends.tick()
         self._reads.tick()
         self._version0.tick()
+
+    def _space_seen(self, event: v.SpaceSeen) -> None:
+        self._tables.warn(self._tables.space.seen(*event, self._tables.now))
 
     def _written(self, event: v.Written) -> None:
         self._appends.written(event)

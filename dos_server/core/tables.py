@@ -14,8 +14,9 @@ from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.mend import Mend
-from dos_server.core.object_state import ObjectState
+from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.session import Session
+from dos_server.core.space import Space, cost
 from dos_server.limits import directories_loaded_max, objects_loaded_max
 
 
@@ -33,7 +34,14 @@ class Tables:
     made from now on, above that of every object removed.
     """
 
-    def __init__(self, server_id: bytes, record: bytes, token: bytes, directory_names: set[str]) -> None:
+    def __init__(
+        self,
+        server_id: bytes,
+        record: bytes,
+        token: bytes,
+        directory_names: set[str],
+        reserve_bytes: int | None = None,
+    ) -> None:
         self.server_id = server_id
         self.token = token
         self.record_bytes = record
@@ -50,6 +58,7 @@ class Tables:
         self.mends: dict[int, Mend] = {}
         self.unheard: list[tuple[Session, m.Message]] = []
         self.object_version = 0
+        self.space = Space(reserve_bytes)
         self.now = 0.0
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
@@ -153,6 +162,19 @@ class Tables:
         text = f"not a name: {name[:40]!a}, {len(name)} long"
         self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
         return False
+
+    def refuses_space(self, state: ObjectState, count: int) -> Refusal | None:
+        """Why so many more bytes of an object would touch the reserve, or None."""
+        wanted = cost(count, new_file=not state.exists)
+        if self.space.has_room(wanted):
+            return None
+        self.warn(self.space.ran_out(wanted, self.now))
+        return self.space.refusal(state.name)
+
+    def warn(self, text: str | None) -> None:
+        """Tell the log, if there is something to tell."""
+        if text is not None:
+            self.effects.append(v.Warn(text))
 
     def answerable(self, number: int) -> Session | None:
         """The session whose pending request is about to be answered, if it is still there."""

@@ -5,24 +5,16 @@ answer with exactly one event. `session` is a number that the shell gives to a c
 again.
 """
 
-from enum import Enum
 from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_protocol.messages import Message
+from dos_server.core.endings import Removal as Removal
+from dos_server.core.endings import Trouble as Trouble
 from dos_server.core.index import Place
 from dos_server.core.records import Claim
 from dos_server.core.recovery_scan import Found
-
-
-class Trouble(Enum):
-    """How a disk operation ended."""
-
-    NONE = "done"
-    NO_SPACE = "no space left; nothing of it is in the file"
-    FAILED = "failed, its effect is not known"
-
 
 # Events
 
@@ -129,14 +121,6 @@ class MendInstalled(NamedTuple):
     found: Found | None
 
 
-class Removal(Enum):
-    """How a removal ended."""
-
-    GONE = "gone, durably"
-    INTACT = "failed, the object is as it was"
-    UNKNOWN = "failed, and only a restart can say whether it is there"
-
-
 class Removed(NamedTuple):
     """A removal has ended."""
 
@@ -169,6 +153,15 @@ class Streamed(NamedTuple):
     data: Buffer
 
 
+class SpaceSeen(NamedTuple):
+    """What is free on the file system, and its size; 0: it does not say. `taken_before`: `ServerCore`'s
+    `taken_bytes` before the look."""
+
+    free_bytes: int
+    total_bytes: int
+    taken_before: int
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
@@ -193,6 +186,7 @@ Event = (
     | DirectoryMade
     | Requested
     | Streamed
+    | SpaceSeen
     | Tick
 )
 
@@ -370,6 +364,12 @@ class Note(NamedTuple):
     text: str
 
 
+class Warn(NamedTuple):
+    """What whoever runs the server should know, in the log."""
+
+    text: str
+
+
 Effect = (
     Send
     | CloseSession
@@ -389,4 +389,5 @@ Effect = (
     | MakeDirectory
     | SendBytes
     | Note
+    | Warn
 )

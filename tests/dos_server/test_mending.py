@@ -335,6 +335,23 @@ def test_a_full_disk_keeps_the_old_copy() -> None:
     assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
 
 
+def test_a_copy_that_would_touch_the_reserve_is_refused_at_its_beginning() -> None:
+    # EVIDENCE-OF: P-8
+    world = World()
+    world.rot(150_000)
+    old, used = world.look(), world.disk.used
+    world.disk.space = used + (used >> 3) + len(LONGER)
+    world.look_at_space()
+    answer = world.mend(world.reader(), LONGER, old=old, chunk=1_000)
+    assert isinstance(answer, m.Error)
+    assert answer.code == ErrorCode.NO_SPACE
+    assert (world.look(), world.disk.used) == (old, used)
+    assert world.warnings == [], "appends, which are smaller, go on"
+    world.disk.space += 1 << 20
+    world.look_at_space()
+    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+
+
 class PowerCutError(Exception):
     """The plug is pulled in the middle of a call to the disk."""
 

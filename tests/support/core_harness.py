@@ -24,15 +24,24 @@ class Harness:
     """A server that the test drives.
 
     `heard[session]`: (request id, message) in the order sent; `bytes_heard[session]`: what a session of
-    version 0 was sent; `notes`: what only the log is told.
+    version 0 was sent; `notes`, `warnings`: what only the log is told.
     """
 
-    def __init__(self, disk: FakeDisk | None = None, *, token: bytes = b"", version0: bool = True) -> None:
+    def __init__(
+        self,
+        disk: FakeDisk | None = None,
+        *,
+        token: bytes = b"",
+        version0: bool = True,
+        reserve_bytes: int | None = None,
+    ) -> None:
         self.disk = disk or FakeDisk()
         self.token = token
         self.version0 = version0
         self.bytes_heard: dict[int, bytearray] = {}
+        self.reserve_bytes = reserve_bytes
         self.notes: list[tuple[int, str]] = []
+        self.warnings: list[str] = []
         self.heard: dict[int, list[tuple[int, m.Message]]] = {}
         self.closed: set[int] = set()
         self.pending: list[tuple[v.Effect, Callable[[], v.Event]]] = []
@@ -51,6 +60,7 @@ class Harness:
             token=self.token,
             directory_names=names,
             version0=self.version0,
+            reserve_bytes=self.reserve_bytes,
         )
         self.pending.clear()
         self.closed |= set(self.heard)
@@ -84,8 +94,8 @@ class Harness:
             case v.SendBytes(session, data):
                 if session not in self.closed:
                     self.bytes_heard[session] += data
-            case v.Note(session, text):
-                self.notes.append((session, text))
+            case v.Note() | v.Warn():
+                self._log(effect)
             case v.Sync(directory, name):
                 self.core.handle(v.SyncBegins(directory, name), self.now)
                 report = v.Synced(directory, name, storage.sync(effect))
@@ -93,6 +103,12 @@ class Harness:
             case _:
                 self.pending.append((effect, self._work(effect)))
         return None
+
+    def _log(self, effect: v.Note | v.Warn) -> None:
+        if isinstance(effect, v.Note):
+            self.notes.append((effect.session, effect.text))
+        else:
+            self.warnings.append(effect.text)
 
     def _work(self, effect: v.Effect) -> Callable[[], v.Event]:
         storage = self.storage
@@ -193,6 +209,11 @@ class Harness:
     def unasked(self, session: int, kind: type[Any]) -> list[Any]:
         """Messages of a kind that answer no request."""
         return [one for number, one in self.heard[session] if number == 0 and isinstance(one, kind)]
+
+    def look_at_space(self) -> None:
+        """The shell does this now and then."""
+        before = self.core.taken_bytes
+        self.event(v.SpaceSeen(*self.storage.free_space(), before))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

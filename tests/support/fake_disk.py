@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dos_protocol.digests import Buffer
+from dos_server.disk import FreeSpace
 
 SECTOR = 512
 
@@ -167,7 +168,7 @@ class FakeDisk:
             raise OSError(errno.EBADF, "bad handle") from None
 
     def close(self, handle: int) -> None:
-        self._node(handle)
+        self._called("close", self._node(handle)[1])
         del self._handles[handle]
 
     def size(self, handle: int) -> int:
@@ -207,7 +208,7 @@ class FakeDisk:
         def bytes_in(folder: _Folder) -> int:
             return sum(
                 bytes_in(node) if isinstance(node, _Folder) else len(node.seen)
-                for node in folder.seen.values()
+                for node in list(folder.seen.values())
             )
 
         return bytes_in(self.root)
@@ -247,3 +248,7 @@ class FakeDisk:
         if name not in entries:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         del entries[name]
+
+    def free_space(self) -> FreeSpace:
+        self._called("free_space", "")
+        return FreeSpace(max(self.space - self.used, 0), self.space)

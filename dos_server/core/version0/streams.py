@@ -44,7 +44,7 @@ class Streams:
             self._answers.refuse_and_end(one, NO_DIRECTORY)
             return
         state = directory.objects.get(request.name) or self._tables.new_object(directory, request.name)
-        why = read_only(directory) or _why_not(one, directory, state, request.offset)
+        why = read_only(directory) or _why_not(one, directory, state, request.offset) or self._no_space(state)
         if why:
             self._answers.refuse_and_end(one, why)
             return
@@ -59,6 +59,11 @@ class Streams:
             self._appends.take(session, directory, state, b"", 0)
             self._appends.batch_ended()
 
+    def _no_space(self, state: ObjectState) -> str:
+        """Said here, where there is a word for it: a stream that cannot go on only ends."""
+        refusal = self._tables.refuses_space(state, 0)
+        return "" if refusal is None else refusal.message
+
     def _begin(self, one: Session0) -> None:
         self._answers.send(one, wire.reply(b"ok"))
         one.move(Happening.APPENDING)
@@ -70,7 +75,12 @@ class Streams:
         if one is None or one.stands is not State.STREAMING:
             return
         state, now = one.target, self._tables.now
-        refusal = state.refuses_session(event.session) or state.refuses_bytes(len(event.data))
+        count = len(event.data)
+        refusal = (
+            state.refuses_session(event.session)
+            or state.refuses_bytes(count)
+            or self._tables.refuses_space(state, count)
+        )
         if refusal is not None:
             self._answers.end(one, refusal.message)
             return
