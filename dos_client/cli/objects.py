@@ -38,9 +38,9 @@ from dos_client.sessions.connection import open_connection
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import CorruptError, DosError
-from dos_protocol.limits import digest_block_bytes, id_bytes, payload_bytes_max
+from dos_protocol.limits import digest_block_bytes, id_bytes, payload_bytes_max, u64_max
 from dos_protocol.names import id_text
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.vocabulary import ObjectInfo, StatResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
 assert cli_mending.store_app is cli_status.store_app  # each adds its commands to the one group
@@ -53,25 +53,36 @@ _OURS = b"dos-append"
 
 
 @app.command()
-def ls(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+def ls(
+    url: Url,
+    prefix: Annotated[str, typer.Option(help="Only names that begin so.", metavar="TEXT")] = "",
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
     """List directories, or the objects of one directory with their durable sizes.
 
     Of several servers all directories are shown, and of each object the longest copy.
 
     Example: dos ls dos://127.0.0.1/app.w0000
+
+    Example: dos ls dos://127.0.0.1 --prefix app.
     """
     parsed = parsed_url(url)
 
     async def work() -> list[dict[str, Any]]:
         async with opened(parsed, read_token(token_file)) as store:
             if parsed.directory is None:
-                return [{"name": name} for name in await store.list_directories()]
+                return [{"name": name} for name in await store.list_directories(prefix)]
             view = await store.look(parsed.directory)
             copies = view.answers
             names = sorted({name for objects in copies.values() for name in objects})
             if not names and parsed.directory not in await store.list_directories(parsed.directory):
                 fail(f"no directory {parsed.directory}", NEGATIVE)
-            return [_entry(name, [one[name] for one in copies.values() if name in one]) for name in names]
+            return [
+                _entry(name, [one[name] for one in copies.values() if name in one])
+                for name in names
+                if name.startswith(prefix)
+            ]
 
     rows = run(work)
     if as_json:
@@ -188,12 +199,25 @@ async def _end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, byte
 
 
 @app.command()
-def stat(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+def stat(
+    url: Url,
+    digest_at: Annotated[
+        int | None,
+        typer.Option(min=0, max=u64_max - 1, help="Also the digest of the first N bytes.", metavar="N"),
+    ] = None,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
     """Show a server, a directory, or an object's sizes and digest on every member.
 
+    Equal sizes with equal digests are equal bytes: --digest-at compares what copies of different length
+    have in common.
+
     Example: dos stat dos://127.0.0.1/app.w0000/greetings
+
+    Example: dos stat dos://127.0.0.1/app.w0000/greetings --digest-at 5
     """
-    parsed = parsed_url(url)
+    parsed = parsed_url(url, needs="object" if digest_at is not None else "")
 
     async def work() -> list[dict[str, Any]]:
         async with opened(parsed, read_token(token_file)) as store:
@@ -213,7 +237,7 @@ def stat(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> Non
                     }
                     for server_id, (epoch, writer_id) in view.epochs.items()
                 ]
-            found = await store.stat(parsed.directory, parsed.object)
+            found = await store.stat(parsed.directory, parsed.object, digest_at)
             return [
                 {
                     "address": address[server_id],
@@ -225,6 +249,7 @@ def stat(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> Non
                     "corrupt": result.info.corrupt,
                     "poisoned": result.info.poisoned,
                 }
+                | ({} if digest_at is None else {"digest_at": digest_at, "prefix_digest": _hex(result)})
                 for server_id, result in found.items()
             ]
 
@@ -233,6 +258,10 @@ def stat(url: Url, as_json: AsJson = False, token_file: TokenFile = None) -> Non
         print_json(rows)
     for row in rows if not as_json else []:
         print("  ".join(f"{key}={value}" for key, value in row.items()))
+
+
+def _hex(result: StatResult) -> str:
+    return f"{result.digest:016x}"
 
 
 def _server(store: Store, address: str, server_id: bytes, error: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from dos_client import open_store
 from dos_client.cli.objects import app
 from dos_client.membership.founding import init_store
+from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import ThreadServer, new_writer, url_of
 
 
@@ -77,6 +78,42 @@ def test_objects_on_one_server_from_the_command_line(alone: ThreadServer, tmp_pa
     assert json.loads(answered("stat", url, "--json"))[0]["synced"] == 100_004
     assert f"server_id={alone.server_id}" in answered("stat", alone.url).decode()
     assert json.loads(answered("ping", alone.url, "--json", "--count", "2"))[0]["count"] == 2
+
+
+def test_names_are_listed_by_their_beginning(alone: ThreadServer) -> None:
+    for where in ("app.w0000/a.1", "app.w0000/a.2", "app.w0000/b", "zoo/x"):
+        answered("append", f"{alone.url}/{where}", stdin=b"hello")
+    directory = f"{alone.url}/app.w0000"
+    assert answered("ls", directory, "--prefix", "a.").split() == [b"5", b"a.1", b"5", b"a.2"]
+    assert [row["name"] for row in json.loads(answered("ls", directory, "--prefix", "b", "--json"))] == ["b"]
+    assert answered("ls", directory, "--prefix", "c") == b""
+    assert answered("ls", alone.url, "--prefix", "app.") == b"app.w0000\n"
+    assert "no directory nowhere" in refused(1, "ls", f"{alone.url}/nowhere", "--prefix", "a")
+
+
+def test_the_digest_of_a_prefix_is_shown(alone: ThreadServer) -> None:
+    url, data = f"{alone.url}/notes/x", os.urandom(100_000)
+    answered("append", url, stdin=data)
+    for size in (0, 5, 65_536, 70_000, 100_000):
+        (row,) = json.loads(answered("stat", url, "--digest-at", str(size), "--json"))
+        assert (row["digest_at"], row["prefix_digest"]) == (size, f"{prefix_digest(data[:size]):016x}")
+    assert f"digest_at=5  prefix_digest={prefix_digest(data[:5]):016x}" in (
+        answered("stat", url, "--digest-at", "5").decode()
+    )
+    assert "of which 100000 bytes are durable" in refused(2, "stat", url, "--digest-at", "100001")
+    assert "must name an object" in refused(2, "stat", alone.url, "--digest-at", "5")
+    assert "prefix_digest" not in answered("stat", url, "--json").decode()
+
+
+def test_the_examples_of_the_commands_about_objects_work(alone: ThreadServer) -> None:
+    answered("append", f"{alone.url}/app.w0000/greetings", stdin=b"hello, and more " * 20)
+    examples = [
+        arguments
+        for command in ("ls", "get", "stat", "ping")
+        for arguments in examples_of_command(command, alone)
+    ]
+    assert len(examples) == 6
+    assert all(answered(*arguments) for arguments in examples)
 
 
 @pytest.mark.process
@@ -171,10 +208,14 @@ def example_of(command: str, url: str, **places: ThreadServer) -> list[str]:
     return [url if word.startswith("dos://") else here.get(word, word) for word in words]
 
 
-def example_of_command(command: str, server: ThreadServer) -> list[str]:
-    """The arguments of the first example that a command's help shows, of another server."""
-    words = answered(command, "--help").decode().split("Example: dos ")[1].split("╭")[0].split()
-    return [word.replace("dos://127.0.0.1", server.url) for word in words]
+def examples_of_command(command: str, server: ThreadServer) -> list[list[str]]:
+    """The arguments of the examples that a command's help shows, of another server alone."""
+    shown = answered(command, "--help").decode().split("╭")[0].split("Example: dos ")[1:]
+    return [
+        [word.replace("dos://127.0.0.1", server.url) for word in example.split()]
+        for example in shown
+        if "127.0.0.1:9001" not in example
+    ]
 
 
 def test_the_examples_in_the_help_work(three: list[ThreadServer], tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """One session: requests and answers, refusals, silence, and peers that talk nonsense."""
 
+from contextlib import suppress
+
 import pytest
 import trio
 import trio.testing
@@ -99,6 +101,33 @@ async def test_reading_and_refusals_leave_the_session_usable(alone: ThreadServer
         result = await connection.stat("x", 4)
         assert result.digest == prefix_digest(b"hell")
         assert [info.name for info in await connection.list_all()] == ["x"]
+
+
+async def test_a_session_pages_through_names_and_waits_for_bytes(alone: ThreadServer) -> None:
+    async with open_connection(alone.location) as writer, open_connection(alone.location) as reader:
+        writer.on_watermark = lambda _: None
+        await writer.claim("d", 1, new_writer())
+        for name in ("a1", "a2", "a3", "b"):
+            writer.post(append_head(name, 1, Chunk(0, 0, b"x")), b"x")
+        await reader.open_directory("d")
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def follow() -> None:
+                got = b""
+                while len(got) < 2:
+                    with suppress(NotFoundError):
+                        got += (await reader.get_data("b", len(got), 100, wait_ms=60_000)).payload
+                assert got == b"xy"
+
+            writer.post(append_head("b", 1, Chunk(1, prefix_digest(b"x"), b"y")), b"y")
+        page = await reader.list_names("a", entries_max=2)
+        assert ([info.name for info in page.entries], page.more) == (["a1", "a2"], True)
+        page = await reader.list_names("a", "a2", entries_max=2)
+        assert ([info.name for info in page.entries], page.more) == (["a3"], False)
+        assert [info.name for info in await reader.list_all("a")] == ["a1", "a2", "a3"]
+        with trio.fail_after(5):
+            assert await reader.get("b", 2, 100, wait_ms=1) == b""
 
 
 async def test_a_server_that_is_not_there_says_so(alone: ThreadServer) -> None:

@@ -21,7 +21,7 @@ from dos_protocol.errors import (
     UnsupportedError,
 )
 from tests.dos_client.support import ThreadServer, claimed, content_of, damage, new_writer
-from tests.dos_client.test_cli import answered, example_of_command, refused
+from tests.dos_client.test_cli import answered, examples_of_command, refused
 
 
 async def epoch_of(server: ThreadServer) -> int:
@@ -136,7 +136,8 @@ def test_objects_are_deleted_from_the_command_line(alone: ThreadServer) -> None:
 
 def test_the_example_of_rm_works(alone: ThreadServer) -> None:
     answered("append", f"{alone.url}/notes/greetings", stdin=b"hello")
-    answered(*example_of_command("rm", alone))
+    (example,) = examples_of_command("rm", alone)
+    answered(*example)
     assert answered("ls", f"{alone.url}/notes") == b""
 
 
