@@ -17,6 +17,7 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.extent import ExtentHeader, encode_header, object_seed
 from dos_server.core.records import Claim, Mark, encode_claim, encode_mark
 from dos_server.core.version0.states import diagram as version0_diagram
+from tests.support.worked_session import session_text
 
 PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
 _KINDS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "16s": "16 bytes", "?": "u8 0 or 1"}
@@ -113,6 +114,7 @@ TABLES = {
     "small record vectors": small_record_vectors,
     "session diagram": session_diagram,
     "version 0 diagram": version_0_diagram,
+    "worked session": session_text,
 }
 
 
