@@ -33,9 +33,7 @@ class Line(NamedTuple):
 
 def _refusal() -> m.Error:
     text = f"{_NAME} has {len(_BOTH)} bytes, not {len(_HELLO)}"
-    return m.Error(
-        ErrorCode.SIZE_MISMATCH, text, VERDICTS[ErrorCode.SIZE_MISMATCH].remedy, actual=len(_BOTH)
-    )
+    return m.Error(ErrorCode.SIZE_MISMATCH, text, VERDICTS[ErrorCode.SIZE_MISMATCH].remedy, actual=len(_BOTH))
 
 
 INFO = m.ObjectInfo(_NAME, len(_BOTH), len(_BOTH), prefix_digest(_BOTH))
