@@ -119,8 +119,16 @@ class Appends:
             self._poison(state)
         else:
             settled = state.was_synced()
-            self._tables.effects.append(v.SetMark(directory.name, state.name, state.synced, poisoned=False))
-            self._tell_tickets(directory, state, settled)
+            damaged = state.corrupt_from is not None
+            self._tables.effects.append(
+                v.SetMark(directory.name, state.name, state.synced, poisoned=False, damaged=damaged)
+            )
+            if damaged:  # by a read, meanwhile: a size that is told would count for all that is below it
+                self._tables.untold.pop(state, None)
+                text = f"{state.name} is damaged from {state.corrupt_from} on"
+                self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from or 0)
+            else:
+                self._tell_tickets(directory, state, settled)
             self._reads.wake(state)
             sync = state.next_sync()
             if sync is not None:
@@ -156,11 +164,13 @@ class Appends:
                 self._tables.settled.append(session)
         return session
 
-    def _refuse_tickets(self, tickets: Iterable[Ticket], code: ErrorCode, text: str) -> None:
+    def _refuse_tickets(
+        self, tickets: Iterable[Ticket], code: ErrorCode, text: str, actual: int = 0
+    ) -> None:
         for ticket in tickets:
             session = self._release(ticket)
             if session is not None:
-                self._tables.refuse(session, code, text, ticket.request_id)
+                self._tables.refuse(session, code, text, ticket.request_id, actual)
 
     def _poison(self, state: ObjectState) -> None:
         tickets = state.poison()
@@ -183,6 +193,8 @@ class Appends:
         tables = self._tables
         for state in [state for state, due in tables.untold.items() if due <= tables.now]:
             del tables.untold[state]
+            if state.corrupt_from is not None:
+                continue
             session = tables.sessions.get(state.tickets[-1].session) if state.tickets else None
             directory = tables.directories.get(state.directory)
             if session is not None and directory is not None and self.may_hear(session, directory):
