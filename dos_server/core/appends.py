@@ -164,9 +164,7 @@ class Appends:
                 self._tables.settled.append(session)
         return session
 
-    def _refuse_tickets(
-        self, tickets: Iterable[Ticket], code: ErrorCode, text: str, actual: int = 0
-    ) -> None:
+    def _refuse_tickets(self, tickets: Iterable[Ticket], code: ErrorCode, text: str, actual: int = 0) -> None:
         for ticket in tickets:
             session = self._release(ticket)
             if session is not None:
