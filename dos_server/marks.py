@@ -7,6 +7,7 @@ Rules of this file: slots and their file. It raises OSError; when a mark is due,
 `storage` says. Callable from several threads.
 """
 
+import logging
 import threading
 
 from dos_server import small_files
@@ -14,6 +15,8 @@ from dos_server.core import records
 from dos_server.core.records import Mark
 from dos_server.disk import Disk
 from dos_server.limits import mark_bytes
+
+log = logging.getLogger("dos.server")
 
 
 class Marks:
@@ -35,6 +38,10 @@ class Marks:
         data = small_files.read(self._disk, self._path) or b""
         marks = records.decode_marks(data)
         self._slot_count = -(-len(data) // mark_bytes)
+        for slot in range(self._slot_count):
+            held = data[slot * mark_bytes : (slot + 1) * mark_bytes]
+            if len(held) < mark_bytes or (marks[slot] is None and any(held)):
+                log.warning("mark %d of %s is damaged and says nothing", slot, self._folder)
         self._slots = {mark.name: slot for slot, mark in enumerate(marks) if mark is not None}
         self._free = [slot for slot, mark in enumerate(marks) if mark is None]
         return {mark.name: mark for mark in marks if mark is not None}

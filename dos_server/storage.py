@@ -26,6 +26,7 @@ from typing import Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
+from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
@@ -85,11 +86,10 @@ class Storage:
                 )
             small_files.replace(self._disk, "", "identity", records.encode_identity(fresh_id))
             identity = records.encode_identity(fresh_id)
-        return (
-            records.decode_identity(identity, "identity"),
-            small_files.read(self._disk, "store") or b"",
-            names,
-        )
+        record = small_files.read(self._disk, "store")
+        if record is not None:
+            decode_store_record(record, "store")  # an empty file is a damaged one, not a server in no store
+        return records.decode_identity(identity, "identity"), record or b"", names
 
     def stop(self) -> None:
         """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""

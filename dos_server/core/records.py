@@ -14,7 +14,8 @@ stays so until a new copy takes its place, whatever its file looks like later: a
 the first one look like a crash. *Removed*: the object is being taken away, and goes if it is still there
 (`dos_server.removal`). Marks with a flag are synced.
 
-Identity, `identity`: the server's id as 32 hex digits and a newline.
+Identity, `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits, a
+newline; exactly so.
 """
 
 import struct
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple
 
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
-from dos_protocol.limits import name_bytes_max
+from dos_protocol.limits import id_bytes, name_bytes_max
 from dos_protocol.names import NO_ID, id_text, is_name, parse_id
 from dos_server.limits import mark_bytes
 
@@ -96,7 +97,7 @@ def decode_marks(data: bytes) -> list[Mark | None]:
 
 
 def encode_identity(server_id: bytes) -> bytes:
-    return f"{id_text(server_id)}\n".encode("ascii")
+    return f"{id_text(server_id)} {digest64(server_id):016x}\n".encode("ascii")
 
 
 def decode_identity(data: bytes, where: str) -> bytes:
@@ -105,9 +106,12 @@ def decode_identity(data: bytes, where: str) -> bytes:
     Raises CorruptDataError: a server that is not sure who it is must not start.
     """
     try:
-        server_id = parse_id(data.decode("ascii").removesuffix("\n"))
+        server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))
     except (ValueError, UnicodeDecodeError) as error:
         raise CorruptDataError(where, 0, "32 hex digits", repr(data[:40]), "replace the server") from error
+    whole = encode_identity(server_id)
+    if data != whole:
+        raise CorruptDataError(where, 0, repr(whole), repr(data[:60]), "replace the server")
     if server_id == NO_ID:
         raise CorruptDataError(where, 0, "an identity", "all zeros", "replace the server")
     return server_id

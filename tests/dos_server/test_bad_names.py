@@ -69,6 +69,7 @@ REQUESTS: dict[str, Callable[[str], m.Message]] = {
     "APPEND": lambda name: m.Append(name, 0, 0, b"x"),
     "GET": lambda name: m.Get(name, 0, 1),
     "STAT": lambda name: m.Stat(name),
+    "DELETE": lambda name: m.Delete(name),
     "CWD": lambda name: m.ChangeDirectory(name),
     "a claim": lambda name: m.ChangeDirectory(name, claim=True, epoch=6, writer_id=b"w" * 16),
 }

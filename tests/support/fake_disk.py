@@ -66,6 +66,23 @@ class FakeDisk:
         if error:
             raise OSError(error, f"injected into {method}", what)
 
+    def put(self, path: str, data: bytes) -> None:
+        """Have a file on the platters, and the folders above it, whatever was there."""
+        *folders, name = path.split("/")
+        folder = self.root
+        for part in folders:
+            inner = folder.seen.setdefault(part, _Folder())
+            assert isinstance(inner, _Folder), path
+            folder.stable[part], folder = inner, inner
+        folder.seen[name] = folder.stable[name] = _Node(bytearray(data), bytearray(data))
+
+    def content(self, path: str) -> bytes:
+        """What programs see in a file."""
+        folder, _, name = path.rpartition("/")
+        node = self._folder(folder).seen[name]
+        assert isinstance(node, _Node), path
+        return bytes(node.seen)
+
     def power_cut(self, rng: random.Random) -> None:
         """Lose the power: handles go, and what was not synced goes by chance."""
         self._handles.clear()
