@@ -17,12 +17,16 @@ from dos_server.limits import open_files_max
 
 @dataclass
 class OpenFile:
-    """An open object. It may be closed only when nobody uses it and every write of it was synced."""
+    """An open object. It may be closed only when nobody uses it and every write of it was synced.
+
+    `writes`: how many ended, `synced`: how many of them a sync covers; `failed`: a sync of it failed.
+    """
 
     handle: int
     users: int = 0
     writes: int = 0
     synced: int = 0
+    failed: bool = False
     forgotten: bool = False
 
 
@@ -52,6 +56,17 @@ class OpenFiles:
                     self._disk.close(file.handle)
                 self._close_surplus()
 
+    def sync(self, file: OpenFile) -> None:
+        """Put every write that has ended on stable storage. Raises OSError: it must never be tried again,
+        because the kernel forgets what it failed to write, and the next sync would succeed."""
+        writes = file.writes
+        try:
+            self._disk.sync(file.handle)
+        except OSError:
+            file.failed = True
+            raise
+        file.synced = writes
+
     def forget_folder(self, folder: str) -> None:
         """Close every file in the folder, those in use when their use ends."""
         with self._guard:
@@ -71,8 +86,12 @@ class OpenFiles:
             self._disk.close(file.handle)
 
     def unsynced(self) -> Iterator[tuple[str, OpenFile]]:
-        """Files with writes that no sync covered."""
-        return ((path, file) for path, file in self._files.items() if file.writes != file.synced)
+        """Files with writes that no sync covered, and that one may still cover."""
+        return (
+            (path, file)
+            for path, file in self._files.items()
+            if file.writes != file.synced and not file.failed
+        )
 
     def _close_surplus(self) -> None:
         """The guard is held."""

@@ -1,6 +1,6 @@
 """The files beside the objects: new copies on their way in, and what was taken out of use.
 
-    d/DIR/.mend.OBJECT.SESSION   a new copy, seen by nobody; a crash's leftover goes at the next start
+    d/DIR/.mend.OBJECT.N         a new copy, seen by nobody; a crash's leftover goes at the next start
     d/DIR/.broken.OBJECT.N       an old copy that was replaced, kept for people to look at; N from 0
     d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut
 
@@ -19,6 +19,7 @@ from dos_server.core.layout import BROKEN, MEND, OBJECTS, torn_name
 from dos_server.core.recovery import Decision
 from dos_server.core.recovery_scan import Found
 from dos_server.disk import Disk
+from dos_server.open_files import OpenFiles
 
 log = logging.getLogger("dos.server")
 
@@ -28,29 +29,25 @@ Effect = v.WriteMend | v.InstallMend | v.DropMend
 
 
 def _file_name(effect: Effect) -> str:
-    return f"{MEND}{effect.name}.{effect.session}"
+    return f"{MEND}{effect.name}.{effect.copy}"
 
 
 def _path(effect: Effect) -> str:
     return f"{OBJECTS}/{effect.directory}/{_file_name(effect)}"
 
 
-def write(disk: Disk, effect: v.WriteMend) -> None:
-    """Write a part of a new copy."""
-    handle = disk.open(_path(effect), create=effect.create)
-    try:
-        disk.write(handle, effect.position, effect.buffers)
-    finally:
-        disk.close(handle)
+def write(disk: Disk, files: OpenFiles, effect: v.WriteMend) -> None:
+    """Write a part of a new copy. Its file stays open until it is synced or dropped."""
+    with files.use(_path(effect), create=effect.create) as file:
+        file.writes += 1
+        disk.write(file.handle, effect.position, effect.buffers)
 
 
-def sync(disk: Disk, effect: v.InstallMend) -> None:
-    """Put a new copy on stable storage."""
-    handle = disk.open(_path(effect), create=False)
-    try:
-        disk.sync(handle)
-    finally:
-        disk.close(handle)
+def sync(files: OpenFiles, effect: v.InstallMend) -> None:
+    """Put a new copy on stable storage, by the handle that wrote it, and let that go."""
+    with files.use(_path(effect)) as file:
+        files.sync(file)
+    files.forget(_path(effect))
 
 
 def change_places(disk: Disk, effect: v.InstallMend) -> None:
@@ -64,8 +61,9 @@ def change_places(disk: Disk, effect: v.InstallMend) -> None:
     disk.sync_folder(folder)
 
 
-def drop(disk: Disk, effect: v.DropMend) -> None:
+def drop(disk: Disk, files: OpenFiles, effect: v.DropMend) -> None:
     """Take a new copy away."""
+    files.forget(_path(effect))
     with contextlib.suppress(FileNotFoundError):
         disk.remove(_path(effect))
 
@@ -92,13 +90,17 @@ def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: Found, s
 
 
 def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
-    """Keep a copy of a tail that is about to be cut."""
-    aside = disk.open(f"{OBJECTS}/{directory}/{torn_name(name, start)}", create=True)
+    """Keep a copy of a tail that is about to be cut. After an OSError there is none, not a part of one."""
+    path = f"{OBJECTS}/{directory}/{torn_name(name, start)}"
+    aside = disk.open(path, create=True)
     try:
         for position in range(start, end, _COPY_BYTES):
             chunk = disk.read(handle, position, min(_COPY_BYTES, end - position))
             disk.write(aside, position - start, [chunk])
         disk.sync(aside)
+    except OSError:
+        disk.remove(path)
+        raise
     finally:
         disk.close(aside)
     disk.sync_folder(f"{OBJECTS}/{directory}")

@@ -33,7 +33,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, Claim, Mark
-from dos_server.core.recovery import Decision
+from dos_server.core.recovery import NO_ROOM, Decision
 from dos_server.core.recovery_scan import Found, judge, lost
 from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
 from dos_server.disk import Disk, FreeSpace
@@ -95,7 +95,7 @@ class Storage:
         """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
         for path, file in self._files.unsynced():
             with _noted(f"last sync of {path}"):
-                self._disk.sync(file.handle)
+                self._files.sync(file)
         for directory in list(self._folders):
             with _noted(f"marks of {directory}"):
                 self._folders[directory].marks.sync()
@@ -154,6 +154,8 @@ class Storage:
         except OSError as error:
             log.error("object %s/%s cannot be read: %s", directory, name, error)
             return lost(mark.synced if mark is not None else 0)
+        if found.letter == NO_ROOM:
+            return found
         if found.corrupt:
             poisoned = mark is not None and mark.poisoned
             durable = max(found.durable, found.size)
@@ -168,8 +170,7 @@ class Storage:
     def _forgive(self, directory: str, name: str, found: Found) -> Found:
         """Take the word "poisoned" off a mark, durably, before anything new is acknowledged.
 
-        Or a power cut brings the old mark back, and the next start cuts what was acknowledged since.
-        """
+        Or a power cut brings it back, and the next start cuts what was acknowledged since."""
         try:
             self._folders[directory].marks.write(Mark(name, found.size), durable=True)
         except OSError as error:
@@ -189,7 +190,13 @@ class Storage:
             )  # fmt: skip
         if found.corrupt:
             return found
-        side_files.cut_tail(disk, directory, name, handle, found, size)
+        try:
+            side_files.cut_tail(disk, directory, name, handle, found, size)
+        except OSError as error:
+            if trouble_of(error) is not v.Trouble.NO_SPACE:
+                raise
+            log.error("tail of %s/%s: no space to copy it aside; free some, and restart", directory, name)
+            found = found.uncut()
         if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
             disk.sync(handle)
         return found
@@ -232,7 +239,7 @@ class Storage:
             if create:
                 self._make_folder(directory)
             with self._files.use(path, create=create) as file:
-                file.writes += 1
+                wrote = 1
                 try:
                     self._disk.write(file.handle, position, buffers)
                 except OSError as error:
@@ -240,7 +247,10 @@ class Storage:
                         self._disk.cut(file.handle, position)
                         if create:
                             self._disk.remove(path)
+                        wrote = 0
                     raise
+                finally:
+                    file.writes += wrote
         except OSError as error:
             log.error("write of %s/%s: %s", directory, name, error)
             if create and trouble_of(error) is v.Trouble.NO_SPACE:
@@ -255,12 +265,10 @@ class Storage:
         """
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
-                writes = file.writes
-                self._disk.sync(file.handle)
+                self._files.sync(file)
                 if effect.entry:
                     self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
                     self._folder_durable(effect.directory)
-                file.synced = writes
         except OSError as error:
             log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             return v.Trouble.FAILED
@@ -303,7 +311,7 @@ class Storage:
         try:
             if effect.create:
                 self._make_folder(effect.directory)
-            side_files.write(self._disk, effect)
+            side_files.write(self._disk, self._files, effect)
         except OSError as error:
             log.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
             return trouble_of(error)
@@ -314,7 +322,7 @@ class Storage:
         directory, name = effect.directory, effect.name
         new = Mark(name, effect.goal_size)
         try:
-            side_files.sync(self._disk, effect)
+            side_files.sync(self._files, effect)
             if effect.exists:
                 # should a crash leave neither copy, this one is known to be lost, not never to have been
                 old = Mark(name, effect.durable, effect.poisoned, effect.damaged)
@@ -337,7 +345,7 @@ class Storage:
     def drop_mend(self, effect: v.DropMend) -> None:
         """Take a new copy's file away; a failure leaves it to the next start."""
         with _noted(f"new copy of {effect.directory}/{effect.name}"):
-            side_files.drop(self._disk, effect)
+            side_files.drop(self._disk, self._files, effect)
 
     def read(self, effect: v.ReadData) -> v.GotData:
         """Verified content, or where it is damaged."""

@@ -3,7 +3,7 @@
     identity, store, lock       see `dos_server.storage`
     d/DIR/OBJECT                extents
     d/DIR/.claim, .marks        who may write; what is synced at least
-    d/DIR/.mend.OBJECT.SESSION  a new copy that was never finished, or is on its way in
+    d/DIR/.mend.OBJECT.N        a new copy that was never finished, or is on its way in
     d/DIR/.broken.OBJECT.N      an old copy that was replaced
     d/DIR/.torn.OBJECT.POSITION a torn tail that was cut
     .NAME.new, .claim.new       a small file on its way to be replaced

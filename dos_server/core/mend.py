@@ -17,8 +17,9 @@ class Mend:
     old copy's digest; None as long as it is shorter. `busy`: the disk has something of it in hand; `orphan`:
     its session is gone or wants it no more."""
 
-    def __init__(self, directory: str, request: Request, old: tuple[int, int]) -> None:
-        """`old`: size and digest of the old copy, as it was written."""
+    def __init__(self, directory: str, request: Request, old: tuple[int, int], number: int) -> None:
+        """`old`: size and digest of the old copy, as it was written. `number`: no other new copy's."""
+        self.number = number
         self.directory = directory
         self.request = request
         self.request_id = 0

@@ -41,6 +41,7 @@ class Mends:
         self._tables = tables
         self._claims = claims
         self._reads = reads
+        self._last_copy = 0
 
     def mend(self, session: Session, request: m.Mend, request_id: int) -> None:
         tables = self._tables
@@ -83,7 +84,8 @@ class Mends:
             if not tables.space.has_room(cost(request.goal_size, new_file=True)):
                 return tables.space.refusal(f"a new copy of {request.name} of {request.goal_size} bytes")
             old = (state.synced, state.synced_digest) if state is not None else (0, 0)
-            current = tables.mends[session.number] = Mend(directory.name, request, old)
+            self._last_copy += 1
+            current = tables.mends[session.number] = Mend(directory.name, request, old, self._last_copy)
         size = current.size if current is not None and current.same_as(request) else 0
         if request.offset != size or request.offset + len(request.payload) > request.goal_size:
             text = (
@@ -106,7 +108,7 @@ class Mends:
         session.pending += 1
         self._tables.space.take(sum(map(len, buffers)))
         self._tables.effects.append(
-            v.WriteMend(session.number, mend.directory, mend.name, position, buffers, create)
+            v.WriteMend(session.number, mend.directory, mend.name, mend.number, position, buffers, create)
         )
 
     def written(self, event: v.MendWritten) -> None:
@@ -141,6 +143,7 @@ class Mends:
                 session.number,
                 mend.directory,
                 mend.name,
+                mend.number,
                 state.exists,
                 state.durable,
                 state.poisoned,

@@ -31,6 +31,8 @@ four facts:
     Q       bytes      ROTTEN     yes    yes       QUARANTINE  as D
     R       an object whose mark says that it was found damaged before: QUARANTINE, whatever the table says.
             A second wound must not make the first one look like a crash
+    N       a tail that is to be copied aside and cut, and no space for the copy: QUARANTINE, and not for
+            ever: a start that finds space does it
 
 Rules of this file: the table alone. The facts are collected in `recovery_scan`, the decision is carried out
 by the shell. A test enumerates every combination of facts and demands exactly one row.
@@ -124,6 +126,8 @@ def decide(facts: Facts) -> Case:
     assert len(matches) == 1, f"{len(matches)} rows for {facts}"
     return matches[0]
 
+
+NO_ROOM: Final = "N"
 
 ROTTEN_CASE: Final = next(case for case in CASES if case.letter == "D")
 """For damage that is found after the walk, while the digest is resumed."""

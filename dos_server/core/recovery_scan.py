@@ -14,7 +14,7 @@ from dos_protocol.limits import KIB
 from dos_server.core.extent import MAGIC, HeaderFault, decode_header
 from dos_server.core.index import SparseIndex
 from dos_server.core.records import Mark
-from dos_server.core.recovery import ROTTEN_CASE, Decision, Facts, Remainder, Wound, decide
+from dos_server.core.recovery import NO_ROOM, ROTTEN_CASE, Decision, Facts, Remainder, Wound, decide
 from dos_server.core.scan import (
     CONTENT_WINDOW_BYTES,
     DamagedExtentError,
@@ -52,6 +52,10 @@ class Found:
     @property
     def corrupt(self) -> bool:
         return self.decision is Decision.QUARANTINE
+
+    def uncut(self) -> "Found":
+        """The same, with its tail left where it is for want of space: what is below is served."""
+        return replace(self, letter=NO_ROOM, decision=Decision.QUARANTINE)
 
 
 def lost(durable: int = 0) -> Found:

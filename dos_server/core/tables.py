@@ -125,7 +125,7 @@ class Tables:
             mend.orphan = True
         else:
             del self.mends[session]
-            self.effects.append(v.DropMend(session, mend.directory, mend.name))
+            self.effects.append(v.DropMend(session, mend.directory, mend.name, mend.number))
 
     def directory_of(self, session: Session, request_id: int) -> DirectoryState | None:
         """The directory the session is in, or None after refusing NOT_READY."""

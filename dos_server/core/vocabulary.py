@@ -291,11 +291,15 @@ class StoreRecord(NamedTuple):
 
 
 class WriteMend(NamedTuple):
-    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it."""
+    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it.
+
+    `copy`: a number that no other new copy has in this life of the server.
+    """
 
     session: int
     directory: str
     name: str
+    copy: int
     position: int
     buffers: list[Buffer]
     create: bool
@@ -313,6 +317,7 @@ class InstallMend(NamedTuple):
     session: int
     directory: str
     name: str
+    copy: int
     exists: bool
     durable: int
     poisoned: bool
@@ -327,6 +332,7 @@ class DropMend(NamedTuple):
     session: int
     directory: str
     name: str
+    copy: int
 
 
 class RemoveObject(NamedTuple):

@@ -2,13 +2,16 @@
 
 import errno
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio
 
 from dos_protocol import messages as m
+from dos_protocol.digests import Buffer, prefix_digest
 from dos_protocol.errors import ErrorCode
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 from tests.support.fake_disk import FakeDisk
@@ -102,5 +105,45 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody_else() -> None:
             assert watermark == m.Watermark("slow", 3, 0)
             trio.from_thread.run_sync(going_on.set, trio_token=token)
             wire.wait_synced("slow", 3)
+
+    await with_server(disk, story)
+
+
+async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_one_before() -> None:
+    disk = FakeDisk()
+    begun_again, removed = threading.Event(), threading.Event()
+    remove, write = disk.remove, disk.write
+
+    def late_remove(path: str) -> None:
+        assert begun_again.wait(30)
+        remove(path)
+        removed.set()
+
+    def write_around_it(handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+        again = disk._handles[handle][1].rpartition("/")[2].startswith(".mend.") and len(disk.calls) > first
+        if again:
+            begun_again.set()
+            assert removed.wait(30)
+        write(handle, position, buffers)
+
+    first = 1 << 30
+    disk.remove = late_remove  # type: ignore[method-assign]
+    disk.write = write_around_it  # type: ignore[method-assign]
+    content = bytes(range(256)) * 16
+
+    def story(address: tuple[str, int]) -> None:
+        nonlocal first
+        with Wire(address) as wire:
+            member = Member(wire.welcome.server_id, "a:1")
+            record = encode_store_record(StoreRecord(b"s" * 16, 1, 1, (member,)))
+            assert wire.ask(m.Configure(record)) == m.Configured(1)
+        with Wire(address, hello=m.Hello(store_id=b"s" * 16, generation=1)) as wire:
+            wire.claim("dir")
+            digest = prefix_digest(content)
+            for part, done in ((content[:100], False), (content, True)):
+                mend = m.Mend("o", 0, len(content), digest, 0, 0, overwrite=False, payload=part)
+                assert wire.ask(mend).done is done
+                first = len(disk.calls)
+            assert wire.ask(m.Get("o", 0, 1 << 20)).payload == content
 
     await with_server(disk, story)

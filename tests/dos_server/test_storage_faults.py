@@ -1,0 +1,125 @@
+"""What the disk does wrong, and what the files are then: the shell's side of it, on the fake disk."""
+
+import errno
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from dos_server.core.extent import object_seed
+from tests.dos_server.test_mending import LONGER, World
+from tests.dos_server.test_recovery import extents_of
+from tests.support.core_harness import Harness
+from tests.support.fake_disk import FakeDisk
+
+
+def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
+    return m.Append(name, len(content), prefix_digest(content), payload)
+
+
+def writer(server: Harness, epoch: int = 1) -> int:
+    session = server.connect()
+    claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
+    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
+    return session
+
+
+def object_handles(server: Harness) -> list[str]:
+    return [path for _, path in server.disk._handles.values() if not path.rpartition("/")[2].startswith(".")]
+
+
+def test_refused_writes_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    # EVIDENCE-OF: P-9
+    monkeypatch.setattr("dos_server.open_files.open_files_max", 3)
+    server = Harness()
+    session = writer(server)
+    for number in range(10):
+        server.ask(session, append(b"", b"abc", f"o{number}"))
+    server.disk.space = server.disk.used + 10
+    for number in range(10):
+        refused = server.ask(session, append(b"abc", b"x" * 100, f"o{number}"))
+        assert refused.code == ErrorCode.NO_SPACE
+    assert len(object_handles(server)) <= 3
+
+
+def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dos_server.open_files.open_files_max", 0)
+    server = Harness()
+    session = writer(server)
+    server.ask(session, append(b"", b"abc"))
+    server.disk.space = server.disk.used + 10
+    server.disk.fail("cut", errno.EIO)
+    assert server.ask(session, append(b"abc", b"x" * 100)).code == ErrorCode.POISONED
+    assert object_handles(server) == ["d/dir/o"]
+    assert server.ask(session, m.Get("o", 0, 100)).payload == b"abc"
+
+
+def test_a_file_whose_sync_failed_is_never_synced_again_not_even_at_the_end() -> None:
+    server = Harness()
+    session = writer(server)
+    server.ask(session, append(b"", b"abc"))
+    server.ask(session, append(b"", b"abc", "unsynced"))
+    server.disk.fail("sync", errno.EIO)
+    assert server.ask(session, append(b"abc", b"lost")).code == ErrorCode.POISONED
+    server.disk.fail("sync", errno.EINTR)
+    server.send(session, append(b"abc", b"d", "unsynced"))  # its sync fails too
+    server.settle()
+    before = len(server.disk.calls)
+    server.storage.stop()
+    synced = [path for method, path in server.disk.calls[before:] if method == "sync"]
+    assert synced == ["d/dir/.marks"]
+
+
+def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
+    """An error of writing back is told to handles that were open then, and to no later one."""
+    world = World()
+    world.rot(150_000)
+    before = len(world.disk.calls)
+    assert isinstance(world.mend(world.reader(), LONGER, old=world.look(), chunk=50_000), m.Mended)
+    calls = [method for method, path in world.disk.calls[before:] if ".mend." in path]
+    assert calls.count("open") == 1
+    assert calls.count("write") == 7
+    assert calls.index("close") > calls.index("sync")
+    assert not any(".mend." in path for _, path in world.disk._handles.values())
+
+
+def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
+    world = World()
+    world.rot(150_000)
+    old, reader = world.look(), world.reader()
+    digest = prefix_digest(LONGER)
+    first = m.Mend("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
+    assert isinstance(world.ask(reader, first), m.Mended)
+    assert any(".mend." in path for _, path in world.disk._handles.values())
+    world.end(reader)
+    assert not any(".mend." in path for _, path in world.disk._handles.values())
+    assert not any(name.startswith(".mend.") for name in world.folder)
+
+
+def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_served() -> None:
+    # EVIDENCE-OF: P-1, P-2
+    server = Harness(FakeDisk())
+    session = writer(server)
+    server.ask(session, append(b"", b"abc"))
+    handle = server.disk.open("d/dir/o", create=False)
+    good = server.disk.size(handle)
+    torn = extents_of([b"abc", bytes(range(256)) * 20], seed=object_seed("dir", "o"))[1][:-100]
+    server.disk.write(handle, good, [torn])
+    server.disk.kill()
+    server.disk.space = server.disk.used + 1_000
+    server.start()
+    session = writer(server, 2)
+    assert server.ask(session, m.Get("o", 0, 100)).payload == b"abc"
+    assert server.ask(session, append(b"abc", b"d")).code == ErrorCode.CORRUPT
+    assert not any(name.startswith(".torn.") for name in server.disk.names("d/dir") or [])
+    server.disk.kill()
+    server.disk.space = 1 << 30
+    server.start()
+    session = writer(server, 3)
+    server.ask(session, append(b"abc", b"d"))
+    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 4, 4)
+    (aside,) = [name for name in server.disk.names("d/dir") or [] if name.startswith(".torn.")]
+    assert server.disk.read(server.disk.open(f"d/dir/{aside}", create=False), 0, 9_999) == torn
