@@ -19,6 +19,7 @@ from dos_server.core.layout import BROKEN, MEND, OBJECTS, torn_name
 from dos_server.core.recovery import Decision
 from dos_server.core.recovery_scan import Found
 from dos_server.disk import Disk
+from dos_server.limits import in_flight_bytes_max
 from dos_server.open_files import OpenFiles
 
 log = logging.getLogger("dos.server")
@@ -87,6 +88,22 @@ def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: Found, s
         _copy_torn(disk, directory, name, handle, found.file_bytes, size)
     if not found.corrupt and found.file_bytes < size:
         disk.cut(handle, found.file_bytes)
+
+
+def make_durable(disk: Disk, handle: int, found: Found, synced: int) -> None:
+    """Put an object, of which so much is known to have been synced, on stable storage.
+
+    What is past that is written again, because a sync of it may have failed in the server's last life, and
+    no mark may tell: the kernel shows such bytes, takes them for written, and the next sync succeeds. Only
+    what a server can have in flight can be of that kind; below that a power cut has lost the mark, and what
+    is there is on the disk.
+    """
+    start = max(synced, found.size - 2 * in_flight_bytes_max)
+    if start < found.size:
+        for position in range(found.index.find(start).position, found.file_bytes, _COPY_BYTES):
+            chunk = disk.read(handle, position, min(_COPY_BYTES, found.file_bytes - position))
+            disk.write(handle, position, [chunk])
+    disk.sync(handle)
 
 
 def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:

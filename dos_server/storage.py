@@ -198,7 +198,7 @@ class Storage:
             log.error("tail of %s/%s: no space to copy it aside; free some, and restart", directory, name)
             found = found.uncut()
         if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
-            disk.sync(handle)
+            side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
         return found
 
     def store_claim(self, directory: str, claim: Claim) -> v.Trouble:

@@ -1,6 +1,7 @@
 """What the disk does wrong, and what the files are then: the shell's side of it, on the fake disk."""
 
 import errno
+import random
 
 import pytest
 
@@ -123,3 +124,27 @@ def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_ser
     assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 4, 4)
     (aside,) = [name for name in server.disk.names("d/dir") or [] if name.startswith(".torn.")]
     assert server.disk.read(server.disk.open(f"d/dir/{aside}", create=False), 0, 9_999) == torn
+
+
+@pytest.mark.parametrize("marks", ["written", "not written"])
+def test_no_restart_takes_bytes_of_a_failed_sync_for_durable(marks: str) -> None:
+    """The cache still shows them, and another sync would succeed: the pages are clean, not on the disk."""
+    # EVIDENCE-OF: P-1, P-2
+    for seed in range(20):
+        server = Harness()
+        session = writer(server)
+        server.ask(session, append(b"", b"good"))
+        server.disk.fail("sync", errno.EIO)
+        if marks == "not written":
+            server.disk.fail("write", errno.EIO, nth=2)  # the first is the append's own
+        assert server.ask(session, append(b"good", b"lost")).code == ErrorCode.POISONED
+        server.disk.kill()
+        server.start()
+        session = writer(server, 2)
+        (told,) = server.ask(session, m.List()).entries
+        content = bytes(server.ask(session, m.Get("o", 0, 100)).payload)
+        assert told.synced == len(content)
+        server.disk.power_cut(random.Random(seed))
+        server.start()
+        session = writer(server, 3)
+        assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, told)
