@@ -20,6 +20,8 @@ class Effort:
 
     pairs: int
     stream_mb: int
+    server_scale: float
+    growth_gb: float
     passes: int
     baseline_s: float
     large_object_mb: int

@@ -1,0 +1,150 @@
+"""What the load generator says to a server: the same appends, in DOS's words and in Redis's.
+
+A session has a socket, requests as bytes made before the clock starts, and reads from what comes back how
+many of them are settled, durably. So the generator's own work is the same for both: bytes out, answers in.
+
+Rules of this file: bytes to one server. When they are sent, and what is timed, is `load`'s.
+"""
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from dos_protocol import messages as m
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import refused
+from dos_protocol.frames import Frame, FrameDecoder, encode_frame, frame_head
+from dos_protocol.limits import frame_header_bytes
+
+Address = tuple[str, int]
+
+_LENGTHS: Final = struct.Struct(">II")
+_SYNCED: Final = struct.Struct(">Q")
+_OPCODE_AT: Final = 3
+_LENGTHS_AT: Final = 16
+_SYNCED_AT: Final = frame_header_bytes + 8
+
+
+class Session(Protocol):
+    """A connection that appends the same bytes again and again to one object of its own."""
+
+    sock: socket.socket
+    requests: Sequence[bytes]
+
+    def settled(self, data: bytes) -> int:
+        """Take what the server said; how many of the requests are durable, all told."""
+
+
+def connect(address: Address) -> socket.socket:
+    sock = socket.create_connection(address, timeout=60)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def dos_login(address: Address, directory: str) -> socket.socket:
+    """A connection that was welcomed and is in the directory, which it does not claim."""
+    sock = connect(address)
+    decoder = FrameDecoder()
+    for request in (m.Hello(client="bench server"), m.ChangeDirectory(directory)):
+        sock.sendall(encode_frame(m.encode(request, 1)))
+        answer(sock, decoder)
+    return sock
+
+
+def answer(sock: socket.socket, decoder: FrameDecoder) -> m.Message:
+    """The next message. Raises what an Error says, EOFError at the end."""
+    while (frame := decoder.next_frame()) is None:
+        decoder.receive(_received(sock))
+    message = m.decode(Frame(frame.opcode, frame.request_id, frame.meta, bytes(frame.payload)))
+    if isinstance(message, m.Error):
+        raise refused(message)
+    return message
+
+
+def _received(sock: socket.socket) -> bytes:
+    data = sock.recv(65_536)
+    if not data:
+        raise EOFError("the server closed the connection")
+    return data
+
+
+def append_heads(name: str, block: bytes, count: int) -> list[bytes]:
+    """Header and meta of so many appends of the block, one behind the other."""
+    fold, heads = PrefixDigest(), []
+    for _ in range(count):
+        heads.append(frame_head(m.encode(m.Append(name, fold.size, fold.value, block), 2)))
+        fold.update(block)
+    return heads
+
+
+class Watermarks:
+    """Reads `synced` out of watermarks. Checks no digest: what is measured is the server."""
+
+    def __init__(self) -> None:
+        self.synced = 0
+        self._rest = b""
+
+    def take(self, data: bytes) -> int:
+        """The last `synced` that was told. Raises what an Error says, EOFError at the end."""
+        if not data:
+            raise EOFError("the server closed the connection")
+        data = self._rest + data if self._rest else data
+        start = 0
+        while len(data) - start >= frame_header_bytes:
+            meta_bytes, payload_bytes = _LENGTHS.unpack_from(data, start + _LENGTHS_AT)
+            end = start + frame_header_bytes + meta_bytes + payload_bytes
+            if end > len(data):
+                break
+            if data[start + _OPCODE_AT] == m.Opcode.WATERMARK:
+                (self.synced,) = _SYNCED.unpack_from(data, start + _SYNCED_AT)
+            else:
+                self._unexpected(data[start:end])
+            start = end
+        self._rest = data[start:]
+        return self.synced
+
+    def _unexpected(self, data: bytes) -> None:
+        decoder = FrameDecoder()
+        decoder.receive(data)
+        frame = decoder.next_frame()
+        assert frame is not None
+        message = m.decode(frame)
+        if isinstance(message, m.Error):
+            raise refused(message)
+        raise ValueError(f"{message} where watermarks were expected")
+
+
+class DosSession:
+    """Appends to an object of DOS."""
+
+    def __init__(self, address: Address, directory: str, name: str, block: bytes, count: int) -> None:
+        self.sock = dos_login(address, directory)
+        self.requests = [head + block for head in append_heads(name, block, count)]
+        self._block_bytes = len(block)
+        self._watermarks = Watermarks()
+
+    def settled(self, data: bytes) -> int:
+        return self._watermarks.take(data) // self._block_bytes
+
+
+class RedisSession:
+    """APPEND to a string of Redis, which is answered with its length, after the sync of the log.
+
+    With `appendfsync always` that is: a sync of what came in one turn of its loop, then the answers.
+    """
+
+    def __init__(self, address: Address, directory: str, name: str, block: bytes, count: int) -> None:
+        self.sock = connect(address)
+        key = f"{directory}/{name}".encode()
+        head = b"*3\r\n$6\r\nAPPEND\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, len(block))
+        self.requests = [head + block + b"\r\n"] * count
+        self._answers = 0
+
+    def settled(self, data: bytes) -> int:
+        if not data:
+            raise EOFError("the server closed the connection")
+        if b"-" in data:
+            raise ValueError(f"Redis refuses: {data[:200]!r}")
+        self._answers += data.count(b"\n")
+        return self._answers

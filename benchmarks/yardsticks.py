@@ -1,0 +1,129 @@
+"""What the server is measured against: the bare copy, and Debian's Redis. And the server itself, started.
+
+Each in a process of its own, on the same disk, gone when the block ends.
+
+Rules of this file: starting, ending, and reading a yardstick's figure.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).parent.parent
+BARE_COPY: Final = Path(os.environ.get("DOS_BARE_COPY", ROOT.parent / "shared" / "bench" / "bare_copy.py"))
+_START_SECONDS_MAX: Final = 30.0
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that takes connections."""
+
+    address: Address
+    pid: int
+
+    @property
+    def peak_mb(self) -> float:
+        """The high-water mark of its resident memory."""
+        return self._memory_mb("VmHWM")
+
+    @property
+    def resident_mb(self) -> float:
+        return self._memory_mb("VmRSS")
+
+    def _memory_mb(self, field: str) -> float:
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        assert found is not None, field
+        return int(found[1]) * 1024 / 1e6
+
+
+@contextlib.contextmanager
+def running_dos(data: Path) -> Iterator[Running]:
+    """A DOS server on a data directory, which is removed afterwards."""
+    command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        match = re.search(r"at ([\d.]+):(\d+),", process.stdout.readline())
+        if match is None:
+            raise RuntimeError("the server did not start")
+        yield Running((match[1], int(match[2])), process.pid)
+    finally:
+        _end(process)
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def redis_program() -> str | None:
+    """Redis's server, if it is installed. Debian's `redis-tools` has the same program by another name."""
+    return shutil.which("redis-server") or shutil.which("redis-check-rdb")
+
+
+@contextlib.contextmanager
+def running_redis(program: str, data: Path) -> Iterator[Running]:
+    """A Redis on a port and a directory of its own, which answers what its log has synced."""
+    data.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address: Address = free.getsockname()[:2]
+    settings = {
+        "port": address[1],
+        "bind": "127.0.0.1",
+        "dir": data,
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "save": "",
+        "auto-aof-rewrite-percentage": 0,
+        "loglevel": "warning",
+    }
+    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    # the first word is the name by which the program knows what it is to be
+    process = subprocess.Popen(["redis-server", *words], executable=program, stdout=subprocess.DEVNULL)
+    try:
+        _wait_until_it_answers(process, address)
+        yield Running(address, process.pid)
+    finally:
+        _end(process)
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _wait_until_it_answers(process: "subprocess.Popen[bytes]", address: Address) -> None:
+    end = time.monotonic() + _START_SECONDS_MAX
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            with socket.create_connection(address, timeout=1) as sock:
+                sock.sendall(b"PING\r\n")
+                if sock.recv(64).startswith(b"+PONG"):
+                    return
+        except OSError:
+            time.sleep(0.02)  # no event tells that another program listens
+    raise RuntimeError(f"redis-server did not start: exit code {process.poll()}")
+
+
+def _end(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def bare_seconds(mode: str, amount: int, chunk: int, folder: Path) -> float:
+    """How long the bare copy took; modes as its own help says."""
+    command = [sys.executable, str(BARE_COPY), mode, str(amount), str(chunk), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    seconds = re.search(r"([\d.]+) s,", done.stdout)
+    if done.returncode or seconds is None:
+        raise RuntimeError(f"{BARE_COPY.name} {mode} ended with {done.returncode}: {done.stderr[-500:]}")
+    return float(seconds[1])
