@@ -110,6 +110,11 @@ class FrameDecoder:
         """Bytes taken in and not yet given out: above 0 between calls means that a frame has begun."""
         return self._end - self._start
 
+    @property
+    def needed(self) -> int:
+        """Bytes of the frame that has begun, as far as is known: room for it is taken by `writable`."""
+        return self._needed
+
     def shrink(self) -> None:
         """Give memory back, if no frame has begun."""
         if self._start == self._end and len(self._buffer) > _FIRST_CAPACITY:

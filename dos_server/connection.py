@@ -1,12 +1,9 @@
 """One connection: a reader that feeds frames to the core, a writer that sends what the core answers, both
 bounded.
 
-Reading goes on the raw socket: wait until it is readable, read as much as there is into the decoder, hand
-over all frames, tell that the batch ended. Back-pressure is not reading: while the core says so, or while
-this peer's answers pile up.
-
-The first byte tells which version of the protocol the peer speaks: zero is version 0 (`core.version0.wire`),
-and its bytes go through an inlet of their own.
+Reading goes on the raw socket: when `readiness` says so, read as much as there is room for, and hand over
+all frames; the end of the round is the end of the batch. Back-pressure is not reading: while the core says
+so, while this peer's answers pile up, or while there is no room for the frame that comes.
 
 Rules of this file: bytes and time-outs of one peer. What a frame means is decided in the core.
 """
@@ -15,30 +12,40 @@ import contextlib
 import logging
 import socket
 from collections import deque
+from enum import Enum, auto
 from typing import Final, Protocol
 
 import trio
 
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import RemoteProtocolError
-from dos_protocol.frames import Frame, FrameDecoder, frame_head
+from dos_protocol.frames import Frame, frame_head
+from dos_server import sockets
+from dos_server.buffers import BufferAccount
 from dos_server.core.version0 import wire as wire0
+from dos_server.inflow import Inflow
 from dos_server.limits import (
-    connection_buffer_bytes,
     frame_seconds_max,
     hello_seconds_max,
     linger_seconds,
     outgoing_bytes_max,
     send_seconds_max,
     shrink_seconds,
-    version0_silence_seconds_max,
 )
+from dos_server.readiness import Readiness
 
 log = logging.getLogger("dos.server")
 
 _IOV_MAX: Final = 64
-_SMALL_BUFFER_BYTES: Final = 64 * 1024
-_FIRST_READ_BYTES: Final = 16 * 1024
+_SCRATCH_BYTES: Final = 16 * 1024
+
+
+class Reading(Enum):
+    """Whether a connection is read from."""
+
+    ON = auto()
+    PAUSED = auto()
+    ENDED = auto()
 
 
 class Owner(Protocol):
@@ -47,8 +54,8 @@ class Owner(Protocol):
     def received(self, session: int, frame: Frame) -> None:
         """A whole frame."""
 
-    def batch_ended(self) -> None:
-        """No more frames at hand."""
+    readiness: Readiness
+    buffers: BufferAccount
 
     def requested(self, session: int, body: bytes) -> None:
         """A whole request of version 0."""
@@ -77,9 +84,6 @@ class Owner(Protocol):
     def is_welcome(self, session: int) -> bool:
         """Whether HELLO was answered."""
 
-    def may_hold_large_buffer(self) -> bool:
-        """Whether one more connection may read into a large buffer."""
-
 
 class Connection:
     """See the module.
@@ -97,12 +101,12 @@ class Connection:
         self._owner = owner
         self._outgoing: deque[Buffer] = deque()
         self._wake_writer = trio.Event()
-        self._decoder = FrameDecoder(copy=False, capacity_grown=_SMALL_BUFFER_BYTES)
-        self._inlet: wire0.Inlet | None = None
-        self._began = False
+        self._inflow = Inflow(owner.buffers)
+        self._reading = Reading.PAUSED
+        self._connected = trio.current_time()
         self._deaf = False
         self._scope = trio.CancelScope()
-        self._reading = trio.CancelScope()
+        self._all_read = trio.Event()
         self._all_sent = trio.Event()
         self._frame_began: float | None = None
         self._last_read = 0.0
@@ -110,15 +114,7 @@ class Connection:
     @property
     def peer(self) -> str:
         """Where the peer is, for the log."""
-        try:
-            name = self._sock.getpeername()
-        except OSError:
-            return "a peer that is gone"
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
-
-    @property
-    def large(self) -> bool:
-        return (self._inlet or self._decoder).capacity > _SMALL_BUFFER_BYTES
+        return sockets.peer_of(self._sock)
 
     async def run(self) -> None:
         """Serve the peer until it goes, breaks the protocol, or is told to. Closes the socket."""
@@ -126,8 +122,8 @@ class Connection:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
-                    with self._reading:
-                        await self._read()
+                    self._read_on()
+                    await self._all_read.wait()
                     await self._all_sent.wait()
                     await self._linger()
         except* OSError as group:
@@ -135,75 +131,96 @@ class Connection:
         finally:
             self.closing = True
             self._room.set()
+            self._end_reading()
+            self._inflow.end()
             self._sock.close()
 
     def close(self) -> None:
         """End the connection once what was sent before has left, or at the time-out of sending."""
         self.closing = True
-        self._reading.cancel()
+        self._end_reading()
         self._wake_writer.set()
         self._room.set()
 
     def abort(self) -> None:
         """End the connection now."""
         self.closing = True
+        self._end_reading()
         self._room.set()
         self._scope.cancel()
 
     # Reading
 
-    async def _read(self) -> None:
-        connected = trio.current_time()
-        while not self.closing:
-            if not self._feed():
-                await self.wait_for_room()
-                continue
-            with trio.move_on_at(self._deadline(connected)) as waiting:
-                count = await self._receive()
-            if waiting.cancelled_caught:
-                log.info("session %d of %s: no whole frame in time; closed", self.session, self.peer)
-                self.abort()
-            elif count == 0:
-                self._owner.half_closed(self.session)
-                return
-            elif self._began:
-                (self._inlet or self._decoder).wrote(count)
-            else:
-                self._begin(count)
+    def _read_on(self) -> None:
+        """Read from now on, if the connection is not ending."""
+        if self._reading is Reading.PAUSED:
+            self._reading = Reading.ON
+            self._owner.readiness.watch(self._sock.fileno(), self._ready)
 
-    async def _receive(self) -> int:
-        await trio.lowlevel.checkpoint()
-        while True:
-            try:
-                return self._sock.recv_into((self._inlet or self._decoder).writable())
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._sock)
+    def _pause(self) -> None:
+        if self._reading is Reading.ON:
+            self._reading = Reading.PAUSED
+            self._owner.readiness.unwatch(self._sock.fileno())
 
-    def _begin(self, count: int) -> None:
-        """The first bytes are in the decoder's buffer: see which version they are of."""
-        self._began = True
-        first = self._decoder.writable()[:count]
-        if first[0] != wire0.FIRST_BYTE:
-            self._decoder.wrote(count)
+    def _end_reading(self) -> None:
+        self._pause()
+        self._reading = Reading.ENDED
+        self._all_read.set()
+
+    def _ready(self) -> None:
+        """There is something to read, or the peer is gone."""
+        try:
+            count = self._sock.recv_into(self._inflow.writable())
+        except BlockingIOError:
             return
-        self._inlet = wire0.Inlet(_SMALL_BUFFER_BYTES)
-        self._inlet.receive(first)
-        if self._sock.family in (socket.AF_INET, socket.AF_INET6):
-            # nothing else ends the lock of a client whose machine is gone
-            pause = version0_silence_seconds_max // 4
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-            milliseconds = 1000 * version0_silence_seconds_max
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        except OSError as error:
+            log.debug("session %d: %s", self.session, error)
+            self.abort()
+            return
+        if count == 0:
+            self._end_reading()
+            self._owner.half_closed(self.session)
+            return
+        if self._inflow.wrote(count):
+            sockets.notice_silence(self._sock)
+        self._take_in()
 
-    def _deadline(self, connected: float) -> float:
-        """HELLO, or the first request of version 0, within 5 s; a frame begun within 30 s; idle, never."""
-        welcome = self._owner.is_welcome(self.session)
-        deadline = float("inf") if welcome else connected + hello_seconds_max
-        if self._frame_began is not None:
-            deadline = min(deadline, self._frame_began + frame_seconds_max)
-        return deadline
+    def _take_in(self) -> None:
+        """Hand over what is there; go on reading, or pause because of back-pressure."""
+        if not self._feed():
+            self._pause()
+            self._owner.stalled(self)
+        elif self._inflow.find_room():
+            self._read_on()
+        else:
+            self._pause()
+            self._frame_began = None
+            self._owner.buffers.wait(self._resume)
+
+    def _resume(self) -> None:
+        """What the connection paused for may have changed: look at the end of the round."""
+        if self._reading is Reading.PAUSED:
+            self._owner.readiness.soon(self._look)
+
+    def _look(self) -> None:
+        if self._reading is Reading.PAUSED:
+            self._take_in()
+
+    def look_at_clock(self, now: float) -> None:
+        """HELLO, or the first request of version 0, within 5 s; a frame begun within 30 s; idle, never.
+
+        An idle session may stay for ever, and there may be many: they give memory back.
+        """
+        if self._reading is Reading.ON and self._is_late(now):
+            log.info("session %d of %s: no whole frame in time; closed", self.session, self.peer)
+            self.abort()
+        elif now - self._last_read > shrink_seconds or self._owner.buffers.wanted:
+            self._inflow.give_back()
+
+    def _is_late(self, now: float) -> bool:
+        if self._frame_began is not None and now > self._frame_began + frame_seconds_max:
+            return True
+        return now > self._connected + hello_seconds_max and not self._owner.is_welcome(self.session)
 
     def _wanted(self) -> bool:
         """False is back-pressure.
@@ -214,24 +231,20 @@ class Connection:
 
     def _feed(self) -> bool:
         """Hand over the frames at hand. False: not all of them, because of back-pressure."""
-        if self._inlet is not None:
-            return self._feed_version0(self._inlet)
-        decoder, owner, session = self._decoder, self._owner, self.session
+        if self._inflow.inlet is not None:
+            return self._feed_version0(self._inflow.inlet)
+        decoder, owner, session = self._inflow.decoder, self._owner, self.session
         frames = 0
         try:
             while (wanted := self._wanted()) and (frame := decoder.next_frame()) is not None:
                 owner.received(session, frame)
                 frames += 1
         except RemoteProtocolError as error:
-            owner.batch_ended()
             owner.bad_frame(session, error)
             return True
         if frames:
-            owner.batch_ended()
             self._last_read = trio.current_time()
         self._watch_frame(wanted and bool(decoder.buffered), anew=bool(frames))
-        if decoder.buffered and not self.large and owner.may_hold_large_buffer():
-            decoder.capacity_grown = connection_buffer_bytes
         return wanted
 
     def _feed_version0(self, inlet: wire0.Inlet) -> bool:
@@ -255,8 +268,6 @@ class Connection:
             owner.bad_request(session, error)
             return True
         self._watch_frame(wanted and bool(inlet.buffered), anew=bool(requests))
-        if owner.is_streaming(session) and not self.large and owner.may_hold_large_buffer():
-            inlet.capacity_grown = connection_buffer_bytes
         return wanted
 
     def _watch_frame(self, begun: bool, *, anew: bool) -> None:
@@ -280,13 +291,7 @@ class Connection:
     def look_again(self) -> None:
         """Something may have changed about back-pressure."""
         self._room.set()
-
-    def shrink_if_idle(self, now: float) -> None:
-        """Give memory back: an idle session may stay for ever, and there may be many."""
-        if now - self._last_read > shrink_seconds:
-            inlet = self._inlet or self._decoder
-            inlet.shrink()
-            inlet.capacity_grown = _SMALL_BUFFER_BYTES
+        self._resume()
 
     # Writing
 
@@ -324,13 +329,13 @@ class Connection:
         A client of version 0 that closes with status frames unread resets the connection, and bytes that it
         sent before may still be in the socket: they are read to their end.
         """
-        if self._inlet is None or self.closing or not self._owner.is_streaming(self.session):
+        if self._inflow.inlet is None or self.closing or not self._owner.is_streaming(self.session):
             self.abort()
             return
         self._deaf = True
         self._outgoing.clear()
         self.outgoing_bytes = 0
-        self._room.set()
+        self.look_again()
 
     def _send_some(self) -> None:
         outgoing = self._outgoing
@@ -344,7 +349,7 @@ class Connection:
                 break
             count -= len(first)
         if self.outgoing_bytes <= outgoing_bytes_max:
-            self._room.set()
+            self.look_again()
 
     async def _write(self) -> None:
         while True:
@@ -381,7 +386,7 @@ class Connection:
         """
         with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
             self._sock.shutdown(socket.SHUT_WR)
-            scratch = bytearray(_FIRST_READ_BYTES)
+            scratch = bytearray(_SCRATCH_BYTES)
             while True:
                 await trio.lowlevel.wait_readable(self._sock)
                 if not self._sock.recv_into(scratch):

@@ -15,11 +15,20 @@ extent_header_bytes: Final = 64
 extent_payload_bytes_max: Final = 256 * KIB
 index_entries_max: Final = 512
 
-connections_max: Final = 512
+connections_max: Final = 1_280
+"""An idle one takes some 30 KiB. Fewer where the limit of open files allows fewer."""
+descriptors_reserved: Final = 128
+"""Left for the listener, folders, marks of directories and what the libraries open."""
 connection_buffer_bytes: Final = 512 * KIB
 """What a busy connection reads into; an idle one holds 16 KiB."""
-large_buffers_max: Final = 32
-"""Connections that may hold a large buffer at once; more of them go at 64 KiB a read."""
+connection_buffer_fair_bytes: Final = 64 * KIB
+"""What it reads into when many are busy."""
+buffers_large_bytes_max: Final = 16 * MIB
+"""Beyond the first 16 KiB of each, over all connections: no more large buffers are given out;"""
+buffers_wished_bytes_max: Final = 20 * MIB
+"""nor any, but for a frame that would not fit;"""
+buffers_total_bytes_max: Final = 24 * MIB
+"""nor for that: the connection waits until others have given back."""
 
 requests_in_flight_max: Final = 1_024
 """Unanswered requests of one connection; beyond it the server stops reading from it."""
@@ -93,5 +102,7 @@ if extent_payload_bytes_max % wire.digest_block_bytes:
     raise ValueError("an extent holds whole digest blocks")
 if outgoing_bytes_max < wire.payload_bytes_max:
     raise ValueError("one answer must fit the queue of a connection")
+if buffers_total_bytes_max - buffers_wished_bytes_max < wire.payload_bytes_max + wire.meta_bytes_max + KIB:
+    raise ValueError("one largest frame must fit what no wish is granted of")
 if 512 % mark_bytes:
     raise ValueError("a mark must not cross a sector")

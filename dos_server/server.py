@@ -16,10 +16,12 @@ from typing import Any, Final
 import trio
 
 from dos_protocol import messages as m
-from dos_protocol.errors import VERDICTS, ErrorCode, RemoteProtocolError
-from dos_protocol.frames import Frame, encode_frame
+from dos_protocol.errors import VERDICTS, RemoteProtocolError
+from dos_protocol.frames import Frame
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_server import sockets
+from dos_server.buffers import BufferAccount
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.core.server import ServerCore
@@ -27,7 +29,6 @@ from dos_server.core.version0 import wire as wire0
 from dos_server.limits import (
     claim_threads_max,
     connections_max,
-    large_buffers_max,
     load_threads_max,
     mend_threads_max,
     reads_in_flight_max,
@@ -35,12 +36,14 @@ from dos_server.limits import (
     sync_threads_max,
 )
 from dos_server.paced_reads import PacedReads
+from dos_server.readiness import Readiness
 from dos_server.storage import Storage
+from dos_server.sync_threads import SyncThreads
 
 log = logging.getLogger("dos.server")
 
 _TICK_SECONDS: Final = 0.05
-_HOUSEKEEPING_SECONDS: Final = 2.0
+_HOUSEKEEPING_SECONDS: Final = 0.25
 _EVENT_BATCH: Final = v.BatchEnded()
 
 
@@ -78,12 +81,15 @@ class ObjectServer:
         )
         self._connections: dict[int, Connection] = {}
         self._last_session = 0
+        self._descriptors = sockets.descriptors_for_connections()
         self._nursery: trio.Nursery | None = None
         self._tick_wanted = trio.Event()
         self._stalled: set[Connection] = set()
         self._to_flush: dict[int, Connection] = {}
-        self._sync_limiter = trio.CapacityLimiter(sync_threads_max)
-        self._one_more_thread = trio.CapacityLimiter(sync_threads_max)
+        self.readiness = Readiness()
+        self.buffers = BufferAccount()
+        self._batch_is_open = False
+        self._sync_threads = SyncThreads(storage.sync, self._sync_ended, sync_threads_max)
         self._claim_limiter = trio.CapacityLimiter(claim_threads_max)
         self._load_limiter = trio.CapacityLimiter(load_threads_max)
         self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
@@ -96,7 +102,7 @@ class ObjectServer:
             v.ForgetDirectory: self._forget,
             v.StoreClaim: self._store_claim,
             v.Write: self._write,
-            v.Sync: self._sync,
+            v.Sync: self._sync_threads.ask,
             v.SetMark: self._set_mark,
             v.ReadData: self._read_data,
             v.ReadDigest: self._read_digest,
@@ -120,6 +126,7 @@ class ObjectServer:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self.readiness.run, self._round_ended)
                 nursery.start_soon(self._ticker)
                 nursery.start_soon(self._housekeeper)
                 await self._look_at_space()
@@ -127,6 +134,9 @@ class ObjectServer:
                 await self._accept(listener, nursery)
         finally:
             listener.close()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._sync_threads.close)
+            self.readiness.close()
             self._storage.stop()
 
     # Connections
@@ -142,26 +152,14 @@ class ObjectServer:
                 log.warning("accept: %s", error)
                 await trio.sleep(0.1)
                 continue
-            sock.setblocking(False)  # noqa: FBT003
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if len(self._connections) >= connections_max:
-                self._turn_away(sock)
+            sockets.prepare(sock)
+            if len(self._connections) >= min(connections_max, self._descriptors):
+                sockets.turn_away(sock, len(self._connections))
                 continue
             self._last_session += 1
             connection = Connection(self._last_session, sock, self)
             self._connections[connection.session] = connection
             nursery.start_soon(self._run_connection, connection)
-
-    def _turn_away(self, sock: socket.socket) -> None:
-        text = f"{connections_max} connections are open"
-        busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
-        try:
-            sock.send(encode_frame(m.encode(busy)))
-        except OSError:
-            log.debug("a peer turned away was gone already")
-        sock.close()
 
     async def _run_connection(self, connection: Connection) -> None:
         self._feed(v.Connected(connection.session))
@@ -172,6 +170,7 @@ class ObjectServer:
             self._feed(v.Ended(connection.session))
 
     def received(self, session: int, frame: Frame) -> None:
+        self._batch_is_open = True
         self._feed_one(v.Received(session, frame))
 
     def requested(self, session: int, body: bytes) -> None:
@@ -179,9 +178,6 @@ class ObjectServer:
 
     def streamed(self, session: int, data: memoryview) -> None:
         self._feed(v.Streamed(session, data))
-
-    def batch_ended(self) -> None:
-        self._feed(_EVENT_BATCH)
 
     def half_closed(self, session: int) -> None:
         self._feed(v.HalfClosed(session))
@@ -216,9 +212,6 @@ class ObjectServer:
     def is_welcome(self, session: int) -> bool:
         return self._core.is_welcome(session)
 
-    def may_hold_large_buffer(self) -> bool:
-        return sum(one.large for one in self._connections.values()) < large_buffers_max
-
     def _log_end(self, session: int, why: str) -> None:
         """One line for a connection that is ended because of what came over it. Nothing in it is raw."""
         connection = self._connections.get(session)
@@ -226,9 +219,16 @@ class ObjectServer:
 
     # The loop of events and effects
 
+    def _round_ended(self) -> None:
+        """All that was ready has been taken in: that is one batch, of all connections."""
+        if self._batch_is_open:
+            self._batch_is_open = False
+            self._feed(_EVENT_BATCH)
+
     def _feed(self, event: v.Event) -> None:
         """Give an event to the core, perform what it asks for, and send what is to be sent."""
         self._feed_one(event)
+        self._begin_syncs()
         if self._to_flush:
             flush, self._to_flush = self._to_flush, {}
             for connection in flush.values():
@@ -260,8 +260,8 @@ class ObjectServer:
         while True:
             await trio.sleep(_HOUSEKEEPING_SECONDS)
             now = trio.current_time()
-            for connection in self._connections.values():
-                connection.shrink_if_idle(now)
+            for connection in list(self._connections.values()):
+                connection.look_at_clock(now)
 
     async def _space_watcher(self) -> None:
         while True:
@@ -312,16 +312,24 @@ class ObjectServer:
     def _forget(self, effect: v.ForgetDirectory) -> None:
         self._storage.forget(effect.directory)
 
-    def _sync(self, effect: v.Sync) -> None:
-        assert self._nursery is not None, "not serving"
-        self._nursery.start_soon(self._sync_when_due, effect)
-
-    async def _sync_when_due(self, effect: v.Sync) -> None:
-        """One sync in a thread. The core hears when it begins: from then on nothing more is covered."""
-        async with self._sync_limiter:
+    def _begin_syncs(self) -> None:
+        """As many as there are threads for. The core hears when one begins: from then on nothing more is
+        covered; so it hears before a thread does."""
+        while (effect := self._sync_threads.next_due()) is not None:
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
-            trouble = await trio.to_thread.run_sync(self._storage.sync, effect, limiter=self._one_more_thread)
-        self._feed(v.Synced(effect.directory, effect.name, trouble))
+            self._sync_threads.begin(effect)
+
+    def _sync_ended(self, event: v.Synced | BaseException) -> None:
+        """In a thread."""
+        self.readiness.done(lambda: self._hear_of_sync(event))
+
+    def _hear_of_sync(self, event: v.Synced | BaseException) -> None:
+        """The end of the round syncs again, and sends."""
+        if isinstance(event, BaseException):
+            raise event
+        self._sync_threads.ended()
+        self._batch_is_open = True
+        self._feed_one(event)
 
     def _load(self, effect: v.LoadDirectory) -> None:
         self._start(lambda: self._storage.load(effect.directory), self._load_limiter)

@@ -1,0 +1,83 @@
+"""What a connection reads into: the decoder of version 1, or the inlet of version 0, and how large its buffer
+may be.
+
+The first byte tells which version of the protocol the peer speaks: zero is version 0 (`core.version0.wire`).
+Every buffer begins small; what lies beyond that is taken from the account of all connections, and given back
+when the connection is idle, or others wait for it and nothing is in it.
+
+Rules of this file: the buffer of one connection. What is in it is handed over in `connection`.
+"""
+
+from dos_protocol.frames import FrameDecoder
+from dos_server.buffers import BufferAccount
+from dos_server.core.version0 import wire as wire0
+from dos_server.limits import connection_buffer_bytes, connection_buffer_fair_bytes
+
+
+class Inflow:
+    """See the module. `inlet` is there once the peer is known to speak version 0."""
+
+    def __init__(self, account: BufferAccount) -> None:
+        self.decoder = FrameDecoder(copy=False)
+        self.inlet: wire0.Inlet | None = None
+        self._account = account
+        self._first_bytes = self._granted_bytes = self.decoder.capacity_grown = self.decoder.capacity
+        self._began = False
+        self._room = 0
+        self._filled = False
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are not handed over yet."""
+        return (self.inlet or self.decoder).buffered
+
+    def writable(self) -> memoryview:
+        """Room for the next bytes."""
+        view = (self.inlet or self.decoder).writable()
+        self._room = len(view)
+        return view
+
+    def wrote(self, count: int) -> bool:
+        """So many bytes are in. True: they are the first, and speak version 0."""
+        self._filled = count == self._room
+        if self._began:
+            (self.inlet or self.decoder).wrote(count)
+            return False
+        self._began = True
+        first = self.decoder.writable()[:count]
+        if first[0] != wire0.FIRST_BYTE:
+            self.decoder.wrote(count)
+            return False
+        self.inlet = wire0.Inlet(self._first_bytes)
+        self.inlet.receive(first)
+        return True
+
+    def find_room(self) -> bool:
+        """See to room for what comes next. False: there must be more, and there is none to be had."""
+        inflow = self.inlet or self.decoder
+        filled, self._filled = self._filled, False
+        if not inflow.buffered and (self.inlet is None or not filled):
+            if self._account.wanted:
+                self.give_back()
+            return True
+        have = self._granted_bytes
+        if filled:
+            have = self._account.wish(have, connection_buffer_bytes)
+            have = self._account.wish(have, connection_buffer_fair_bytes)
+        needed = self.decoder.needed
+        self._granted_bytes = inflow.capacity_grown = self._account.need(have, needed)
+        return needed <= self._granted_bytes
+
+    def give_back(self) -> None:
+        """Back to the small buffer, if nothing is in the large one."""
+        inflow = self.inlet or self.decoder
+        inflow.shrink()
+        if inflow.capacity == self._first_bytes:
+            inflow.capacity_grown = self._first_bytes
+            self.end()
+
+    def end(self) -> None:
+        """The buffer is not used any more, beyond its first bytes."""
+        count, self._granted_bytes = self._granted_bytes - self._first_bytes, self._first_bytes
+        if count:
+            self._account.give_back(count)

@@ -1,0 +1,67 @@
+"""What is set on sockets, and how many there may be.
+
+Rules of this file: the operating system's words for what the server wants of a connection.
+"""
+
+import logging
+import resource
+import socket
+
+from dos_protocol import messages as m
+from dos_protocol.errors import VERDICTS, ErrorCode
+from dos_protocol.frames import encode_frame
+from dos_server.limits import (
+    descriptors_reserved,
+    directories_loaded_max,
+    open_files_max,
+    version0_silence_seconds_max,
+)
+
+log = logging.getLogger("dos.server")
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+def descriptors_for_connections() -> int:
+    """Of what this process may open, what is left for connections when files have theirs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reserved = open_files_max + directories_loaded_max + descriptors_reserved
+    return max(soft - reserved, soft // 4)
+
+
+def prepare(sock: socket.socket) -> None:
+    """Of a connection just accepted."""
+    sock.setblocking(False)  # noqa: FBT003
+    if sock.family in _INTERNET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def notice_silence(sock: socket.socket) -> None:
+    """Of a connection that speaks version 0: nothing else ends the lock of a client whose machine is gone."""
+    if sock.family in _INTERNET:
+        pause = version0_silence_seconds_max // 4
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        milliseconds = 1000 * version0_silence_seconds_max
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def turn_away(sock: socket.socket, open_now: int) -> None:
+    """One connection too many: say so, and close it."""
+    text = f"{open_now} connections are open"
+    busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
+    try:
+        sock.send(encode_frame(m.encode(busy)))
+    except OSError:
+        log.debug("a peer turned away was gone already")
+    sock.close()
+
+
+def peer_of(sock: socket.socket) -> str:
+    """Where the peer is, for the log."""
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "a peer that is gone"
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
