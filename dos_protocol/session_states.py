@@ -23,7 +23,7 @@ class SessionState(Enum):
     CLAIMED = "CLAIMED"
     """In a directory, as its writer."""
     SUPERSEDED = "SUPERSEDED"
-    """In a directory whose later claim is another's.
+    """In a directory whose later claim is another's, or where an object was mended since.
 
     Reads go on, appends are FENCED, no watermark is sent.
     """
@@ -36,7 +36,7 @@ class SessionEvent(Enum):
     WELCOMED = "HELLO answered WELCOME"
     OPENED = "CWD answered DIRECTORY_OPENED"
     CLAIMED = "claim answered DIRECTORY_OPENED"
-    SUPERSEDED = "a later claim of the directory"
+    SUPERSEDED = "a later claim of the directory, or a mended object in it"
     ENDED = "QUIT, the connection ended, or an error that closes"
 
 

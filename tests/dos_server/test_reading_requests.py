@@ -191,14 +191,14 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
         server.ask(writer, append(CONTENT[:start], CONTENT[start : start + 100_000]))
     told = server.unasked(writer, m.Watermark)
     appending = server.send(writer, append(CONTENT, b"more"))
-    server.disk.write(server.disk.open("d/dir/o", create=False), 70, [b"?"])
-    reading = server.send(reader, m.Get("o", 0, 100))
+    server.disk.write(server.disk.open("d/dir/o", create=False), 64 + 100_000 + 70, [b"?"])
+    reading = server.send(reader, m.Get("o", 100_000, 100))
     server.finish(1)  # the read ends while the sync still runs
     assert code_of(server.answer(reader, reading)) == ErrorCode.CORRUPT
     server.tick(1)
     server.settle()
     answer = server.answer(writer, appending)
-    assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 0)
+    assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 100_000)
     assert server.unasked(writer, m.Watermark) == told, "a size that is told counts for all that is below it"
     server.disk.kill()
     server.start()

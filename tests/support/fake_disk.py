@@ -59,6 +59,10 @@ class FakeDisk:
         """The nth call of a method from now on raises OSError(error)."""
         self._faults[method][self._counts[method] + nth] = error
 
+    def heal(self) -> None:
+        """No faults are to come."""
+        self._faults.clear()
+
     def _called(self, method: str, what: str) -> None:
         self.calls.append((method, what))
         self._counts[method] += 1

@@ -5,6 +5,7 @@ Each stands between `<!-- table: NAME -->` and `<!-- end -->`. A test demands th
 whoever changes a format changes the code, runs this, and reviews the difference of protocol.md.
 """
 
+import logging
 import re
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.extent import ExtentHeader, encode_header, object_seed
 from dos_server.core.records import Claim, Mark, encode_claim, encode_mark
 from dos_server.core.version0.states import diagram as version0_diagram
+from tests.support.object_lives import answers_table
+from tests.support.object_lives import diagram as object_diagram
 from tests.support.worked_session import session_text
 
 PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
@@ -115,6 +118,8 @@ TABLES = {
     "session diagram": session_diagram,
     "version 0 diagram": version_0_diagram,
     "worked session": session_text,
+    "object diagram": object_diagram,
+    "object answers": answers_table,
 }
 
 
@@ -128,4 +133,5 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
+    logging.disable()  # some tables are answers of a server that has trouble
     PROTOCOL.write_text(with_tables(PROTOCOL.read_text()))
