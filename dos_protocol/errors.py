@@ -54,16 +54,19 @@ class ErrorCode(IntEnum):
 
 
 class Verdict(NamedTuple):
-    """What a code means to the one who gets it."""
+    """What a code means to the one who gets it. `actual`: the number that comes with it; "" is always 0."""
 
     blame: Blame
     remedy: str
+    actual: str = ""
 
 
 VERDICTS: Final[dict[ErrorCode, Verdict]] = {
     ErrorCode.BAD_FRAME: Verdict(Blame.PEER, "send frames as protocol.md lays them out"),
     ErrorCode.BAD_DIGEST: Verdict(Blame.PEER, "connect again and send the frame again"),
-    ErrorCode.TOO_LARGE: Verdict(Blame.CALLER, "split it: the limits are in WELCOME"),
+    ErrorCode.TOO_LARGE: Verdict(
+        Blame.CALLER, "split it: the limits are in WELCOME", "of a PING, the most it carries"
+    ),
     ErrorCode.UNKNOWN_OPCODE: Verdict(Blame.PEER, "use the opcodes of the version agreed in WELCOME"),
     ErrorCode.UNSUPPORTED: Verdict(Blame.CALLER, "do without: the message says what is not done, and why"),
     ErrorCode.BAD_VERSION: Verdict(Blame.PEER, "use a client and a server of one protocol version"),
@@ -74,27 +77,51 @@ VERDICTS: Final[dict[ErrorCode, Verdict]] = {
     ),
     ErrorCode.NOT_FOUND: Verdict(Blame.CALLER, "list the directory to see what is there"),
     ErrorCode.SIZE_MISMATCH: Verdict(
-        Blame.CALLER, "read `actual`, compare the digest of what is there, append at that size"
+        Blame.CALLER,
+        "read `actual`, compare the digest of what is there, append at that size",
+        "the size there",
     ),
     ErrorCode.DIGEST_MISMATCH: Verdict(
-        Blame.CALLER, "the content there is not yours: take over before appending"
+        Blame.CALLER,
+        "the content there is not yours: take over before appending",
+        "the prefix digest there; 0 of bytes that MEND brought",
     ),
-    ErrorCode.FENCED: Verdict(Blame.WRITER, "stop, or take over with an epoch above the one in `actual`"),
-    ErrorCode.NOT_CLAIMED: Verdict(Blame.CALLER, "claim the directory with CWD, an epoch and a writer id"),
-    ErrorCode.BEING_APPENDED: Verdict(Blame.WRITER, "wait until the other writer is done"),
-    ErrorCode.PAST_END: Verdict(Blame.CALLER, "ask within the synced size, which is in `actual`"),
-    ErrorCode.CORRUPT: Verdict(Blame.DISK, "read it from another member; bytes below `actual` are good here"),
+    ErrorCode.FENCED: Verdict(
+        Blame.WRITER, "stop, or take over with an epoch above the one in `actual`", "the epoch held"
+    ),
+    ErrorCode.NOT_CLAIMED: Verdict(
+        Blame.CALLER, "claim the directory with CWD, an epoch and a writer id", "the epoch held"
+    ),
+    ErrorCode.BEING_APPENDED: Verdict(
+        Blame.WRITER, "wait until the other writer is done", "the size accepted so far"
+    ),
+    ErrorCode.PAST_END: Verdict(
+        Blame.CALLER, "ask within the synced size, which is in `actual`", "the synced size"
+    ),
+    ErrorCode.CORRUPT: Verdict(
+        Blame.DISK,
+        "read it from another member; bytes below `actual` are good here",
+        "where the damage begins",
+    ),
     ErrorCode.POISONED: Verdict(
-        Blame.DISK, "a write or sync failed: check the disk, restart the server, compare with another"
+        Blame.DISK,
+        "a write or sync failed: check the disk, restart the server, compare with another",
+        "the synced size; 0 of a claim, or of a new copy",
     ),
-    ErrorCode.NO_SPACE: Verdict(Blame.DISK, "free space on the server's disk; nothing was written"),
+    ErrorCode.NO_SPACE: Verdict(
+        Blame.DISK,
+        "free space on the server's disk, or begin another object or directory; nothing was written",
+        "0, or the limit that is full",
+    ),
     ErrorCode.STALE_GENERATION: Verdict(Blame.STORE, "take the store record in `record` and connect again"),
     ErrorCode.WRONG_STORE: Verdict(Blame.STORE, "this server belongs to another store: check the address"),
     ErrorCode.NOT_A_MEMBER: Verdict(Blame.STORE, "use the members of the newest store record"),
-    ErrorCode.BUSY: Verdict(Blame.SERVER, "try again later"),
+    ErrorCode.BUSY: Verdict(Blame.SERVER, "try again later", "0, or the limit that is reached"),
     ErrorCode.INTERNAL: Verdict(Blame.SERVER, "please report this, with the server's log"),
     ErrorCode.WOULD_LOSE: Verdict(
-        Blame.CALLER, "mend it from a copy that has all of `actual` bytes, or show that none ever counted"
+        Blame.CALLER,
+        "mend it from a copy that has all of `actual` bytes, or show that none ever counted",
+        "so much was durable",
     ),
 }
 

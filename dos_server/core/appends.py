@@ -183,7 +183,7 @@ class Appends:
         )
         self._tables.untold.pop(state, None)
         text = f"{state.name} is poisoned: a write or sync of it failed"
-        self._refuse_tickets(tickets, ErrorCode.POISONED, text)
+        self._refuse_tickets(tickets, ErrorCode.POISONED, text, state.synced)
         self._reads.end_waiting(state, ErrorCode.POISONED, text)
 
     def tick(self) -> None:

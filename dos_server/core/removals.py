@@ -104,13 +104,13 @@ class Removals:
             del directory.objects[event.name]
             tables.object_version = max(tables.object_version, state.version) + 1
             tables.untold.pop(state, None)
-            self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed")
+            self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed", 0)
         elif event.ending is v.Removal.INTACT:
-            refusal = Refusal(ErrorCode.POISONED, f"the disk failed, {event.name} is as it was")
+            refusal = Refusal(ErrorCode.POISONED, f"the disk failed, {event.name} is as it was", state.synced)
         else:
             state.poison()
             text = f"{event.name} is poisoned: whether it is removed, only a restart of the server can say"
-            refusal = Refusal(ErrorCode.POISONED, text)
+            refusal = Refusal(ErrorCode.POISONED, text, state.synced)
             self._reads.end_waiting(state, ErrorCode.POISONED, text)
         self._claims.grant_if_ready(directory)
         return Outcome(tables.answerable(event.session), event.request_id, refusal)
@@ -127,7 +127,8 @@ def _refuses(state: ObjectState) -> Refusal | None:
     if state.changing is not None:
         return Refusal(ErrorCode.BUSY, state.changing)
     if state.being_appended or not state.settled:
-        return Refusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended")
+        return Refusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
     if state.poisoned:
-        return Refusal(ErrorCode.POISONED, f"{state.name} is poisoned: a write or sync of it failed")
+        text = f"{state.name} is poisoned: a write or sync of it failed"
+        return Refusal(ErrorCode.POISONED, text, state.synced)
     return None

@@ -188,6 +188,7 @@ def test_while_it_goes_nobody_uses_it_and_who_waited_for_more_hears_that_it_is_g
     assert server.answer(session, removal) == m.Deleted("o")
     server.settle()
     assert code_of(server.answer(reader, following)) == ErrorCode.NOT_FOUND
+    assert server.answer(reader, following).actual == 0
     assert code_of(server.answer(reader, reading)) == ErrorCode.NOT_FOUND
     assert not server.core.wants_tick()
 

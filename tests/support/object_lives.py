@@ -147,55 +147,55 @@ class World(Harness):
 # What is answered
 
 
-def _absent(_: World) -> None:
+def absent(_: World) -> None:
     """Nothing was ever appended."""
 
 
-def _sound(world: World) -> None:
+def sound(world: World) -> None:
     for part in (GOOD, REST):
         world.append(part)
         world.settle()
 
 
-def _appended(world: World) -> None:
+def appended(world: World) -> None:
     world.append(GOOD)
     world.settle()
     world.append(REST)
 
 
-def _corrupt(world: World) -> None:
-    _sound(world)
+def corrupt(world: World) -> None:
+    sound(world)
     world.rot()
 
 
-def _poisoned(world: World) -> None:
-    _sound(world)
+def poisoned(world: World) -> None:
+    sound(world)
     world.disk.fail("sync", errno.EIO)
     world.append(b"lost")
     world.settle()
 
 
-def _mending(world: World) -> None:
-    _sound(world)
+def mending(world: World) -> None:
+    sound(world)
     other = world.connect(m.Hello(store_id=STORE, generation=1))
     world.ask(other, m.ChangeDirectory("dir"))
     world.send(other, world.mend(LONGER))
     world.finish()  # the bytes are written; that the copies change places is still to come
 
 
-def _removing(world: World) -> None:
-    _sound(world)
+def removing(world: World) -> None:
+    sound(world)
     world.send(world.writer, m.Delete("o"))
 
 
 ROWS: list[tuple[str, Life, Callable[[World], None]]] = [
-    ("ABSENT", Life.ABSENT, _absent),
-    ("SOUND", Life.SOUND, _sound),
-    ("SOUND, bytes not yet synced", Life.SOUND, _appended),
-    ("CORRUPT", Life.CORRUPT, _corrupt),
-    ("POISONED", Life.POISONED, _poisoned),
-    ("MENDING", Life.MENDING, _mending),
-    ("REMOVING", Life.REMOVING, _removing),
+    ("ABSENT", Life.ABSENT, absent),
+    ("SOUND", Life.SOUND, sound),
+    ("SOUND, bytes not yet synced", Life.SOUND, appended),
+    ("CORRUPT", Life.CORRUPT, corrupt),
+    ("POISONED", Life.POISONED, poisoned),
+    ("MENDING", Life.MENDING, mending),
+    ("REMOVING", Life.REMOVING, removing),
 ]
 
 COLUMNS: list[tuple[str, bool, Callable[[World], m.Message]]] = [

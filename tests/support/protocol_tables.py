@@ -43,11 +43,12 @@ def messages_table() -> str:
 
 
 def errors_table() -> str:
-    lines = ["| code | name | who must act | session | remedy |", "|---|---|---|---|---|"]
+    lines = ["| code | name | who must act | session | `actual` | remedy |", "|---|---|---|---|---|---|"]
     for code in ErrorCode:
         verdict = VERDICTS[code]
         ends = "closed" if code in CLOSING else "usable"
-        lines.append(f"| {code} | {code.name} | {verdict.blame.name.lower()} | {ends} | {verdict.remedy} |")
+        who, number = verdict.blame.name.lower(), verdict.actual or "0"
+        lines.append(f"| {code} | {code.name} | {who} | {ends} | {number} | {verdict.remedy} |")
     return "\n".join(lines)
 
 
