@@ -34,8 +34,14 @@ class Marks:
         self._guard = threading.Lock()
 
     def load(self) -> dict[str, Mark]:
-        """The marks in the file, by name; none when there is no file."""
+        """The marks in the file, by name; none when there is no file. They are on stable storage after this.
+
+        A killed server may have left some that are not, and an erased one that a power cut brings back would
+        take away an object that has the name anew.
+        """
         data = small_files.read(self._disk, self._path) or b""
+        if data:
+            self._disk.sync(self._open())
         marks = records.decode_marks(data)
         self._slot_count = -(-len(data) // mark_bytes)
         for slot in range(self._slot_count):

@@ -74,8 +74,8 @@ class Storage:
 
         Raises CorruptDataError when the data directory is not one whole server's: it must not answer for it.
         """
-        if self._disk.make_folder(OBJECTS):
-            self._disk.sync_folder("")
+        self._disk.make_folder(OBJECTS)
+        self._disk.sync_folder("")  # a killed server may have left an identity, or a record, not durable yet
         found = self._disk.names(OBJECTS) or []
         names = {name for name in found if is_name(name)}
         identity = small_files.read(self._disk, "identity")
@@ -121,7 +121,9 @@ class Storage:
             folder = self._folders[directory] = _Folder(Marks(self._disk, path), names is not None)
             if names is None:
                 return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
+            # a killed server leaves names that can be read and are not durable: no mark may outlive its name
             self._disk.sync_folder(OBJECTS)
+            self._disk.sync_folder(path)
             data = small_files.read(self._disk, f"{path}/.claim")
             claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
             marks = folder.marks.load()
@@ -138,7 +140,6 @@ class Storage:
                     "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
                 )
                 objects[name] = lost(marks[name].synced)
-            self._disk.sync_folder(path)
         except (OSError, CorruptDataError) as error:
             log.exception("directory %s cannot be used", directory)
             self.forget(directory)

@@ -1,4 +1,6 @@
-"""The contract of a disk, kept by the real one and by the fake that the other tests inject faults into."""
+"""The contract of a disk, kept by the real one and by those that other tests make fail: the fake that faults
+are injected into, the model of a disk that loses its power, and the real one on that model as a file system.
+"""
 
 import errno
 import os
@@ -9,17 +11,30 @@ from pathlib import Path
 import pytest
 
 from dos_server.disk import Disk, RealDisk, make_durable_folders
+from tests.power.disk_state import DiskState
+from tests.power.model_disk import ModelDisk
+from tests.power.mount import LossyDisk
 from tests.support.fake_disk import FakeDisk
 
 
-@pytest.fixture(params=["real", "fake"])
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on a lossy file system."""
+    with LossyDisk(tmp_path_factory.mktemp("lossy") / "disk") as disk:
+        yield disk.mountpoint
+
+
+@pytest.fixture(params=["real", "fake", "model", "mounted"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     if request.param == "fake":
         yield FakeDisk()
-        return
-    real = RealDisk(tmp_path / "data")
-    yield real
-    real.shut()
+    elif request.param == "model":
+        yield ModelDisk(DiskState())
+    else:
+        above = request.getfixturevalue("mounted") if request.param == "mounted" else tmp_path
+        real = RealDisk(above / tmp_path.name)
+        yield real
+        real.shut()
 
 
 def put(disk: Disk, path: str, data: bytes) -> None:

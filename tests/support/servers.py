@@ -24,10 +24,12 @@ START_SECONDS_MAX = 30.0
 class ServerProcess:
     """One `dos serve`. Listens when the constructor returns. Attributes: data, address, server_id."""
 
-    def __init__(self, data: Path, *, port: int = 0, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, data: Path, *, port: int = 0, options: tuple[str, ...] = (), log_path: Path | None = None
+    ) -> None:
         self.data = data
         self.options = options
-        self.log_path = data.with_name(data.name + ".log")
+        self.log_path = log_path or data.with_name(data.name + ".log")
         self.address = ("127.0.0.1", port)
         self.server_id = ""
         self._start()
