@@ -19,6 +19,7 @@ import typer
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
+from dos_server.allocator import keep_large_blocks
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
@@ -72,6 +73,7 @@ def serve(
         logging.getLogger("dos.server").warning("listening on %s without TLS, as --insecure says", host)
     token = token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
     _raise_file_limit()
+    keep_large_blocks()
     try:
         reserve_bytes = None if reserve_mib is None else reserve_mib * MIB
         opened = OpenServer(data, host, port, token=token, version0=not no_v0, reserve_bytes=reserve_bytes)

@@ -70,7 +70,10 @@ class Owner(Protocol):
         """The peer sends no more; it may still read."""
 
     def stalled(self, connection: "Connection") -> None:
-        """The connection waits for `look_again`."""
+        """The connection waits for `resume`."""
+
+    def has_sent(self, session: int) -> None:
+        """The peer has taken answers."""
 
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Nothing more can be framed on this connection."""
@@ -96,7 +99,6 @@ class Connection:
         self.outgoing_bytes = 0
         self.reserved_bytes = 0
         self.closing = False
-        self._room = trio.Event()
         self._sock = sock
         self._owner = owner
         self._outgoing: deque[Buffer] = deque()
@@ -130,7 +132,6 @@ class Connection:
             log.debug("session %d: %s", self.session, group.exceptions[0])
         finally:
             self.closing = True
-            self._room.set()
             self._end_reading()
             self._inflow.end()
             self._sock.close()
@@ -140,13 +141,11 @@ class Connection:
         self.closing = True
         self._end_reading()
         self._wake_writer.set()
-        self._room.set()
 
     def abort(self) -> None:
         """End the connection now."""
         self.closing = True
         self._end_reading()
-        self._room.set()
         self._scope.cancel()
 
     # Reading
@@ -195,9 +194,9 @@ class Connection:
         else:
             self._pause()
             self._frame_began = None
-            self._owner.buffers.wait(self._resume)
+            self._owner.buffers.wait(self.resume)
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
         """What the connection paused for may have changed: look at the end of the round."""
         if self._reading is Reading.PAUSED:
             self._owner.readiness.soon(self._look)
@@ -277,22 +276,6 @@ class Connection:
         elif anew or self._frame_began is None:
             self._frame_began = trio.current_time()
 
-    async def wait_for_room(self) -> None:
-        """Until something changed about back-pressure.
-
-        The peer took answers, the core got on, or the end came.
-        """
-        if self._room.is_set():
-            self._room = trio.Event()
-        self._owner.stalled(self)
-        if not self.closing:
-            await self._room.wait()
-
-    def look_again(self) -> None:
-        """Something may have changed about back-pressure."""
-        self._room.set()
-        self._resume()
-
     # Writing
 
     def send(self, frame: Frame) -> None:
@@ -335,7 +318,7 @@ class Connection:
         self._deaf = True
         self._outgoing.clear()
         self.outgoing_bytes = 0
-        self.look_again()
+        self.resume()
 
     def _send_some(self) -> None:
         outgoing = self._outgoing
@@ -349,7 +332,8 @@ class Connection:
                 break
             count -= len(first)
         if self.outgoing_bytes <= outgoing_bytes_max:
-            self.look_again()
+            self.resume()
+            self._owner.has_sent(self.session)
 
     async def _write(self) -> None:
         while True:

@@ -3,49 +3,92 @@
 Rules of this file: when a read may go to the disk, and how much of it. What is read is `storage`'s.
 """
 
-from collections.abc import Mapping
-
-import trio
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
-from dos_server.limits import outgoing_bytes_max, outgoing_total_bytes_max, read_pressed_bytes
+from dos_server.disk_threads import DiskThreads
+from dos_server.limits import (
+    outgoing_bytes_max,
+    outgoing_total_bytes_max,
+    read_pressed_bytes,
+    reads_in_flight_max,
+)
+from dos_server.readiness import Readiness
 from dos_server.storage import Storage
 
 
 class PacedReads:
-    """See the module. `connections`: by session, those that are open now."""
+    """See the module. `connections`: by session, those that are open now.
+
+    `hear` is called in the event loop with what was read. Of one session, reads begin in the order asked.
+    """
 
     def __init__(
-        self, storage: Storage, connections: Mapping[int, Connection], limiter: trio.CapacityLimiter
+        self,
+        storage: Storage,
+        connections: Mapping[int, Connection],
+        readiness: Readiness,
+        hear: Callable[[v.GotData], None],
     ) -> None:
-        self._storage = storage
         self._connections = connections
-        self._limiter = limiter
+        self._hear = hear
+        self._readiness = readiness
+        self._threads = DiskThreads(storage.read, self._ended, readiness, reads_in_flight_max)
+        self.waiting: dict[int, deque[v.ReadData]] = {}
 
-    async def read(self, effect: v.ReadData) -> v.GotData:
-        """Read once the peer has taken enough of its earlier answers.
+    def ask(self, effect: v.ReadData) -> None:
+        """Read once the peer has taken enough of its earlier answers."""
+        waiting = self.waiting.get(effect.session)
+        if waiting is not None:
+            waiting.append(effect)
+        elif not self._begin(effect):
+            self.waiting[effect.session] = deque((effect,))
 
-        Under pressure of many slow peers, read less; nothing for a peer that is gone.
-        """
+    def look(self) -> None:
+        """Answers were taken, or a peer is gone: begin what may begin now."""
+        for session in list(self.waiting):
+            waiting = self.waiting[session]
+            while waiting and self._begin(waiting[0]):
+                waiting.popleft()
+            if not waiting:
+                del self.waiting[session]
+
+    def _begin(self, effect: v.ReadData) -> bool:
+        """Under pressure of many slow peers, read less; nothing for a peer that is gone."""
+        connection = self._connections.get(effect.session)
+        if connection is None:
+            self._readiness.soon(partial(self._hear, v.GotData(effect, b"")))
+            return True
         wanted = effect.end - effect.start
-        while (connection := self._connections.get(effect.session)) is not None:
-            held = connection.outgoing_bytes + connection.reserved_bytes
-            if held + wanted <= outgoing_bytes_max:
-                if self._held_bytes() <= outgoing_total_bytes_max:
-                    break
-                if held == 0:
-                    effect = effect._replace(end=min(effect.end, effect.start + read_pressed_bytes))
-                    break
-            await connection.wait_for_room()
-        else:
-            return v.GotData(effect, b"")
-        wanted = effect.end - effect.start
-        connection.reserved_bytes += wanted
-        try:
-            return await trio.to_thread.run_sync(self._storage.read, effect, limiter=self._limiter)
-        finally:
-            connection.reserved_bytes -= wanted
+        held = connection.outgoing_bytes + connection.reserved_bytes
+        if held + wanted > outgoing_bytes_max:
+            return False
+        if self._held_bytes() > outgoing_total_bytes_max:
+            if held:
+                return False
+            effect = effect._replace(end=min(effect.end, effect.start + read_pressed_bytes))
+        connection.reserved_bytes += effect.end - effect.start
+        self._threads.ask(effect)
+        self._begin_due()
+        return True
+
+    def _begin_due(self) -> None:
+        while (due := self._threads.next_due()) is not None:
+            self._threads.begin(due)
+
+    def _ended(self, event: v.GotData) -> None:
+        connection = self._connections.get(event.read.session)
+        if connection is not None:
+            connection.reserved_bytes -= event.read.end - event.read.start
+        self._begin_due()
+        self._hear(event)
 
     def _held_bytes(self) -> int:
         return sum(one.outgoing_bytes + one.reserved_bytes for one in self._connections.values())
+
+    def close(self) -> None:
+        """Wait for the reads that began."""
+        self._threads.close()

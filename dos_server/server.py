@@ -26,6 +26,7 @@ from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.core.server import ServerCore
 from dos_server.core.version0 import wire as wire0
+from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     claim_threads_max,
     connections_max,
@@ -38,7 +39,6 @@ from dos_server.limits import (
 from dos_server.paced_reads import PacedReads
 from dos_server.readiness import Readiness
 from dos_server.storage import Storage
-from dos_server.sync_threads import SyncThreads
 
 log = logging.getLogger("dos.server")
 
@@ -89,12 +89,17 @@ class ObjectServer:
         self.readiness = Readiness()
         self.buffers = BufferAccount()
         self._batch_is_open = False
-        self._sync_threads = SyncThreads(storage.sync, self._sync_ended, sync_threads_max)
+        self._sync_threads: DiskThreads[v.Sync, v.Synced] = DiskThreads(
+            lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
+            self._hear,
+            self.readiness,
+            sync_threads_max,
+        )
         self._claim_limiter = trio.CapacityLimiter(claim_threads_max)
         self._load_limiter = trio.CapacityLimiter(load_threads_max)
         self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
-        self._read_limiter = trio.CapacityLimiter(reads_in_flight_max)
-        self._reads = PacedReads(storage, self._connections, self._read_limiter)
+        self._digest_limiter = trio.CapacityLimiter(reads_in_flight_max)
+        self._reads = PacedReads(storage, self._connections, self.readiness, self._hear)
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
             v.CloseSession: self._close_session,
@@ -104,7 +109,7 @@ class ObjectServer:
             v.Write: self._write,
             v.Sync: self._sync_threads.ask,
             v.SetMark: self._set_mark,
-            v.ReadData: self._read_data,
+            v.ReadData: self._reads.ask,
             v.ReadDigest: self._read_digest,
             v.StoreRecord: self._store_record,
             v.WriteMend: self._write_mend,
@@ -136,6 +141,7 @@ class ObjectServer:
             listener.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._sync_threads.close)
+                await trio.to_thread.run_sync(self._reads.close)
             self.readiness.close()
             self._storage.stop()
 
@@ -185,6 +191,10 @@ class ObjectServer:
     def stalled(self, connection: Connection) -> None:
         self._stalled.add(connection)
 
+    def has_sent(self, session: int) -> None:
+        if session in self._reads.waiting:
+            self.readiness.soon(self._reads.look)
+
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Say what is wrong, then end the connection: nothing after it can be framed."""
         connection = self._connections[session]
@@ -233,12 +243,14 @@ class ObjectServer:
             flush, self._to_flush = self._to_flush, {}
             for connection in flush.values():
                 connection.flush()
+        if self._reads.waiting:
+            self._reads.look()
         if self._core.wants_tick():
             self._tick_wanted.set()
         if self._stalled:
             stalled, self._stalled = self._stalled, set()
             for connection in stalled:
-                connection.look_again()
+                connection.resume()
 
     def _feed_one(self, event: v.Event) -> None:
         events: deque[v.Event] = deque((event,))
@@ -319,15 +331,8 @@ class ObjectServer:
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
             self._sync_threads.begin(effect)
 
-    def _sync_ended(self, event: v.Synced | BaseException) -> None:
-        """In a thread."""
-        self.readiness.done(lambda: self._hear_of_sync(event))
-
-    def _hear_of_sync(self, event: v.Synced | BaseException) -> None:
-        """The end of the round syncs again, and sends."""
-        if isinstance(event, BaseException):
-            raise event
-        self._sync_threads.ended()
+    def _hear(self, event: v.Synced | v.GotData) -> None:
+        """What a thread has done. The end of the round syncs again, and sends."""
         self._batch_is_open = True
         self._feed_one(event)
 
@@ -381,7 +386,7 @@ class ObjectServer:
         self._start(work, self._load_limiter)
 
     def _read_digest(self, effect: v.ReadDigest) -> None:
-        self._start(lambda: self._storage.digest(effect), self._read_limiter)
+        self._start(lambda: self._storage.digest(effect), self._digest_limiter)
 
     def _start(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
         assert self._nursery is not None, "not serving"
@@ -389,10 +394,3 @@ class ObjectServer:
 
     async def _in_thread(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
         self._feed(await trio.to_thread.run_sync(work, limiter=limiter))
-
-    def _read_data(self, effect: v.ReadData) -> None:
-        assert self._nursery is not None, "not serving"
-        self._nursery.start_soon(self._read_when_room, effect)
-
-    async def _read_when_room(self, effect: v.ReadData) -> None:
-        self._feed(await self._reads.read(effect))

@@ -17,6 +17,7 @@ from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 ReadAt = Callable[[int, int], bytes]
 _HEADER_WINDOW_BYTES: Final = 16 * KIB
+_SOME_HEADERS_BYTES: Final = 16 * extent_header_bytes
 CONTENT_WINDOW_BYTES: Final = payload_bytes_max + extent_payload_bytes_max + 16 * KIB
 """One read serves the largest GET, wherever its extents begin."""
 
@@ -53,7 +54,7 @@ class Window:
 
     def __init__(self, read: ReadAt, ahead_bytes: int) -> None:
         self._read = read
-        self._ahead_bytes = ahead_bytes
+        self.ahead_bytes = ahead_bytes
         self._data = memoryview(b"")
         self._position = 0
 
@@ -61,7 +62,7 @@ class Window:
         """`count` bytes from a file position, fewer at the end of the file."""
         start = position - self._position
         if start < 0 or start + count > len(self._data):
-            self._data = memoryview(self._read(position, max(count, self._ahead_bytes)))
+            self._data = memoryview(self._read(position, max(count, self.ahead_bytes)))
             self._position, start = position, 0
         return self._data[start : start + count]
 
@@ -111,9 +112,11 @@ def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) ->
     """
     if start >= end:
         return b""
-    window = Window(read, min(CONTENT_WINDOW_BYTES, max(_HEADER_WINDOW_BYTES, 2 * (end - start))))
+    # what lies before the start is not read, but for its headers; from there on as much as is needed
+    first = next(walk(Window(read, _HEADER_WINDOW_BYTES), seed, place, start))
+    window = Window(read, end - first.header.offset + _SOME_HEADERS_BYTES)
     parts = []
-    for placed in walk(window, seed, place, start):
+    for placed in walk(window, seed, Place(first.header.offset, first.position), start):
         payload = payload_of(window, placed)
         header = placed.header
         if payload is None:
@@ -121,6 +124,7 @@ def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) ->
         parts.append(payload[max(start - header.offset, 0) : end - header.offset])
         if header.end >= end:
             break
+        window.ahead_bytes = end - header.end + _SOME_HEADERS_BYTES
     return b"".join(parts)
 
 
