@@ -167,7 +167,7 @@ async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart
                     return
                 await trio.sleep(0.05 * answer.chance)
 
-        with trio.fail_after(30):
+        with trio.fail_after(100):
             async with trio.open_nursery() as nursery:
                 for keeper in pair:
                     nursery.start_soon(contend, keeper)

@@ -19,7 +19,7 @@ from dos_protocol.errors import CorruptError
 from dos_server import embedded
 from tests.support.servers import ServerProcess
 
-PATIENCE_S = 25.0
+PATIENCE_S = 45.0
 
 
 class ThreadServer:
@@ -89,6 +89,14 @@ async def claimed(
         await store.claim(directory, epoch, new_writer()) as claim,
     ):
         yield store, claim
+
+
+async def caught_up(store: Store) -> None:
+    """Wait until every member that is there has all that was written: a quorum is not everybody."""
+    await until(
+        lambda: all(one.state == "in sync" and not one.lag_bytes for one in store.members() if one.connected),
+        "all members that are there have everything",
+    )
 
 
 async def content_of(server: AnyServer, directory: str, name: str) -> bytes:

@@ -22,6 +22,7 @@ from dos_client.sessions.discovery import hand_over
 from dos_protocol.errors import DosError, FencedError
 from tests.dos_client.support import (
     ThreadServer,
+    caught_up,
     claimed,
     content_of,
     has,
@@ -51,6 +52,7 @@ async def write_idle(url: str, directory: str, epoch: int, *contents: bytes) -> 
         for number, content in enumerate(contents):
             writer = claim.open_object(f"o{number}")
             await writer.wait_synced(writer.append(content))
+        await caught_up(store)
 
 
 async def test_a_dead_member_is_replaced_under_a_live_writer(four: Threads) -> None:

@@ -14,7 +14,7 @@ from dos_client.core.standing import Began, Ended, Seen, Waiting, waiting_reason
 from dos_client.limits import journal_lag_bytes_max, waiting_told_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
-from tests.dos_client.support import ThreadServer, claimed, has, off, on, until, url_of
+from tests.dos_client.support import ThreadServer, caught_up, claimed, has, off, on, until, url_of
 
 Threads = list[ThreadServer]
 
@@ -77,6 +77,7 @@ async def test_a_writer_that_waits_says_so_once_and_says_when_it_goes_on(
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"before"))
             assert claim.status().waiting == ""
+            await caught_up(store)
             await off(*three[:2])
             size = writer.append(b" and after")
             await until(lambda: figure("dos_client_waiting_claims") == 1, "the metrics say that it waits")

@@ -9,7 +9,7 @@ import pytest
 
 from dos_client import Store, init_store, open_store, recover_store, repair_store
 from journal import ChainWriter, Op, Record, read_records, take_over
-from tests.dos_client.support import ThreadServer, damage, has, off, thread_servers, url_of
+from tests.dos_client.support import ThreadServer, caught_up, damage, has, off, thread_servers, url_of
 
 pytestmark = pytest.mark.trio
 Threads = list[ThreadServer]
@@ -32,6 +32,7 @@ async def notes(store: Store, epoch: int, numbers: range) -> list[int]:
             await writer.wait_synced(writer.append(Record(Op.OUTPUT, number, (epoch,), (os.urandom(500),))))
             if number == numbers[len(numbers) // 2]:
                 await writer.roll()
+        await caught_up(store)
     return found
 
 
