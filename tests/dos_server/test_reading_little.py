@@ -27,7 +27,7 @@ def file_of(content: bytes, append_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("append_bytes", [100, 5_000, 64 * KIB, extent_payload_bytes_max])
 @pytest.mark.parametrize(
-    "start, end", [(0, 1), (3 * MIB + 7, 3 * MIB + 9), (MIB, 2 * MIB), (3_000_000, 4 * MIB)]
+    ("start", "end"), [(0, 1), (3 * MIB + 7, 3 * MIB + 9), (MIB, 2 * MIB), (3_000_000, 4 * MIB)]
 )
 def test_a_get_reads_little_more_than_its_extents(append_bytes: int, start: int, end: int) -> None:
     content = random.Random(1).randbytes(4 * MIB)
