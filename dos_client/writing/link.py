@@ -28,6 +28,7 @@ from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
     FencedError,
+    NoSpaceError,
     NotAMemberError,
     RemoteProtocolError,
     StaleGenerationError,
@@ -53,8 +54,11 @@ class Absence:
         self._was_there = False
         self._logged: set[type[DosError]] = set()
 
-    def failed(self, error: DosError) -> None:
-        """One more attempt failed, or the session ended. The log hears it once for each kind of trouble."""
+    def failed(self, error: DosError, *, worked: bool) -> None:
+        """One more attempt failed, or the session ended; `worked`: the member took something in it. The log
+        hears it once for each kind of trouble."""
+        if worked:
+            self._logged.clear()
         if not self.attempts and not self._logged:
             self.since = trio.current_time()
         self.attempts += 1
@@ -66,6 +70,8 @@ class Absence:
         """It is there. Whether it was there before."""
         again = self._was_there
         self._was_there = True
+        if NoSpaceError in self._logged:
+            return again  # it takes every claim, and no bytes: it is there when it has taken some
         if self._logged:
             seconds = trio.current_time() - self.since
             log.info("%s: is back after %.1f s and %d attempts", self._what, seconds, self.attempts)
@@ -114,7 +120,7 @@ class Link:
     def _failed(self, error: DosError) -> None:
         self.error = str(error.args[0])
         self.copies.left(self.error)
-        self.absence.failed(error)
+        self.absence.failed(error, worked=self.copies.worked)
 
     async def _session(self) -> None:
         """Dial, claim, serve, until it breaks. Raises why."""

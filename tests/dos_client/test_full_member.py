@@ -1,0 +1,108 @@
+"""A member of a store whose disk is full: nothing acknowledged is lost, two of three go on, and it catches up
+when there is space again."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client import Store, init_store
+from dos_protocol.limits import MIB
+from tests.dos_client.support import ThreadServer, claimed, content_of, has, until, url_of
+from tests.support.small_disk import SmallDisk, small_disk
+
+pytestmark = pytest.mark.trio
+
+BLOCK = bytes(range(256)) * 256
+DISK_BYTES = 4 * MIB
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        yield disk
+
+
+@pytest.fixture
+def three(tmp_path: Path, disk: SmallDisk) -> Iterator[list[ThreadServer]]:
+    """Three servers, the last of them on the small disk."""
+    servers = [ThreadServer(folder) for folder in (tmp_path / "a", tmp_path / "b", disk.path / "c")]
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+def state_of(store: Store, server: ThreadServer) -> tuple[str, str]:
+    """How a member stands, and why."""
+    (member,) = [one for one in store.members() if one.address == server.location]
+    return member.state, member.error
+
+
+async def test_a_full_member_holds_nobody_up_and_catches_up_when_there_is_space(
+    three: list[ThreadServer], disk: SmallDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    # EVIDENCE-OF: P-1, P-5, P-10
+    caplog.set_level(logging.INFO, "dos.client")
+    await init_store(url_of(three))
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        count = 2 * DISK_BYTES // len(BLOCK)
+        for _ in range(count):
+            await writer.wait_synced(writer.append(BLOCK))
+            assert not claim.waiting
+        await until(lambda: "no space" in state_of(store, three[2])[1], "it is said what is wrong with it")
+        for server in three[:2]:
+            await has(server, "d", "x", BLOCK * count)
+        held = await content_of(three[2], "d", "x")
+        assert 0 < len(held) < DISK_BYTES
+        assert (BLOCK * count).startswith(held), "what it has it serves"
+        (link,) = [one for one in claim.links() if one.member.address == three[2].location]
+        await until(lambda: link.absence.attempts > 3, "it is tried again and again")
+        assert caplog.text.count("no space for x") == 1, "and the log heard of it once"
+        disk.resize(8 * DISK_BYTES)
+        await until(lambda: state_of(store, three[2])[0] == "in sync", "it has caught up")
+        await has(three[2], "d", "x", BLOCK * count)
+        await writer.wait_synced(writer.append(b"end"))
+        await has(three[2], "d", "x", BLOCK * count + b"end")
+
+
+async def test_a_full_member_takes_a_claim_and_counts_for_the_take_over(
+    three: list[ThreadServer], disk: SmallDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    # EVIDENCE-OF: P-4, P-10
+    await init_store(url_of(three))
+    async with claimed(three) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(BLOCK))
+        for server in three:
+            await has(server, "d", "x", BLOCK)
+    disk.fill(leave_bytes=100_000)
+    await until(lambda: "appends are refused" in caplog.text, "the server has seen that its disk is full")
+    await trio.to_thread.run_sync(three[0].kill)
+    async with claimed(three, epoch=2) as (_, claim):
+        assert claim.epoch == 2, "two of three hold it, and the full one is one of them"
+        writer = claim.open_object("y")
+        writer.append(BLOCK)
+        await until(lambda: "no space" in claim.status().waiting, "one member with space is no quorum")
+        assert writer.synced == 0
+        disk.resize(8 * DISK_BYTES)
+        await writer.wait_synced(len(BLOCK))
+
+
+async def test_the_only_member_of_a_store_that_is_full_makes_its_writer_wait(
+    three: list[ThreadServer], disk: SmallDisk
+) -> None:
+    # EVIDENCE-OF: P-10
+    alone = three[2]
+    await init_store(alone.url)
+    async with claimed([alone]) as (store, claim):
+        writer = claim.open_object("x")
+        for _ in range(2 * DISK_BYTES // len(BLOCK)):
+            writer.append(BLOCK)
+        await until(lambda: claim.waiting and "no space" in state_of(store, alone)[1], "it waits, and why")
+        assert 0 < writer.synced < writer.size
+        disk.resize(8 * DISK_BYTES)
+        await writer.wait_synced(writer.size)
+        assert await content_of(alone, "d", "x") == BLOCK * (writer.size // len(BLOCK))

@@ -1,0 +1,42 @@
+"""A member whose disk takes its time: the quorum does not wait for it."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client import init_store
+from tests.dos_client.support import claimed, content_of, has, url_of
+from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.strace import SYNCS, Injected
+
+pytestmark = [pytest.mark.trio, pytest.mark.process]
+
+SYNC_DELAY_S = 40.0
+
+
+async def test_a_member_whose_fsync_hangs_delays_no_acknowledgement(
+    three_servers: list[ServerProcess],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    # EVIDENCE-OF: P-1, P-10
+    await init_store(url_of(three_servers))
+    slow = three_servers[0]
+    wishes = (f"trace={SYNCS}", f"inject={SYNCS}:delay_enter={int(SYNC_DELAY_S * 1e6)}")
+    async with claimed(three_servers) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"before"))
+        await has(slow, "d", "x", b"before")
+        content = b"before"
+        with Injected(slow.pid, tmp_path / "strace.log", *wishes) as injected:
+            begun = trio.current_time()
+            for number in range(20):
+                record = b"%08d" % number
+                await writer.wait_synced(writer.append(record))
+                assert not claim.waiting
+                content += record
+            assert await content_of(slow, "d", "x") == b"before", "it reads, and shows what is durable"
+            assert trio.current_time() - begun < SYNC_DELAY_S, "none of them waited for a sync of it"
+        assert any(call.file == "x" for call in injected.calls())
+        for server in three_servers:
+            await has(server, "d", "x", content)
