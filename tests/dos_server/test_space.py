@@ -190,7 +190,7 @@ def test_a_file_system_that_does_not_say_its_size_limits_nothing() -> None:
     assert server.core._tables.space.has_room(1 << 50)
 
 
-Looks = st.lists(st.tuples(st.booleans(), st.integers(0, 3 * new_file_bytes)), max_size=60)
+Looks = st.lists(st.tuples(st.booleans(), st.integers(0, 30 * new_file_bytes)), min_size=10, max_size=60)
 
 
 @given(looks=Looks, free=st.integers(0, 2 * RESERVE))
