@@ -4,7 +4,7 @@ A path is relative to the data directory, slashes between components that follow
 begin with a dot: the server's own). No component is ever followed through a symbolic link, and only regular
 files with one name are opened.
 
-Every method may raise OSError; what an error means is decided in `storage`. Nothing here retries, and a
+Every method may raise OSError; what an error means is decided in `troubles`. Nothing here retries, and a
 failed `sync` is never tried again. The same tests run on this and on the fake that injects faults.
 """
 

@@ -11,18 +11,16 @@
     d/DIR/.broken.*  copies that were replaced by a new one
 
 Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
-Errors of the disk are translated here, and only here: no space, or failed.
+Errors of the disk are caught here, and only here; `troubles` says what they mean: no space, or failed.
 
 Rules of this file: it does what it is told, in the order it is told, and may be called from several threads,
 for one object by one write and one sync at a time.
 """
 
 import contextlib
-import errno
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
@@ -39,15 +37,9 @@ from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
 from dos_server.disk import Disk, FreeSpace
 from dos_server.marks import Marks
 from dos_server.open_files import OpenFiles
+from dos_server.troubles import noted, trouble_of
 
 log = logging.getLogger("dos.server")
-
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-def trouble_of(error: OSError) -> v.Trouble:
-    """What an error of the disk means to the core."""
-    return v.Trouble.NO_SPACE if error.errno in _NO_SPACE else v.Trouble.FAILED
 
 
 @dataclass
@@ -94,10 +86,10 @@ class Storage:
     def stop(self) -> None:
         """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
         for path, file in self._files.unsynced():
-            with _noted(f"last sync of {path}"):
+            with noted(f"last sync of {path}"):
                 self._files.sync(file)
         for directory in list(self._folders):
-            with _noted(f"marks of {directory}"):
+            with noted(f"marks of {directory}"):
                 self._folders[directory].marks.sync()
             self.forget(directory)
 
@@ -282,7 +274,7 @@ class Storage:
 
         A failure is only noted: a missing mark is a lower bound too.
         """
-        with _noted(f"mark of {directory}/{name}"):
+        with noted(f"mark of {directory}/{name}"):
             mark = Mark(name, synced, poisoned, damaged)
             self._folders[directory].marks.write(mark, durable=poisoned or damaged)
 
@@ -345,7 +337,7 @@ class Storage:
 
     def drop_mend(self, effect: v.DropMend) -> None:
         """Take a new copy's file away; a failure leaves it to the next start."""
-        with _noted(f"new copy of {effect.directory}/{effect.name}"):
+        with noted(f"new copy of {effect.directory}/{effect.name}"):
             side_files.drop(self._disk, self._files, effect)
 
     def read(self, effect: v.ReadData) -> v.GotData:
@@ -391,11 +383,3 @@ class Storage:
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)
             folder.durable = True
-
-
-@contextlib.contextmanager
-def _noted(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        log.warning("%s: %s", what, error)
