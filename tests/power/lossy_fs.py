@@ -6,7 +6,8 @@ It obeys one JSON object a line on standard input, and answers each with a line;
 unmounts.
 
     {"do": "freeze"}                nothing takes effect any more: who asks waits
-    {"do": "cut", "seed": 7}        who waits gets an error; what seed 7 leaves of the disk is mounted again
+    {"do": "cut", "seed": 7}        who waits gets an error; what seed 7 leaves of the disk is mounted again;
+                                    null for a seed: what was synced, and nothing else
     {"do": "lie", "files": true, "folders": false}    whether syncs are answered, and not done
     {"do": "journal", "to": PATH}   write down every operation since the mount
 
@@ -252,7 +253,7 @@ class Power:
         match order:
             case {"do": "freeze"}:
                 self._fs.freeze()
-            case {"do": "cut", "seed": int(seed)}:
+            case {"do": "cut", "seed": int() | None as seed}:
                 await self._cut(seed)
             case {"do": "lie", "files": bool(files), "folders": bool(folders)}:
                 self._fs.lie_files, self._fs.lie_folders = files, folders
@@ -262,8 +263,9 @@ class Power:
                 raise ValueError(f"no such order: {order}")
         return {"operations": self._fs.state.count}
 
-    async def _cut(self, seed: int) -> None:
-        self._next = DiskState.of(self._fs.state.crash(seed))
+    async def _cut(self, seed: int | None) -> None:
+        state = self._fs.state
+        self._next = DiskState.of(state.bare() if seed is None else state.crash(seed))
         self._mounted = trio.Event()
         self._unmount()
         await self._mounted.wait()

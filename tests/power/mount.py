@@ -80,8 +80,9 @@ class LossyDisk:
         self._servers.append(server)
         return server
 
-    def cut(self, seed: int) -> None:
-        """The server dies in the middle of it; what seed leaves of the disk is mounted."""
+    def cut(self, seed: int | None) -> None:
+        """The server dies in the middle of it; what the seed leaves of the disk is mounted. None: what was
+        synced, and nothing else."""
         self.freeze()
         self.go_dark(seed)
 
@@ -89,7 +90,7 @@ class LossyDisk:
         """Nothing takes effect on the disk any more. For cutting several disks at the same moment."""
         self._order(do="freeze")
 
-    def go_dark(self, seed: int) -> None:
+    def go_dark(self, seed: int | None) -> None:
         for server in self._servers:
             server.process.send_signal(signal.SIGKILL)  # before its calls end with an error
         self._order(do="cut", seed=seed)

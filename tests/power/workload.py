@@ -87,27 +87,30 @@ class Writer:
             one.replace(b"")
         request = m.Append(name, one.fold.size, one.fold.value, payload)
         one.grow(payload)
-        try:
-            self.wire.send(request)
-            self._in_flight += 1
-            while self._in_flight > IN_FLIGHT_MAX:
-                self.hear()
-        except OSError:
-            self.drain()
-            raise
+        self.wire.send(request)
+        self._in_flight += 1
+        while self._in_flight > IN_FLIGHT_MAX:
+            self.hear()
 
     def hear(self) -> None:
         """The next watermark."""
         message = self.wire.unasked.pop(0) if self.wire.unasked else self.wire.receive()
         assert isinstance(message, m.Watermark), message
-        self._history.of(self.directory, message.name).told(message.synced)
+        self._told(message)
         self._in_flight = max(0, self._in_flight - 8)
+
+    def _told(self, message: m.Watermark) -> None:
+        one = self._history.of(self.directory, message.name)
+        if one.versions[-1] is not None:
+            one.told(message.synced)
 
     def drain(self) -> None:
         """What was told before the power went, and not heard yet."""
-        with contextlib.suppress(OSError, EOFError):
+        with until_dark():
             while True:
-                self.hear()
+                message = self.wire.unasked.pop(0) if self.wire.unasked else self.wire.receive()
+                if isinstance(message, m.Watermark):
+                    self._told(message)
 
     def settle(self, name: str) -> None:
         """Until all of the object is acknowledged."""
@@ -135,6 +138,7 @@ class Writer:
         answer = self.wire.ask(m.Delete(name))
         assert isinstance(answer, m.Deleted), answer
         one.told()
+        self.wire.unasked.clear()
 
     def mend(self, name: str) -> None:
         """Another copy takes the place of the object's, in two pieces; the writer claims again after it."""

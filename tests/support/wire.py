@@ -19,7 +19,11 @@ class Wire:
         self.welcome: Any = None
         self._last = 0
         if greet:
-            self.welcome = self.ask(hello or m.Hello(client="test"))
+            try:
+                self.welcome = self.ask(hello or m.Hello(client="test"))
+            except BaseException:
+                self.close()
+                raise
 
     def send(self, message: m.Message) -> int:
         """Send a request without waiting; its id."""
