@@ -173,7 +173,8 @@ class Store:
         """Committed bytes from `offset` on, for ever, as they become so; the object may come later. Survives
         the death of any member without a gap or a repeat. Close it (`aclosing`) when you are done.
 
-        Raises CorruptError when members contradict each other and no quorum settles it."""
+        Raises CorruptError when members contradict each other and no quorum settles it. When the object is
+        deleted it waits, and gives nothing of another object that is made of the name."""
         return follow(self, directory, name, offset)
 
     async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:

@@ -201,6 +201,7 @@ class Claim:
         try:
             await link.connection.delete(name)
             self.answers.get(link.server_id, {}).pop(name, None)
+            self._reads.drop_ahead()
             link.copies.forget(name)
         finally:
             self._deleting.discard(name)

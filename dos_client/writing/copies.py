@@ -130,6 +130,7 @@ class Copies:
     def forget(self, name: str) -> None:
         """The member has deleted that object, of which the claim knows nothing."""
         self._infos.pop(name, None)
+        self.claim.store.damage.mended(self.server_id, self.claim.directory, name)
 
     def sealed(self, target: Target) -> None:
         """The writer is done with the object; what is missing comes from elsewhere."""

@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import aclosing
 
 import pytest
 import trio
@@ -20,7 +21,7 @@ from dos_protocol.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from tests.dos_client.support import ThreadServer, claimed, content_of, damage, new_writer
+from tests.dos_client.support import ThreadServer, claimed, content_of, damage, new_writer, until
 from tests.dos_client.test_cli import answered, examples_of_command, refused
 
 
@@ -109,6 +110,55 @@ async def test_nothing_of_a_store_is_deleted(three: list[ThreadServer]) -> None:
     assert "is in store" in words
     async with open_connection(three[0].location) as connection:
         assert (await connection.open_directory("d")).epoch == 1, "nobody was fenced for it"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("size", [100, 70_000])
+async def test_a_follower_is_not_given_bytes_of_another_object_of_the_name(
+    alone: ThreadServer, size: int
+) -> None:
+    # EVIDENCE-OF: P-2
+    async with connect(alone.url) as store, open_connection(alone.location) as connection:
+        await connection.open_directory("d")
+        async with await store.unclaimed("d") as claim:
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"a" * size))
+        given = b""
+        async with aclosing(store.follow("d", "x")) as stream, trio.open_nursery() as nursery:
+            while len(given) < size:
+                given += await anext(stream)
+
+            @nursery.start_soon
+            async def go_on() -> None:
+                nonlocal given
+                given += await anext(stream)
+
+            await connection.delete("x")
+            async with await store.unclaimed("d") as claim:
+                writer = claim.open_object("x")
+                await writer.wait_synced(writer.append(b"b" * size * 2))
+            (member,) = store.record.members
+            await until(
+                lambda: store.damage.avoid(member.server_id, "d", "x"), "it noted that this is another object"
+            )
+            nursery.cancel_scope.cancel()
+        assert given == b"a" * size
+
+
+@pytest.mark.trio
+async def test_what_was_read_ahead_of_an_object_is_not_given_of_its_successor(alone: ThreadServer) -> None:
+    # EVIDENCE-OF: P-2
+    piece = 1 << 18
+    async with connect(alone.url) as store, await store.unclaimed("d") as claim:
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a" * 6 * piece))
+    async with connect(alone.url) as store, await store.unclaimed("d") as claim:
+        for number in range(3):
+            assert await claim.read("x", number * piece, piece) == b"a" * piece
+        await claim.delete("x")
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"b" * 6 * piece))
+        assert await claim.read("x", 3 * piece, piece) == b"b" * piece
 
 
 def test_a_claim_deletes_from_a_thread(alone: ThreadServer) -> None:
