@@ -261,3 +261,41 @@ def test_a_disk_limit_refuses_whole_appends_of_a_real_server(tmp_path: Path) -> 
                 assert read_all(wire, "o") == content + b"c" * 50_000
         finally:
             process.kill()
+
+
+def test_a_server_killed_while_it_deletes_has_each_object_whole_or_not_at_all(
+    one_server: ServerProcess,
+) -> None:
+    # EVIDENCE-OF: P-1, P-2
+    rng = random.Random(5)
+    contents = {f"o{number:02}": rng.randbytes(rng.choice([10, 5_000, 300_000])) for number in range(24)}
+    with Wire(one_server.address) as wire:
+        wire.claim("dir")
+        for name, content in contents.items():
+            wire.append(name, b"", content)
+            wire.wait_synced(name, len(content))
+    for round_ in range(3):
+        names = [name for name in contents if int(name[1:]) % 3 == round_]
+        deleted = set()
+        with Wire(one_server.address) as wire, contextlib.suppress(OSError, EOFError):
+            wire.claim("dir")
+            for name in names:
+                wire.send(m.Delete(name))
+            for _ in names[: len(names) // 2]:
+                answer = wire.receive()
+                assert isinstance(answer, m.Deleted), answer
+                deleted.add(answer.name)
+            one_server.kill()
+            while True:  # what was answered before it died counts too
+                answer = wire.receive()
+                assert isinstance(answer, m.Deleted), answer
+                deleted.add(answer.name)
+        one_server.restart()
+        assert len(deleted) >= len(names) // 2
+        with Wire(one_server.address) as wire:
+            there = {info.name for info in wire.ask(m.ChangeDirectory("dir")).entries}
+            assert not there & deleted, "told to be gone"
+            assert there >= contents.keys() - set(names), "never asked to go"
+            for name in there:
+                assert read_all(wire, name) == contents[name]
+            contents = {name: content for name, content in contents.items() if name in there}
