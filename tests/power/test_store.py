@@ -1,9 +1,8 @@
-"""Power cuts of a store of three real servers, each on a disk of its own that loses what was not synced: of
-one while writers go on, of all at once, and what NATS lost data by: of one while the others stand still, then of
-those.
+"""Power cuts of a store of three real servers, each on a disk of its own that loses what was not synced.
 
-The writers append records to journals through the SDK, pipelined, and log which were acknowledged; a take-over
-finds every one of them after the cut, once and in order (`tests/chaos/checker.py`).
+Of one server while writers go on, of all at once, and what NATS lost data by: of one while the others stand
+still, then of those. The writers append records to journals through the SDK, pipelined, and log which were
+acknowledged; a take-over finds every one of them after the cut, once and in order (`tests/chaos/checker.py`).
 """
 
 import random
