@@ -410,3 +410,19 @@ def _mend_and_crash(world: World, nth: int, seed: int) -> int:
     if plug.left > 0:
         assert (info.synced, info.corrupt) == (len(LONGER), False)
     return plug.left
+
+
+def test_what_is_found_damaged_while_appends_are_under_way_is_so_after_a_restart() -> None:
+    # EVIDENCE-OF: P-2, P-5
+    world = World()
+    world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"more"))
+    (sync,) = world.pending
+    world.pending.clear()
+    world.rot(5_000)
+    world.pending.append(sync)
+    world.settle()
+    assert world.look().corrupt
+    world.storage.stop()
+    world.disk.kill()
+    world.start()
+    assert world.look().corrupt
