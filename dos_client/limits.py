@@ -80,6 +80,9 @@ self_repair_pause_max_s: Final = 60.0
 self_repair_attempts_max: Final = 12
 self_repair_bytes_per_s: Final = 32 * MIB
 
+damage_watch_s: Final = 20.0
+"""A store that is written through asks each member about so often which directories have damaged copies."""
+
 verify_pause_s: Final = 0.3
 """Between the two looks at a directory whose copies are uneven: a writer at work moves them meanwhile."""
 

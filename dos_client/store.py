@@ -17,6 +17,7 @@ from dos_client.limits import open_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.founding import init_store
 from dos_client.mending.self_repair import mend_by_itself
+from dos_client.mending.watching import watch_for_damage
 from dos_client.sessions.discovery import Survey, find_membership, probe
 from dos_client.telling.standing import observe
 from dos_client.urls import DosUrl, parse_url
@@ -39,6 +40,7 @@ async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "")
     async with _living(parsed, record, token, client) as store:
         store.start(store.keep_membership)
         store.start(lambda: mend_by_itself(store))
+        store.start(lambda: watch_for_damage(store))
         yield store
 
 

@@ -7,6 +7,7 @@ server's, an address that needs `--insecure`, or cannot be listened on.
 import ipaddress
 import json
 import logging
+import random
 import resource
 import signal
 import sys
@@ -20,9 +21,25 @@ from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
 from dos_server.allocator import keep_large_blocks
+from dos_server.core.quantities import parse_rate, parse_span
+from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
+
+ScrubRate = Annotated[
+    str,
+    typer.Option(
+        help="Read all objects again and again at this rate at most, to find rot; 0 is never.", metavar="RATE"
+    ),
+]
+ScrubEvery = Annotated[
+    str,
+    typer.Option(
+        help="A new round over all objects begins this long after the last one began, at the earliest.",
+        metavar="TIME",
+    ),
+]
 
 
 def serve(
@@ -56,6 +73,8 @@ def serve(
             " before it is touched. 16 unless said, and at most a sixteenth of the disk.",
         ),
     ] = None,
+    scrub_rate: ScrubRate = "8MB/s",
+    scrub_every: ScrubEvery = "24h",
     as_json: Annotated[bool, typer.Option("--json", help="Print the line of the start as JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what happens to standard error.")] = False,
 ) -> None:
@@ -75,8 +94,15 @@ def serve(
     _raise_file_limit()
     keep_large_blocks()
     try:
-        reserve_bytes = None if reserve_mib is None else reserve_mib * MIB
-        opened = OpenServer(data, host, port, token=token, version0=not no_v0, reserve_bytes=reserve_bytes)
+        opened = OpenServer(
+            data,
+            host,
+            port,
+            token=token,
+            version0=not no_v0,
+            reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
+            scrub=_scrub_plan(scrub_rate, scrub_every),
+        )
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:
@@ -117,6 +143,13 @@ def _parse_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         _refuse(f"--listen takes HOST:PORT with a port from 0 to 65535, not {text!r}")
     return host, int(port)
+
+
+def _scrub_plan(rate: str, every: str) -> ScrubPlan:
+    try:
+        return ScrubPlan(parse_rate(rate), parse_span(every), random.random())  # noqa: S311 - spreads work
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def _is_loopback(host: str) -> bool:

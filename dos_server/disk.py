@@ -22,6 +22,8 @@ from dos_protocol.digests import Buffer
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _IOV_MAX: Final = 512
+_FOLIO_BYTES: Final = 2 << 20
+"""The page cache of ext4 and XFS holds up to so much in one piece, which goes whole or not at all."""
 
 
 class FreeSpace(NamedTuple):
@@ -51,6 +53,9 @@ class Disk(Protocol):
 
     def read(self, handle: int, position: int, count: int) -> bytes:
         """`count` bytes from a position, fewer only at the end of the file."""
+
+    def read_stored(self, handle: int, position: int, count: int) -> bytes:
+        """The same, of what is synced: from what is stored and not from memory, if the system can do that."""
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
         """All bytes of the buffers at a position. After an error any part of them may be there."""
@@ -153,6 +158,21 @@ class RealDisk:
             data = os.pread(handle, left, position + count - left)
             parts.append(data)
         return b"".join(parts)
+
+    def read_stored(self, handle: int, position: int, count: int) -> bytes:
+        """See `Disk`. The page cache would hide rot for as long as it holds the pages.
+
+        So they are dropped first, and again afterwards, to leave the cache to those who read. Only what is
+        clean goes, and only folios that are wholly in the range, hence the rounding. Not O_DIRECT: it wants
+        aligned memory and another descriptor, is refused by some file systems, and does no more for pages
+        that are clean, as synced ones are.
+        """
+        start = position - position % _FOLIO_BYTES
+        length = -(-(position + count - start) // _FOLIO_BYTES) * _FOLIO_BYTES
+        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+        data = self.read(handle, position, count)
+        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+        return data
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
         for start in range(0, len(buffers), _IOV_MAX):

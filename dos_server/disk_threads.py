@@ -44,6 +44,11 @@ class DiskThreads(Generic[Job, Result]):
         self._running = 0
         self._due: deque[Job] = deque()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job has begun and not ended."""
+        return self._running > 0
+
     def ask(self, job: Job) -> None:
         """A job is due. The owner begins it when there is a thread for it."""
         self._due.append(job)

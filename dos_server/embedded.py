@@ -2,7 +2,7 @@
 and for tests.
 
 It is the server of `dos serve`, on the same files; only who starts and stops it differs. It listens on
-loopback.
+loopback, and does not scrub unless asked to: one copy has nothing to be mended from.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from types import TracebackType
 import trio
 
 from dos_protocol.names import id_text
+from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
@@ -39,6 +40,7 @@ class OpenServer:
         token: bytes = b"",
         version0: bool = True,
         reserve_bytes: int | None = None,
+        scrub: ScrubPlan = NO_SCRUB,
     ) -> None:
         self._disk = RealDisk(data)
         try:
@@ -52,7 +54,7 @@ class OpenServer:
         try:
             self.listener = _listen(host, port)
             self.server = ObjectServer(
-                Storage(self._disk), token=token, version0=version0, reserve_bytes=reserve_bytes
+                Storage(self._disk), token=token, version0=version0, reserve_bytes=reserve_bytes, scrub=scrub
             )
         except BaseException:
             self.shut()
@@ -136,11 +138,17 @@ class EmbeddedServer:
 
 
 def start(
-    data_dir: Path, host: str = "127.0.0.1", port: int = 0, *, token: bytes = b"", version0: bool = True
+    data_dir: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    token: bytes = b"",
+    version0: bool = True,
+    scrub: ScrubPlan = NO_SCRUB,
 ) -> EmbeddedServer:
     """Serve the data directory from a thread of this process; it accepts connections when this returns.
 
     port 0: any free one. Raises DataDirectoryInUseError, CorruptDataError (not one whole server's data),
     OSError.
     """
-    return EmbeddedServer(OpenServer(data_dir, host, port, token=token, version0=version0))
+    return EmbeddedServer(OpenServer(data_dir, host, port, token=token, version0=version0, scrub=scrub))

@@ -98,6 +98,19 @@ version0_in_flight_batches_max: Final = 8_192
 version0_silence_seconds_max: Final = 60
 """After which a peer that does not even acknowledge is gone, and its lock with it: TCP keep-alive."""
 
+scrub_first_seconds_max: Final = 60.0
+"""A server that has just started has better to do for so long."""
+scrub_part_bytes: Final = 4 * (extent_header_bytes + extent_payload_bytes_max)
+scrub_part_extents_max: Final = 512
+"""One look at most: its memory, and for how long it may disturb others."""
+scrub_rest_share: Final = 9.0
+"""A look is followed by a rest of so many times its length: small extents cost time, not bytes."""
+scrub_load_seconds: Final = 0.05
+"""Between two questions whether a directory has been loaded."""
+scrub_yield_seconds: Final = 0.05
+scrub_yield_seconds_max: Final = 1.0
+"""How often a look asks again while the disk is at work for clients, and how long it waits at most."""
+
 if extent_payload_bytes_max % wire.digest_block_bytes:
     raise ValueError("an extent holds whole digest blocks")
 if outgoing_bytes_max < wire.payload_bytes_max:

@@ -99,3 +99,12 @@ class Marks:
         if self._handle is None:
             self._handle = self._disk.open(self._path, create=True)
         return self._handle
+
+
+def says_damaged(disk: Disk, folder: str) -> bool:
+    """Whether a mark of a folder says damaged. False when they cannot be read: loading it tells that."""
+    try:
+        data = small_files.read(disk, f"{folder}/.marks") or b""
+    except OSError:
+        return False
+    return any(mark is not None and mark.damaged for mark in records.decode_marks(data))

@@ -39,6 +39,11 @@ class PacedReads:
         self._threads = DiskThreads(storage.read, self._ended, readiness, reads_in_flight_max)
         self.waiting: dict[int, deque[v.ReadData]] = {}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a read is at the disk."""
+        return self._threads.busy
+
     def ask(self, effect: v.ReadData) -> None:
         """Read once the peer has taken enough of its earlier answers."""
         waiting = self.waiting.get(effect.session)

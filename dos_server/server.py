@@ -18,12 +18,11 @@ import trio
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import Frame
-from dos_protocol.names import id_text
-from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server import sockets
 from dos_server.buffers import BufferAccount
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
+from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.core.version0 import wire as wire0
 from dos_server.disk_threads import DiskThreads
@@ -38,21 +37,15 @@ from dos_server.limits import (
 )
 from dos_server.paced_reads import PacedReads
 from dos_server.readiness import Readiness
+from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
+from dos_server.wording import record_text
 
 log = logging.getLogger("dos.server")
 
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
 _EVENT_BATCH: Final = v.BatchEnded()
-
-
-def _record_text(record: StoreRecord) -> str:
-    """For the log: who the members are now, also when a person forced it."""
-    members = ", ".join(f"{one.address} {one.state}" for one in record.members)
-    return (
-        f"store {id_text(record.store_id)}, generation {record.generation}, Qa {record.ack_quorum}: {members}"
-    )
 
 
 class ObjectServer:
@@ -65,6 +58,7 @@ class ObjectServer:
         token: bytes = b"",
         version0: bool = True,
         reserve_bytes: int | None = None,
+        scrub: ScrubPlan = NO_SCRUB,
     ) -> None:
         """Read identity and store record, make an identity where there is none. `reserve_bytes`: of the disk,
         not for appends; None: what fits its size. Raises CorruptDataError."""
@@ -76,8 +70,10 @@ class ObjectServer:
             record=record,
             token=token,
             directory_names=names,
+            damaged_names=storage.damaged_among(names),
             version0=version0,
             reserve_bytes=reserve_bytes,
+            scrub=scrub,
         )
         self._connections: dict[int, Connection] = {}
         self._last_session = 0
@@ -100,6 +96,7 @@ class ObjectServer:
         self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
         self._digest_limiter = trio.CapacityLimiter(reads_in_flight_max)
         self._reads = PacedReads(storage, self._connections, self.readiness, self._hear)
+        self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
             v.CloseSession: self._close_session,
@@ -119,7 +116,7 @@ class ObjectServer:
             v.MakeDirectory: self._make_directory,
             v.SendBytes: self._send_bytes,
             v.Note: self._note,
-            v.Warn: self._warn,
+            **self._scrubber.performs,
         }
 
     async def serve(self, listener: socket.socket) -> None:
@@ -133,6 +130,8 @@ class ObjectServer:
                 self._nursery = nursery
                 nursery.start_soon(self.readiness.run, self._round_ended)
                 nursery.start_soon(self._ticker)
+                if self._scrub.bytes_per_s:
+                    self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
                 await self._look_at_space()
                 nursery.start_soon(self._space_watcher)
@@ -302,9 +301,6 @@ class ObjectServer:
     def _note(self, effect: v.Note) -> None:
         self._log_end(effect.session, effect.text)
 
-    def _warn(self, effect: v.Warn) -> None:
-        log.warning("%s", effect.text)
-
     def _close_session(self, effect: v.CloseSession) -> None:
         connection = self._connections.get(effect.session)
         if connection is not None:
@@ -336,6 +332,11 @@ class ObjectServer:
         self._batch_is_open = True
         self._feed_one(event)
 
+    def _is_busy(self) -> bool:
+        """Whether the disk is at work for clients. Loads do not count: the scrub asks for them itself."""
+        limiters = (self._claim_limiter, self._mend_limiter, self._digest_limiter)
+        return self._sync_threads.busy or self._reads.busy or any(one.borrowed_tokens for one in limiters)
+
     def _load(self, effect: v.LoadDirectory) -> None:
         self._start(lambda: self._storage.load(effect.directory), self._load_limiter)
 
@@ -350,7 +351,7 @@ class ObjectServer:
         def work() -> v.Event:
             trouble = self._storage.store_record(effect.record)
             if trouble is v.Trouble.NONE:
-                log.warning("store record: %s", _record_text(decode_store_record(effect.record)))
+                log.warning("store record: %s", record_text(effect.record))
             return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
 
         self._start(work, self._claim_limiter)

@@ -17,9 +17,7 @@ Rules of this file: it does what it is told, in the order it is told, and may be
 for one object by one write and one sync at a time.
 """
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dos_protocol.errors import CorruptDataError
@@ -33,10 +31,9 @@ from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, Claim, Mark
 from dos_server.core.recovery import NO_ROOM, Decision
 from dos_server.core.recovery_scan import Found, judge, lost
-from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
 from dos_server.disk import Disk, FreeSpace
-from dos_server.marks import Marks
-from dos_server.open_files import OpenFiles
+from dos_server.marks import Marks, says_damaged
+from dos_server.stored_reads import StoredReads
 from dos_server.troubles import noted, trouble_of
 
 log = logging.getLogger("dos.server")
@@ -50,12 +47,11 @@ class _Folder:
     durable: bool
 
 
-class Storage:
+class Storage(StoredReads):
     """See the module."""
 
     def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._files = OpenFiles(disk)
+        super().__init__(disk)
         self._folders: dict[str, _Folder] = {}
 
     # Start and stop
@@ -82,6 +78,10 @@ class Storage:
         if record is not None:
             decode_store_record(record, "store")  # an empty file is a damaged one, not a server in no store
         return records.decode_identity(identity, "identity"), record or b"", names
+
+    def damaged_among(self, directories: set[str]) -> set[str]:
+        """Those of the directories in which a mark says that an object is damaged."""
+        return {name for name in directories if says_damaged(self._disk, f"{OBJECTS}/{name}")}
 
     def stop(self) -> None:
         """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
@@ -340,37 +340,7 @@ class Storage:
         with noted(f"new copy of {effect.directory}/{effect.name}"):
             side_files.drop(self._disk, self._files, effect)
 
-    def read(self, effect: v.ReadData) -> v.GotData:
-        """Verified content, or where it is damaged."""
-        try:
-            with self._reading(effect.directory, effect.name) as (read, seed):
-                return v.GotData(effect, read_content(read, seed, effect.place, effect.start, effect.end))
-        except DamagedExtentError as damage:
-            log.error("%s/%s: %s", effect.directory, effect.name, damage)
-            return v.GotData(effect, b"", damage.offset)
-        except OSError as error:
-            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
-            return v.GotData(effect, b"", effect.start)
-
-    def digest(self, effect: v.ReadDigest) -> v.GotDigest:
-        """The prefix digest at a size, or where what it needs is damaged."""
-        try:
-            with self._reading(effect.directory, effect.name) as (read, seed):
-                return v.GotDigest(effect, prefix_fold(read, seed, effect.place, effect.size).value)
-        except DamagedExtentError as damage:
-            log.error("%s/%s: %s", effect.directory, effect.name, damage)
-            return v.GotDigest(effect, 0, damage.offset)
-        except OSError as error:
-            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
-            return v.GotDigest(effect, 0, effect.place.offset)
-
     # What they share
-
-    @contextlib.contextmanager
-    def _reading(self, directory: str, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
-        with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
-            disk, handle = self._disk, file.handle
-            yield (lambda position, count: disk.read(handle, position, count)), object_seed(directory, name)
 
     def _make_folder(self, directory: str) -> None:
         folder = self._folders[directory]

@@ -80,7 +80,7 @@ class Reads:
         damaged_at = event.damaged_at
         refusal = self._changed_meanwhile(read, damaged=damaged_at is not None)
         if damaged_at is not None and refusal is None:
-            self._damaged(read.directory, read.name, damaged_at)
+            self.quarantine(read.directory, read.name, damaged_at)
         if session is None:
             return
         if refusal is not None:
@@ -105,7 +105,7 @@ class Reads:
             return Refusal(ErrorCode.BUSY, f"{read.name} was changed meanwhile")
         return None
 
-    def _damaged(self, directory_name: str, name: str, offset: int) -> None:
+    def quarantine(self, directory_name: str, name: str, offset: int) -> None:
         """Bytes that were good are not: the copy counts no more, nor after a restart, until it is mended."""
         state = self._tables.find(directory_name, name)
         if state is not None:
@@ -197,7 +197,7 @@ class Reads:
         session = self._tables.answerable(read.session)
         refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None)
         if event.damaged_at is not None and refusal is None:
-            self._damaged(read.directory, read.name, event.damaged_at)
+            self.quarantine(read.directory, read.name, event.damaged_at)
         state = self._tables.find(read.directory, read.name)
         if session is None:
             return
@@ -208,6 +208,10 @@ class Reads:
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, event.damaged_at or 0)
         else:
             self._tables.send(session, m.StatResult(state.info(), read.size, event.digest), read.request_id)
+
+    def _directory_info(self, name: str) -> m.ObjectInfo:
+        """A directory in a list. Damage in it is told, so that who mends need not look into every one."""
+        return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
         if session.directory is not None:
@@ -220,5 +224,5 @@ class Reads:
             infos, names = {}, self._tables.directory_names
         found = sorted(name for name in names if name > request.after and name.startswith(request.prefix))
         page = found[: min(request.entries_max, wire.entries_max)]
-        entries = tuple(infos[name].info() if infos else m.ObjectInfo(name) for name in page)
+        entries = tuple(infos[name].info() if infos else self._directory_info(name) for name in page)
         self._tables.send(session, m.Listing(entries, len(found) > len(page)), request_id)

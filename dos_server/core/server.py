@@ -12,7 +12,7 @@ The shell performs effects in order and reports. A request that is refused leave
 
 Rules of this file: events in, effects out, and the requests about the session itself. Requests about objects
 are in `claims`, `appends`, `reads`, `mends` and `removals`, those of version 0 in `version0`; all see the
-same tables.
+same tables, and so does the `scrub`, which nobody asks for.
 """
 
 import hmac
@@ -26,12 +26,14 @@ from dos_protocol.frames import Frame
 from dos_protocol.names import NO_ID, id_text
 from dos_protocol.session_states import SessionEvent, SessionState
 from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_server.core import looks
 from dos_server.core import vocabulary as v
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.mends import Mends
 from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
+from dos_server.core.scrub import NO_SCRUB, Scrub, ScrubPlan
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.version0.service import Version0
@@ -48,11 +50,13 @@ class ServerCore:
         record: bytes = b"",
         token: bytes = b"",
         directory_names: set[str] | None = None,
+        damaged_names: set[str] | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
+        scrub: ScrubPlan = NO_SCRUB,
     ) -> None:
         names = directory_names or set()
-        self._tables = tables = Tables(server_id, record, token, names, reserve_bytes)
+        self._tables = tables = Tables(server_id, record, token, names, damaged_names or set(), reserve_bytes)
         self._storing_record = False
         claims = Claims(tables)
         self._reads = reads = Reads(tables)
@@ -60,6 +64,7 @@ class ServerCore:
         mends = Mends(tables, claims, reads)
         self._removals = removals = Removals(tables, claims, reads)
         off = _why_no_version0(version0=version0, token=token)
+        scrub_ = Scrub(tables, reads, scrub)
         self._version0 = version0_ = Version0(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
@@ -83,6 +88,8 @@ class ServerCore:
             v.Streamed: version0_.streamed,
             v.SpaceSeen: self._space_seen,
             v.Tick: self._tick,
+            looks.ScrubDue: scrub_.due,
+            looks.Looked: scrub_.looked,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Hello: self._hello,

@@ -11,8 +11,9 @@ from dos_protocol.errors import CLOSING, VERDICTS, Blame, ErrorCode
 from dos_protocol.names import is_name
 from dos_protocol.session_states import SessionEvent
 from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_server.core import looks
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import DirectoryState
+from dos_server.core.directory_state import DirectoryState, Loading
 from dos_server.core.mend import Mend
 from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.session import Session
@@ -31,7 +32,8 @@ class Tables:
     """See the module. `touched`: objects with appends accepted and not yet given to the disk.
 
     `unheard`: what version 0 sessions are told, not yet put into their words. `object_version`: of objects
-    made from now on, above that of every object removed.
+    made from now on, above that of every object removed. `scrubbed`: the directory that the scrub is at.
+    `damaged_names`: directories that have a damaged object, as far as is known of those not in memory.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Tables:
         record: bytes,
         token: bytes,
         directory_names: set[str],
+        damaged_names: set[str],
         reserve_bytes: int | None = None,
     ) -> None:
         self.server_id = server_id
@@ -59,6 +62,8 @@ class Tables:
         self.unheard: list[tuple[Session, m.Message]] = []
         self.object_version = 0
         self.space = Space(reserve_bytes)
+        self.scrubbed: str | None = None
+        self.damaged_names = damaged_names
         self.now = 0.0
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
@@ -174,7 +179,7 @@ class Tables:
     def warn(self, text: str | None) -> None:
         """Tell the log, if there is something to tell."""
         if text is not None:
-            self.effects.append(v.Warn(text))
+            self.effects.append(looks.Tell(text))
 
     def answerable(self, number: int) -> Session | None:
         """The session whose pending request is about to be answered, if it is still there."""
@@ -189,16 +194,30 @@ class Tables:
         """Keep memory bounded: directories that nobody uses go, oldest first, beyond the limits."""
         directories = self.directories
         total = sum(len(one.objects) for one in directories.values())
-        mending = {mend.directory for mend in self.mends.values()}
         for directory in list(directories.values()):
             if len(directories) <= directories_loaded_max and total <= objects_loaded_max:
                 return
-            if directory.idle and directory.name not in mending:
+            if self.is_idle(directory) and directory.name != self.scrubbed:
                 total -= len(directory.objects)
                 self.forget(directory)
 
+    def has_damage(self, name: str) -> bool:
+        """Whether a directory has a copy that counts for nothing, as far as is known."""
+        directory = self.directories.get(name)
+        if directory is None or directory.loading is Loading.LOADING:
+            return name in self.damaged_names
+        return directory.loading is Loading.BROKEN or any(one.damaged for one in directory.objects.values())
+
+    def is_idle(self, directory: DirectoryState) -> bool:
+        """Nobody uses it, nor brings a new copy into it."""
+        return directory.idle and all(mend.directory != directory.name for mend in self.mends.values())
+
     def forget(self, directory: DirectoryState) -> None:
         """Drop a directory from memory; the next CWD loads it again."""
+        if self.has_damage(directory.name):
+            self.damaged_names.add(directory.name)
+        else:
+            self.damaged_names.discard(directory.name)
         for state in directory.objects.values():
             self.untold.pop(state, None)
             self.waiting.pop(state, None)

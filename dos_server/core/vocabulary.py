@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_protocol.messages import Message
+from dos_server.core import looks
 from dos_server.core.endings import Removal as Removal
 from dos_server.core.endings import Trouble as Trouble
 from dos_server.core.index import Place
@@ -188,6 +189,7 @@ Event = (
     | Streamed
     | SpaceSeen
     | Tick
+    | looks.Event
 )
 
 # Effects
@@ -370,12 +372,6 @@ class Note(NamedTuple):
     text: str
 
 
-class Warn(NamedTuple):
-    """What whoever runs the server should know, in the log."""
-
-    text: str
-
-
 Effect = (
     Send
     | CloseSession
@@ -395,5 +391,5 @@ Effect = (
     | MakeDirectory
     | SendBytes
     | Note
-    | Warn
+    | looks.Effect
 )

@@ -2,9 +2,12 @@
 are injected into, the model of a disk that loses its power, and the real one on that model as a file system.
 """
 
+import ctypes
 import errno
+import mmap
 import os
 import random
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +85,44 @@ def test_writes_go_where_they_are_told_and_reads_are_short_only_at_the_end(disk:
     assert disk.read(handle, 0, 100) == b"hello"
     disk.sync(handle)
     disk.close(handle)
+
+
+def test_what_is_synced_is_read_from_where_it_is_stored(disk: Disk) -> None:
+    data = random.Random(1).randbytes(20_000)
+    put(disk, "a", data)
+    handle = disk.open("a", create=False)
+    disk.sync(handle)
+    for position, count in ((0, 20_000), (1, 4_096), (4_095, 2), (8_192, 4_096), (19_990, 100), (30_000, 1)):
+        assert disk.read_stored(handle, position, count) == data[position : position + count]
+    disk.close(handle)
+
+
+def resident_pages(handle: int, size: int) -> int:
+    """How many pages of a file the page cache holds."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with mmap.mmap(handle, size, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        keeps = ctypes.c_char.from_buffer(mapped)
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(keeps)), ctypes.c_size_t(size), pages) == 0
+        del keeps
+    return sum(page & 1 for page in pages)
+
+
+def test_the_real_disk_reads_past_the_page_cache(tmp_path: Path) -> None:
+    shown = subprocess.run(
+        ["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    if shown.stdout.strip() in ("tmpfs", "ramfs"):
+        pytest.skip("the page cache is what a tmpfs stores in: it cannot be read past")
+    disk, size = RealDisk(tmp_path / "data"), 8 << 20
+    put(disk, "a", b"x" * size)
+    handle = disk.open("a", create=False)
+    disk.sync(handle)
+    assert resident_pages(handle, size) == size // mmap.PAGESIZE
+    assert disk.read_stored(handle, (2 << 20) + 5, 1 << 20) == b"x" * (1 << 20)
+    assert resident_pages(handle, size) == (size - (2 << 20)) // mmap.PAGESIZE
+    disk.close(handle)
+    disk.shut()
 
 
 def test_many_buffers_are_one_write(disk: Disk) -> None:

@@ -13,6 +13,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk, _Folder, _Node
 
@@ -26,8 +27,8 @@ LONGER = CONTENT + b"and more"
 class World(Harness):
     """A member of a store with `dir/o`, written under epoch 3; `writer` holds the claim."""
 
-    def __init__(self, content: bytes = CONTENT) -> None:
-        super().__init__(FakeDisk())
+    def __init__(self, content: bytes = CONTENT, scrub: ScrubPlan = NO_SCRUB) -> None:
+        super().__init__(FakeDisk(), scrub=scrub)
         alone = self.connect()
         assert isinstance(self.ask(alone, m.Configure(encode_store_record(RECORD))), m.Configured)
         self.claim()

@@ -94,6 +94,10 @@ class ModelDisk:
     def read(self, handle: int, position: int, count: int) -> bytes:
         return bytes(self.state.files[self._node(handle)].seen[position : position + count])
 
+    def read_stored(self, handle: int, position: int, count: int) -> bytes:
+        """Of what is synced, both are the same here: nothing rots."""
+        return self.read(handle, position, count)
+
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
         data = b"".join(bytes(one) for one in buffers)
         self._do(op.Write(node=self._node(handle), position=position, data=data))

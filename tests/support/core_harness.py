@@ -12,7 +12,9 @@ from typing import Any
 
 from dos_protocol import messages as m
 from dos_protocol.frames import Frame
+from dos_server.core import looks
 from dos_server.core import vocabulary as v
+from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.storage import Storage
 from tests.support.fake_disk import FakeDisk
@@ -24,7 +26,8 @@ class Harness:
     """A server that the test drives.
 
     `heard[session]`: (request id, message) in the order sent; `bytes_heard[session]`: what a session of
-    version 0 was sent; `notes`, `warnings`: what only the log is told.
+    version 0 was sent; `notes`, `told`: what only the log is told, `warnings`: the bad ones of it.
+    `scrub_due`: when the scrub wants to look next, None: it does not wait for that.
     """
 
     def __init__(
@@ -34,17 +37,21 @@ class Harness:
         token: bytes = b"",
         version0: bool = True,
         reserve_bytes: int | None = None,
+        scrub: ScrubPlan = NO_SCRUB,
     ) -> None:
         self.disk = disk or FakeDisk()
         self.token = token
         self.version0 = version0
+        self.scrub = scrub
         self.bytes_heard: dict[int, bytearray] = {}
         self.reserve_bytes = reserve_bytes
         self.notes: list[tuple[int, str]] = []
         self.warnings: list[str] = []
         self.heard: dict[int, list[tuple[int, m.Message]]] = {}
         self.closed: set[int] = set()
-        self.pending: list[tuple[v.Effect, Callable[[], v.Event]]] = []
+        self.pending: list[tuple[v.Effect, Callable[[], v.Event | None]]] = []
+        self.scrub_due: float | None = None
+        self.told: list[str] = []
         self.now = 0.0
         self._sessions = 0
         self._requests = 0
@@ -59,10 +66,13 @@ class Harness:
             record=record,
             token=self.token,
             directory_names=names,
+            damaged_names=self.storage.damaged_among(names),
             version0=self.version0,
             reserve_bytes=self.reserve_bytes,
+            scrub=self.scrub,
         )
         self.pending.clear()
+        self.scrub_due = 0.0 if self.scrub.bytes_per_s else None
         self.closed |= set(self.heard)
 
     def event(self, event: v.Event) -> None:
@@ -75,6 +85,16 @@ class Harness:
                     events.append(answer)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
+        if isinstance(effect, looks.ScrubLater):
+            self.scrub_due = self.now + effect.seconds
+            return None
+        if isinstance(effect, looks.Tell):
+            self.told.append(effect.text)
+            self.warnings += [effect.text] * effect.bad
+            return None
+        return self._perform_for_clients(effect)
+
+    def _perform_for_clients(self, effect: v.Effect) -> v.Event | None:
         storage = self.storage
         match effect:
             case v.Send(session, message, request_id):
@@ -94,8 +114,8 @@ class Harness:
             case v.SendBytes(session, data):
                 if session not in self.closed:
                     self.bytes_heard[session] += data
-            case v.Note() | v.Warn():
-                self._log(effect)
+            case v.Note(session, text):
+                self.notes.append((session, text))
             case v.Sync(directory, name):
                 self.core.handle(v.SyncBegins(directory, name), self.now)
                 report = v.Synced(directory, name, storage.sync(effect))
@@ -104,13 +124,7 @@ class Harness:
                 self.pending.append((effect, self._work(effect)))
         return None
 
-    def _log(self, effect: v.Note | v.Warn) -> None:
-        if isinstance(effect, v.Note):
-            self.notes.append((effect.session, effect.text))
-        else:
-            self.warnings.append(effect.text)
-
-    def _work(self, effect: v.Effect) -> Callable[[], v.Event]:
+    def _work(self, effect: v.Effect) -> Callable[[], v.Event | None]:
         storage = self.storage
         match effect:
             case v.LoadDirectory(directory):
@@ -121,6 +135,8 @@ class Harness:
                 return lambda: storage.read(effect)
             case v.ReadDigest():
                 return lambda: storage.digest(effect)
+            case looks.Look():
+                return self._look_then_report(effect)
             case v.WriteMend(session):
                 return lambda: v.MendWritten(session, storage.write_mend(effect))
             case v.InstallMend(session, directory, name):
@@ -134,10 +150,27 @@ class Harness:
             case _:
                 raise AssertionError(effect)
 
+    def _look_then_report(self, effect: looks.Look) -> Callable[[], v.Event | None]:
+        """A look that is late: what it read is reported when it is finished a second time."""
+
+        def work() -> None:
+            looked = self.storage.look(effect, lambda: self.now)
+            self.pending.append((effect, lambda: looked))
+
+        return work
+
+    def scrub_on(self, *, busy: bool = False) -> None:
+        """The time of the next look has come, if one is waited for."""
+        if self.scrub_due is not None:
+            self.now, self.scrub_due = max(self.now, self.scrub_due), None
+            self.event(looks.ScrubDue(busy))
+
     def finish(self, index: int = 0) -> None:
         """One thing that runs in a thread ends."""
         _, work = self.pending.pop(index)
-        self.event(work())
+        event = work()
+        if event is not None:
+            self.event(event)
 
     def settle(self) -> None:
         """Everything that runs in threads ends, in order."""

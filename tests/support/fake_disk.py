@@ -200,6 +200,12 @@ class FakeDisk:
         self._called("read", path)
         return bytes(node.seen[position : position + count])
 
+    def read_stored(self, handle: int, position: int, count: int) -> bytes:
+        """What the platters have: rot that the cache hides is in `stable` alone."""
+        node, path = self._node(handle)
+        self._called("read_stored", path)
+        return bytes(node.stable[position : position + count])
+
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
         node, path = self._node(handle)
         data = b"".join(buffers)

@@ -1,0 +1,61 @@
+"""The clock and the thread of the scrub: performs what `core.scrub` asks for.
+
+One look at a time, in a thread of its own, so that readers never wait for a place behind it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from dos_server.core import looks
+from dos_server.core import vocabulary as v
+from dos_server.storage import Storage
+
+log = logging.getLogger("dos.server")
+
+
+class Scrubber:
+    """See the module. `feed` gives an event to the core; `is_busy`: the disk is at work for clients."""
+
+    def __init__(
+        self, storage: Storage, feed: Callable[[v.Event], None], is_busy: Callable[[], bool]
+    ) -> None:
+        self._storage = storage
+        self._feed = feed
+        self._is_busy = is_busy
+        self._limiter = trio.CapacityLimiter(1)
+        self._nursery: trio.Nursery | None = None
+
+    def begin(self, nursery: trio.Nursery, first_seconds: float) -> None:
+        """The first look comes after so long. Everything runs in the nursery."""
+        self._nursery = nursery
+        nursery.start_soon(self._wait, first_seconds)
+
+    @property
+    def performs(self) -> dict[type[Any], Callable[[Any], None]]:
+        """By effect, what performs it."""
+        return {looks.Look: self._look, looks.ScrubLater: self._later, looks.Tell: self._tell}
+
+    def _later(self, effect: looks.ScrubLater) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._wait, effect.seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._feed(looks.ScrubDue(self._is_busy()))
+
+    def _look(self, effect: looks.Look) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._look_in_thread, effect)
+
+    async def _look_in_thread(self, effect: looks.Look) -> None:
+        looked = await trio.to_thread.run_sync(
+            self._storage.look, effect, time.monotonic, limiter=self._limiter
+        )
+        self._feed(looked)
+
+    def _tell(self, effect: looks.Tell) -> None:
+        log.log(logging.WARNING if effect.bad else logging.INFO, "%s", effect.text)

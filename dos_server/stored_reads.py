@@ -1,0 +1,86 @@
+"""Reading what is stored, verified: for GET and STAT, and for the scrub.
+
+Rules of this file: reading, and which errors of the disk are damage. What comes of it, `core.reads` and
+`core.scrub` say.
+"""
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from dos_server.core import vocabulary as v
+from dos_server.core.extent import object_seed
+from dos_server.core.layout import OBJECTS
+from dos_server.core.looks import Look, Looked
+from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
+from dos_server.core.verify import verify_part
+from dos_server.disk import Disk
+from dos_server.limits import scrub_part_bytes, scrub_part_extents_max
+from dos_server.open_files import OpenFiles
+
+log = logging.getLogger("dos.server")
+
+_ROT: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.ENOENT})
+"""The disk or the file system says that these bytes, or the file, cannot be had any more. Other errors, as a
+lack of descriptors, say nothing about what is stored."""
+
+
+class StoredReads:
+    """See the module. Callable from several threads; changes nothing, and raises nothing for the disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files = OpenFiles(disk)
+
+    def read(self, effect: v.ReadData) -> v.GotData:
+        """Verified content, or where it is damaged."""
+        try:
+            with self._reading(effect.directory, effect.name) as (read, seed):
+                return v.GotData(effect, read_content(read, seed, effect.place, effect.start, effect.end))
+        except DamagedExtentError as damage:
+            log.error("%s/%s: %s", effect.directory, effect.name, damage)
+            return v.GotData(effect, b"", damage.offset)
+        except OSError as error:
+            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
+            return v.GotData(effect, b"", effect.start)
+
+    def digest(self, effect: v.ReadDigest) -> v.GotDigest:
+        """The prefix digest at a size, or where what it needs is damaged."""
+        try:
+            with self._reading(effect.directory, effect.name) as (read, seed):
+                return v.GotDigest(effect, prefix_fold(read, seed, effect.place, effect.size).value)
+        except DamagedExtentError as damage:
+            log.error("%s/%s: %s", effect.directory, effect.name, damage)
+            return v.GotDigest(effect, 0, damage.offset)
+        except OSError as error:
+            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
+            return v.GotDigest(effect, 0, effect.place.offset)
+
+    def look(self, asked: Look, clock: Callable[[], float]) -> Looked:
+        """One look of the scrub: the next part of an object, read from where it is stored."""
+        began = clock()
+        try:
+            with self._files.use(f"{OBJECTS}/{asked.directory}/{asked.name}") as file:
+                handle = file.handle
+                chain = verify_part(
+                    lambda position, count: self._disk.read_stored(handle, position, count),
+                    object_seed(asked.directory, asked.name),
+                    asked.chain,
+                    asked.goal,
+                    scrub_part_bytes,
+                    scrub_part_extents_max,
+                )
+        except DamagedExtentError as damage:
+            return Looked(asked, None, damage.offset, damage.what, clock() - began)
+        except OSError as error:
+            at = asked.chain.offset if error.errno in _ROT else None
+            return Looked(asked, None, at, str(error), clock() - began)
+        return Looked(asked, chain, None, "", clock() - began)
+
+    @contextlib.contextmanager
+    def _reading(self, directory: str, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+        with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
+            disk, handle = self._disk, file.handle
+            yield (lambda position, count: disk.read(handle, position, count)), object_seed(directory, name)
