@@ -147,3 +147,41 @@ async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_o
             assert wire.ask(m.Get("o", 0, 1 << 20)).payload == content
 
     await with_server(disk, story)
+
+
+async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_read_before() -> None:
+    # EVIDENCE-OF: P-1, P-2
+    disk = FakeDisk()
+    begun, may_end = threading.Semaphore(0), threading.Semaphore(0)
+    sync = disk.sync
+
+    def slow_sync(handle: int) -> None:
+        if disk._handles[handle][1] == "d/dir/o":
+            sync(handle)  # what is written from here on is not in it
+            begun.release()
+            assert may_end.acquire(timeout=30)
+        else:
+            sync(handle)
+
+    disk.sync = slow_sync  # type: ignore[method-assign]
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as wire:
+            wire.claim("dir")
+            wire.append("o", b"", b"abc")
+            assert begun.acquire(timeout=30)
+            wire.append("o", b"abc", b"def")
+            assert wire.ask(m.Ping(b"")) == m.Pong(b"")  # it is written
+            may_end.release()
+            while (mark := wire.receive()) != m.Watermark("o", 6, 3):
+                assert isinstance(mark, m.Watermark)
+                assert mark.synced == 0
+            assert begun.acquire(timeout=30)  # the second sync, which is not over
+            assert wire.ask(m.Get("o", 0, 100)).payload == b"abc"
+            assert wire.ask(m.Stat("o")).info.synced == 3
+            may_end.release()
+            wire.wait_synced("o", 6)
+            assert wire.ask(m.Get("o", 0, 100)).payload == b"abcdef"
+            may_end.release(10)
+
+    await with_server(disk, story)

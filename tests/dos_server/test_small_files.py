@@ -1,0 +1,75 @@
+"""Small files are old or new, whole, wherever a crash comes: identity, store record, claim."""
+
+import contextlib
+import itertools
+import random
+
+import pytest
+
+from dos_server import small_files
+from dos_server.core import vocabulary as v
+from dos_server.core.records import Claim, decode_claim
+from dos_server.storage import Storage
+from tests.dos_server.test_mending import PowerCutError, _Plug
+from tests.support.core_harness import SERVER_ID, Harness
+from tests.support.fake_disk import FakeDisk
+
+OLD, NEW = b"old" * 400, b"new and longer" * 300
+
+
+def replaced_until(disk: FakeDisk, name: str, data: bytes, nth: int, *, power: bool, seed: int) -> bool:
+    """Replace the file, the power going or the process dying at the nth call. Whether it came to its end."""
+    plug, whole = _Plug(disk, nth), False
+    with contextlib.suppress(PowerCutError):
+        small_files.replace(disk, "", name, data)
+        whole = True
+    plug.put_back()
+    disk.power_cut(random.Random(seed)) if power else disk.kill()
+    return whole
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("name", ["store", ".claim"])
+def test_a_crash_at_every_step_of_a_replacement_leaves_the_old_or_the_new(name: str, power: bool) -> None:
+    steps = set()
+    for nth, seed in itertools.product(range(1, 20), range(30)):
+        disk = FakeDisk()
+        small_files.replace(disk, "", name, OLD)
+        whole = replaced_until(disk, name, NEW, nth, power=power, seed=seed)
+        found = small_files.read(disk, name)
+        assert found == NEW if whole else found in (OLD, NEW), (nth, seed)
+        steps.add((nth, whole))
+        small_files.replace(disk, "", name, NEW)  # a leftover is in nobody's way
+        assert small_files.read(disk, name) == NEW
+    assert {nth for nth, whole in steps if not whole} >= set(range(1, 8)), "a crash at every call"
+
+
+def test_a_crash_at_every_step_of_the_first_start_leaves_one_identity_or_none() -> None:
+    for nth, seed in itertools.product(range(1, 20), range(30)):
+        disk = FakeDisk()
+        plug = _Plug(disk, nth)
+        with contextlib.suppress(PowerCutError):
+            Storage(disk).start(b"first id, 16 byt")
+        plug.put_back()
+        disk.power_cut(random.Random(seed))
+        assert Storage(disk).start(SERVER_ID)[0] in (b"first id, 16 byt", SERVER_ID), (nth, seed)
+
+
+def test_a_crash_at_every_step_of_a_claim_leaves_the_old_one_or_the_new() -> None:
+    # EVIDENCE-OF: P-4
+    old, new = Claim(1, b"a" * 16), Claim(2, b"b" * 16)
+    for nth, seed in itertools.product(range(1, 16), range(30)):
+        server = Harness()
+        server.storage.load("dir")
+        assert server.storage.store_claim("dir", old) is v.Trouble.NONE
+        plug, trouble = _Plug(server.disk, nth), None
+        with contextlib.suppress(PowerCutError):
+            trouble = server.storage.store_claim("dir", new)
+        plug.put_back()
+        server.disk.power_cut(random.Random(seed))
+        data = small_files.read(server.disk, "d/dir/.claim")
+        assert data is not None, (nth, seed)
+        found = decode_claim(data, "claim")
+        assert found == new if trouble is v.Trouble.NONE else found in (old, new), (nth, seed)
+        server.start()
+        assert server.storage.load("dir").claim == found
