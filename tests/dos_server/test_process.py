@@ -159,12 +159,30 @@ def serve(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_what_cannot_be_served_exits_2_and_says_why(one_server: ServerProcess, tmp_path: Path) -> None:
-    in_use = serve("--data", str(one_server.data), "--listen", "127.0.0.1:0")
-    assert in_use.returncode == 2
-    assert "another server has" in in_use.stderr
+def test_a_second_server_on_one_data_directory_exits_2_and_the_first_goes_on(
+    one_server: ServerProcess,
+) -> None:
     with Wire(one_server.address) as wire:
-        assert wire.ask(m.Ping(b"")) == m.Pong(b"")
+        wire.claim("dir")
+        wire.append("o", b"", b"before")
+        wire.wait_synced("o", 6)
+        files = {path: path.stat().st_mtime_ns for path in one_server.data.rglob("*")}
+        second = serve("--data", str(one_server.data), "--listen", "127.0.0.1:0")
+        assert second.returncode == 2
+        assert f"another server has {one_server.data}" in second.stderr
+        assert "stop it first, or use another directory" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert second.stdout == ""
+        assert {path: path.stat().st_mtime_ns for path in one_server.data.rglob("*")} == files
+        wire.append("o", b"before", b" and after")
+        wire.wait_synced("o", 16)
+    one_server.restart()
+    with Wire(one_server.address) as wire:
+        wire.ask(m.ChangeDirectory("dir"))
+        assert read_all(wire, "o") == b"before and after"
+
+
+def test_what_cannot_be_served_exits_2_and_says_why(one_server: ServerProcess, tmp_path: Path) -> None:
     far = serve("--data", str(tmp_path / "far"), "--listen", "0.0.0.0:0")
     assert far.returncode == 2
     assert "--insecure" in far.stderr

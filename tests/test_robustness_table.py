@@ -1,0 +1,41 @@
+"""The table of faults in docs/robustness.md: every row is there, and every test it names exists."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROW = re.compile(r"^\| (\d+) \| ", re.M)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+ROWS = {*range(1, 17), 24}
+"""The faults of a disk that a server alone, or a store, must survive."""
+
+
+def rows_of_the_table() -> dict[int, list[tuple[str, str]]]:
+    text = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+    table = text.partition("## Faults of disks, one at a time")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if ROW.match(line)]
+    numbers = [int(line.split("|")[1]) for line in lines]
+    assert len(numbers) == len(set(numbers)), "a row is there twice"
+    return {number: TEST.findall(line) for number, line in zip(numbers, lines, strict=True)}
+
+
+def functions_of(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_row_names_a_test() -> None:
+    found = rows_of_the_table()
+    assert found.keys() >= ROWS
+    assert not [row for row, tests in found.items() if not tests]
+
+
+def test_every_test_that_is_named_exists() -> None:
+    missing = [
+        f"row {row}: {path}::{name}"
+        for row, tests in rows_of_the_table().items()
+        for path, name in tests
+        if not (ROOT / path).is_file() or name not in functions_of(path)
+    ]
+    assert not missing, "\n".join(missing)
