@@ -102,7 +102,7 @@ class Connection:
         self._sock = sock
         self._owner = owner
         self._outgoing: deque[Buffer] = deque()
-        self._wake_writer = trio.Event()
+        self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers)
         self._reading = Reading.PAUSED
         self._connected = trio.current_time()
@@ -122,17 +122,15 @@ class Connection:
         """Serve the peer until it goes, breaks the protocol, or is told to. Closes the socket."""
         try:
             with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write)
-                    self._read_on()
-                    await self._all_read.wait()
-                    await self._all_sent.wait()
-                    await self._linger()
-        except* OSError as group:
-            log.debug("session %d: %s", self.session, group.exceptions[0])
+                self._read_on()
+                await self._all_read.wait()
+                await self._all_sent.wait()
+                self._stop_watching()
+                await self._linger()
         finally:
             self.closing = True
             self._end_reading()
+            self._stop_watching()
             self._inflow.end()
             self._sock.close()
 
@@ -140,12 +138,14 @@ class Connection:
         """End the connection once what was sent before has left, or at the time-out of sending."""
         self.closing = True
         self._end_reading()
-        self._wake_writer.set()
+        if not self._outgoing:
+            self._all_sent.set()
 
     def abort(self) -> None:
         """End the connection now."""
         self.closing = True
         self._end_reading()
+        self._stop_watching()
         self._scope.cancel()
 
     # Reading
@@ -154,20 +154,35 @@ class Connection:
         """Read from now on, if the connection is not ending."""
         if self._reading is Reading.PAUSED:
             self._reading = Reading.ON
-            self._owner.readiness.watch(self._sock.fileno(), self._ready)
+            self._watch()
 
     def _pause(self) -> None:
         if self._reading is Reading.ON:
             self._reading = Reading.PAUSED
-            self._owner.readiness.unwatch(self._sock.fileno())
+            self._watch()
 
     def _end_reading(self) -> None:
         self._pause()
         self._reading = Reading.ENDED
         self._all_read.set()
 
-    def _ready(self) -> None:
-        """There is something to read, or the peer is gone."""
+    def _watch(self) -> None:
+        """Wait for what is wanted of the socket now."""
+        reading, writing = self._reading is Reading.ON, self._blocked_since is not None
+        self._owner.readiness.watch(self._sock, self._ready, reading=reading, writing=writing)
+
+    def _stop_watching(self) -> None:
+        self._blocked_since = None
+        self._watch()
+
+    def _ready(self, *, readable: bool) -> None:
+        """The peer has sent something, or takes something; that it is gone, trying tells."""
+        if self._blocked_since is not None:
+            self.flush()
+        if readable and self._reading is Reading.ON:
+            self._read()
+
+    def _read(self) -> None:
         try:
             count = self._sock.recv_into(self._inflow.writable())
         except BlockingIOError:
@@ -212,6 +227,11 @@ class Connection:
         """
         if self._reading is Reading.ON and self._is_late(now):
             log.info("session %d of %s: no whole frame in time; closed", self.session, self.peer)
+            self.abort()
+        elif self._blocked_since is not None and now > self._blocked_since + send_seconds_max:
+            log.info(
+                "session %d of %s: takes nothing for %d s; closed", self.session, self.peer, send_seconds_max
+            )
             self.abort()
         elif now - self._last_read > shrink_seconds or self._owner.buffers.wanted:
             self._inflow.give_back()
@@ -279,7 +299,7 @@ class Connection:
     # Writing
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame. `flush` or the writer sends it."""
+        """Queue a frame. `flush` sends it."""
         head = frame_head(frame)
         self._outgoing.append(head)
         self.outgoing_bytes += len(head)
@@ -294,17 +314,25 @@ class Connection:
             self.outgoing_bytes += len(data)
 
     def flush(self) -> None:
-        """Send what the socket takes at once, without a task switch; the writer does the rest."""
-        if self._outgoing:
-            try:
-                self._send_some()
-            except (BlockingIOError, InterruptedError):
+        """Send what the socket takes now; the rest when it takes more."""
+        was_blocked = self._blocked_since is not None
+        try:
+            while self._outgoing and self._send_some():
                 pass
-            except OSError:
-                self._cannot_send()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._cannot_send()
+            if not self._deaf:
                 return
-            if self._outgoing:
-                self._wake_writer.set()
+        if not self._outgoing:
+            self._blocked_since = None
+        elif not was_blocked:
+            self._blocked_since = trio.current_time()
+        if was_blocked is not (self._blocked_since is not None):
+            self._watch()
+        if self.closing and not self._outgoing:
+            self._all_sent.set()
 
     def _cannot_send(self) -> None:
         """The peer is gone.
@@ -320,11 +348,15 @@ class Connection:
         self.outgoing_bytes = 0
         self.resume()
 
-    def _send_some(self) -> None:
+    def _send_some(self) -> bool:
+        """False: it took less than there is."""
         outgoing = self._outgoing
         group = [outgoing[index] for index in range(min(len(outgoing), _IOV_MAX))]
         count = self._sock.sendmsg(group)
         self.outgoing_bytes -= count
+        if self._blocked_since is not None:
+            self._blocked_since = trio.current_time()
+        whole = count == sum(map(len, group))
         while count:
             first = outgoing.popleft()
             if count < len(first):
@@ -334,34 +366,7 @@ class Connection:
         if self.outgoing_bytes <= outgoing_bytes_max:
             self.resume()
             self._owner.has_sent(self.session)
-
-    async def _write(self) -> None:
-        while True:
-            await self._wake_writer.wait()
-            while self._outgoing:
-                with trio.move_on_after(send_seconds_max) as waiting:
-                    await trio.lowlevel.wait_writable(self._sock)
-                if waiting.cancelled_caught:
-                    log.info(
-                        "session %d of %s: takes nothing for %d s; closed",
-                        self.session,
-                        self.peer,
-                        send_seconds_max,
-                    )
-                    self.abort()
-                    return
-                try:
-                    self._send_some()
-                except (BlockingIOError, InterruptedError):
-                    continue
-                except OSError:
-                    self._cannot_send()
-                    if not self._deaf:
-                        return
-            if self.closing:
-                self._all_sent.set()
-                return
-            self._wake_writer = trio.Event()
+        return whole
 
     async def _linger(self) -> None:
         """Take and drop what the peer still sends, for a second at most.

@@ -1,4 +1,4 @@
-"""What is ready to be read, asked once for all of it: sockets of connections, and what threads have finished.
+"""What is ready, asked once for all of it: sockets of connections, and what threads have finished.
 
 A wait of its own for each connection costs a task switch or two for every message. Here one task waits for
 an epoll object, in which everything else is; a *round* serves all that is ready, and what the round gave is
@@ -10,12 +10,27 @@ Rules of this file: who is called when. What a call does is the caller's; it mus
 
 import os
 import select
+import socket
 from collections import deque
 from collections.abc import Callable
+from typing import Final, Protocol
 
 import trio
 
 Call = Callable[[], None]
+
+
+class ReadyCall(Protocol):
+    """What is called when a socket is ready."""
+
+    def __call__(self, *, readable: bool) -> None:
+        """`readable`: there is something to read, or the peer is gone. Else there is room to write."""
+
+
+_READABLE: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_LINGER_SECONDS: Final = 0.001
+"""So long a round waits for the next before other tasks of the loop get their turn: the way through the loop
+costs more than a small append."""
 
 
 class Readiness:
@@ -23,22 +38,27 @@ class Readiness:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ReadyCall] = {}
         self._soon: deque[Call] = deque()
         self._done: deque[Call] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rung = False
-        self.watch(self._bell, self._take_done)
+        self._calls[self._bell] = self._take_done
+        self._epoll.register(self._bell, select.EPOLLIN)
 
-    def watch(self, descriptor: int, call: Call) -> None:
-        """Call in every round in which the descriptor is readable, or broken."""
-        self._calls[descriptor] = call
-        self._epoll.register(descriptor, select.EPOLLIN)
-
-    def unwatch(self, descriptor: int) -> None:
-        """Not any more; before the descriptor is closed."""
-        del self._calls[descriptor]
-        self._epoll.unregister(descriptor)
+    def watch(self, sock: socket.socket, call: ReadyCall, *, reading: bool, writing: bool) -> None:
+        """From now on call in every round in which the socket can be read or written, whichever is wanted, or
+        is broken. Neither: not any more; before the socket is closed."""
+        descriptor = sock.fileno()
+        events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
+        if not events:
+            if self._calls.pop(descriptor, None) is not None:
+                self._epoll.unregister(descriptor)
+        elif descriptor in self._calls:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._calls[descriptor] = call
+            self._epoll.register(descriptor, events)
 
     def soon(self, call: Call) -> None:
         """Call at the end of this round, or in one that begins at once."""
@@ -55,8 +75,9 @@ class Readiness:
             self._rung = True
             os.eventfd_write(self._bell, 1)
 
-    def _take_done(self) -> None:
+    def _take_done(self, *, readable: bool) -> None:
         """What is appended from here on rings again: the flag goes down before the queue is looked at."""
+        assert readable, "a bell is only heard"
         os.eventfd_read(self._bell)
         self._rung = False
         done = self._done
@@ -65,16 +86,25 @@ class Readiness:
 
     async def run(self, round_ended: Call) -> None:
         """Serve rounds until cancelled."""
-        calls, soon = self._calls, self._soon
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for descriptor, _ in self._epoll.poll(0):
-                call = calls.get(descriptor)  # None: an earlier call of this round was its last
-                if call is not None:
-                    call()
-            for _ in range(len(soon)):
-                soon.popleft()()
-            round_ended()
+            end = trio.current_time() + _LINGER_SECONDS
+            ready = self._epoll.poll(0)
+            while ready:
+                self._round(ready)
+                round_ended()
+                if trio.current_time() >= end:
+                    break
+                ready = self._epoll.poll(_LINGER_SECONDS)
+
+    def _round(self, ready: list[tuple[int, int]]) -> None:
+        calls, soon = self._calls, self._soon
+        for descriptor, events in ready:
+            call = calls.get(descriptor)  # None: an earlier call of this round was its last
+            if call is not None:
+                call(readable=bool(events & _READABLE))
+        for _ in range(len(soon)):
+            soon.popleft()()
 
     def close(self) -> None:
         """Give the descriptors back."""

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import trio
@@ -160,13 +161,14 @@ async def test_a_descriptor_not_watched_any_more_is_not_called_in_the_same_round
     called: list[int] = []
     ended = trio.Event()
 
-    def call(number: int) -> None:
+    def call(number: int, *, readable: bool) -> None:
+        assert readable
         called.append(number)
         for one, _ in pairs:
-            readiness.unwatch(one.fileno())
+            readiness.watch(one, partial(call, 9), reading=False, writing=False)
 
     for number, (one, _) in enumerate(pairs):
-        readiness.watch(one.fileno(), lambda number=number: call(number))
+        readiness.watch(one, partial(call, number), reading=True, writing=False)
     for _, other in pairs:
         other.send(b"x")
     async with trio.open_nursery() as nursery:
