@@ -1,0 +1,175 @@
+"""Random sessions over few objects, with threads that end in any order: every request is answered once and
+whole, every byte read is of an object that had that name in that directory, and in the end nothing is owed.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from tests.support.core_harness import Harness
+
+DIRECTORIES, NAMES = ("left", "right"), ("a", "b")
+MINUTE_MS = 60_000
+
+
+@dataclass
+class Asked:
+    """A request on its way: where its session was then, and what it said."""
+
+    session: int
+    where: str
+    message: m.Message
+
+
+@dataclass
+class World:
+    """`lives`: per directory and name, the content of each object that was ever there, the last one last."""
+
+    rng: random.Random
+    server: Harness = field(default_factory=Harness)
+    where: dict[int, str] = field(default_factory=dict)
+    asked: dict[int, Asked] = field(default_factory=dict)
+    lives: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
+    epochs: Counter[str] = field(default_factory=Counter)
+    read_bytes: int = 0
+
+    def content(self, where: str, name: str) -> bytes:
+        """As the core has accepted it."""
+        state = self.server.core._tables.find(where, name)
+        return self.lives[where, name][-1] if state is not None else b""
+
+    def connect(self) -> None:
+        session = self.server.connect()
+        self.where[session] = ""
+        self.move(session)
+
+    def move(self, session: int) -> None:
+        """To a directory, perhaps as its writer; what was asked before is still on its way."""
+        where = self.rng.choice(DIRECTORIES)
+        claims = self.rng.random() < 0.6
+        epoch = self.epochs[where] + self.rng.choice([0, 1])
+        request = m.ChangeDirectory(where, claim=claims, epoch=epoch, writer_id=bytes([session % 256]) * 16)
+        number = self.server.send(session, request)
+        while self.server.answer(session, number) is None:
+            self.server.finish(self.rng.randrange(len(self.server.pending)))
+        answer = self.server.answer(session, number)
+        if isinstance(answer, m.DirectoryOpened):
+            self.where[session] = where
+            self.epochs[where] = max(self.epochs[where], answer.epoch)
+        else:
+            assert answer.code == ErrorCode.FENCED, answer
+
+    def ask(self, session: int) -> None:
+        where, name = self.where[session], self.rng.choice(NAMES)
+        if not where:
+            self.move(session)
+            return
+        content = self.content(where, name)
+        wait = self.rng.choice([0, 0, 50, MINUTE_MS])
+        message: m.Message = self.rng.choice(
+            [
+                m.Append(
+                    name, len(content), prefix_digest(content), self.rng.randbytes(self.rng.randrange(9))
+                ),
+                m.Append(name, len(content), prefix_digest(content), self.rng.randbytes(40)),
+                m.Append(name, 0, 0, self.rng.randbytes(5)),
+                m.Get(name, self.rng.randrange(len(content) + 2), 100, wait),
+                m.Get(name, len(content), 100, wait),
+                m.Stat(name, self.rng.choice([m.NO_DIGEST, 0, len(content)])),
+                m.List("", "", 10),
+                m.Delete(name),
+            ]
+        )
+        before = self.accepted(where, name)
+        number = self.server.send(session, message)
+        self.asked[number] = Asked(session, where, message)
+        if isinstance(message, m.Append) and self.accepted(where, name) != before:
+            lives = self.lives.setdefault((where, name), [b""])
+            if before is None and lives[-1]:
+                lives.append(b"")
+            lives[-1] += bytes(message.payload)
+
+    def accepted(self, where: str, name: str) -> int | None:
+        state = self.server.core._tables.find(where, name)
+        return state.accepted if state is not None else None
+
+    def check(self) -> None:
+        """Every answer so far."""
+        for session, heard in self.server.heard.items():
+            told = Counter(number for number, _ in heard if number)
+            assert max(told.values()) == 1, f"session {session} was answered twice: {heard}"
+            for number, answer in heard:
+                if number in self.asked:
+                    self.check_answer(self.asked.pop(number), answer)
+
+    def check_answer(self, asked: Asked, answer: m.Message) -> None:
+        message = asked.message
+        lives = self.lives.get((asked.where, getattr(message, "name", "")), [])
+        match answer:
+            case m.Data(name, offset, synced, payload):
+                assert isinstance(message, m.Get)
+                assert (name, offset) == (message.name, message.offset)
+                end = offset + len(payload)
+                assert end <= synced
+                assert any(one[offset:end] == payload and len(one) >= end for one in lives), (asked, answer)
+                self.read_bytes += len(payload)
+            case m.StatResult(info, at, digest) if at != m.NO_DIGEST:
+                assert any(prefix_digest(one[:at]) == digest and len(one) >= at for one in lives), asked
+                assert info.synced <= info.received
+            case m.Deleted(name):
+                assert isinstance(message, m.Delete)
+                assert name == message.name
+                self.lives[asked.where, name].append(b"")
+            case m.Error():
+                assert answer.code != ErrorCode.CORRUPT, answer
+                assert answer.code != ErrorCode.POISONED, answer
+
+    def end(self) -> None:
+        """Everything ends; then nothing is owed to anybody."""
+        self.server.settle()
+        self.server.tick(61)
+        self.server.settle()
+        self.check()
+        owed = [one for one in self.asked.values() if not isinstance(one.message, m.Append)]
+        assert not [one for one in owed if one.session not in self.server.closed], owed
+        tables = self.server.core._tables
+        for session in tables.sessions.values():
+            assert (session.pending, session.unsynced_bytes, session.unsynced_appends) == (0, 0, 0)
+        assert not tables.waiting
+        assert not tables.untold
+        assert not self.server.core.wants_tick()
+
+
+def live(seed: int) -> World:
+    world = World(random.Random(seed))
+    rng, server = world.rng, world.server
+    for _ in range(3):
+        world.connect()
+    for _ in range(150):
+        session = rng.choice([one for one in world.where if one not in server.closed])
+        chance = rng.random()
+        if chance < 0.55:
+            world.ask(session)
+        elif chance < 0.62:
+            world.move(session)
+        elif chance < 0.68:
+            server.tick(0.06)
+        elif chance < 0.70:
+            world.connect()
+            server.end(session) if rng.random() < 0.5 else server.half_close(session)
+        elif server.pending:
+            server.finish(rng.randrange(len(server.pending)))
+        world.check()
+    world.end()
+    return world
+
+
+def test_random_sessions_are_answered_once_and_with_bytes_of_the_object_they_asked_for() -> None:
+    # EVIDENCE-OF: P-2
+    worlds = [live(seed) for seed in range(120)]
+    assert sum(world.read_bytes for world in worlds) > 10_000, "that is, they do read"
+    objects = sum(len(lives) for world in worlds for lives in world.lives.values())
+    assert objects > 400, "and objects come and go"
