@@ -61,7 +61,8 @@ def ls(
 ) -> None:
     """List directories, or the objects of one directory with their durable sizes.
 
-    Of several servers all directories are shown, and of each object the longest copy.
+    Of several servers all directories are shown, and of each object the longest copy. Of one server, also
+    what it knows to be corrupt or poisoned there.
 
     Example: dos ls dos://127.0.0.1/app.w0000
 
@@ -73,28 +74,40 @@ def ls(
         async with opened(parsed, read_token(token_file)) as store:
             if parsed.directory is None:
                 return [{"name": name} for name in await store.list_directories(prefix)]
-            view = await store.look(parsed.directory)
-            copies = view.answers
-            names = sorted({name for objects in copies.values() for name in objects})
-            if not names and parsed.directory not in await store.list_directories(parsed.directory):
+            found = await (_on_one_server if store.of_one_server else _on_members)(store, parsed.directory)
+            if not found and parsed.directory not in await store.list_directories(parsed.directory):
                 fail(f"no directory {parsed.directory}", NEGATIVE)
-            return [
-                _entry(name, [one[name] for one in copies.values() if name in one])
-                for name in names
-                if name.startswith(prefix)
-            ]
+            return [_entry(name, copies) for name, copies in sorted(found.items()) if name.startswith(prefix)]
 
     rows = run(work)
     if as_json:
         print_json(rows)
         return
     for row in rows:
-        print(f"{row['synced']:>15} {row['name']}" if "synced" in row else row["name"])
+        marks = "".join(f"  {mark}" for mark in ("corrupt", "poisoned") if row.get(mark))
+        print(f"{row['synced']:>15} {row['name']}{marks}" if "synced" in row else row["name"])
+
+
+async def _on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
+    """What the sound members hold of each object."""
+    copies: dict[str, list[ObjectInfo]] = {}
+    for objects in (await store.look(directory)).answers.values():
+        for name, info in objects.items():
+            copies.setdefault(name, []).append(info)
+    return copies
+
+
+async def _on_one_server(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
+    """What the server holds, sound or not: there is nobody else to go by."""
+    (member,) = store.record.members
+    return {info.name: [info] for info in (await store.reopened(member, directory)).entries}
 
 
 def _entry(name: str, copies: list[ObjectInfo]) -> dict[str, Any]:
     best = max(copies, key=lambda info: info.synced)
-    return {"name": name, "synced": best.synced, "digest": f"{best.digest:016x}", "copies": len(copies)}
+    entry = {"name": name, "synced": best.synced, "digest": f"{best.digest:016x}", "copies": len(copies)}
+    marks = {"corrupt": best.corrupt, "poisoned": best.poisoned}
+    return entry | {mark: True for mark, is_so in marks.items() if is_so}
 
 
 @app.command()

@@ -18,7 +18,7 @@ from dos_client import open_store
 from dos_client.cli.objects import app
 from dos_client.membership.founding import init_store
 from dos_protocol.digests import prefix_digest
-from tests.dos_client.support import ThreadServer, new_writer, url_of
+from tests.dos_client.support import ThreadServer, damage, new_writer, url_of
 
 
 class Done(NamedTuple):
@@ -89,6 +89,15 @@ def test_names_are_listed_by_their_beginning(alone: ThreadServer) -> None:
     assert answered("ls", directory, "--prefix", "c") == b""
     assert answered("ls", alone.url, "--prefix", "app.") == b"app.w0000\n"
     assert "no directory nowhere" in refused(1, "ls", f"{alone.url}/nowhere", "--prefix", "a")
+
+
+def test_a_damaged_object_is_listed_as_what_it_is_beside_the_others(alone: ThreadServer) -> None:
+    for name in ("bad", "good"):
+        answered("append", f"{alone.url}/d/{name}", stdin=bytes(5_000))
+    trio.run(damage, alone, "d", "bad")
+    assert answered("ls", f"{alone.url}/d").split() == [b"0", b"bad", b"corrupt", b"5000", b"good"]
+    bad, good = json.loads(answered("ls", f"{alone.url}/d", "--json"))
+    assert (bad["corrupt"], "corrupt" in good) == (True, False)
 
 
 def test_the_digest_of_a_prefix_is_shown(alone: ThreadServer) -> None:
