@@ -281,7 +281,7 @@ class ObjectServer:
 
     async def _look_at_space(self) -> None:
         """In a thread: a file system may take its time to say what is free."""
-        before = self._core.taken_bytes
+        before = self._core.room_bytes
         self._feed(v.SpaceSeen(*await trio.to_thread.run_sync(self._storage.free_space), before))
 
     # Effects that need no disk

@@ -16,7 +16,6 @@ from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState, Ticket
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
-from dos_server.core.space import cost
 from dos_server.core.tables import Tables
 from dos_server.limits import watermark_seconds_max
 
@@ -45,7 +44,7 @@ class Appends:
         refusal = state.refuses(request, session.number)
         only_asks = not len(request.payload) and (state.exists or state.tickets)
         if refusal is None and not only_asks:
-            refusal = self._tables.refuses_space(state, len(request.payload))
+            refusal = self._tables.take_space(state, len(request.payload))
         if refusal is not None:
             self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
             return
@@ -61,7 +60,6 @@ class Appends:
         self, session: Session, directory: DirectoryState, state: ObjectState, data: Buffer, request_id: int
     ) -> None:
         """Take bytes that were checked; the end of the batch writes them."""
-        self._tables.space.take(cost(len(data), new_file=not state.exists))
         state.accept(data, session.number, request_id)
         session.unsynced_bytes += len(data)
         session.unsynced_appends += 1

@@ -106,7 +106,7 @@ class Mends:
         buffers: list[Buffer] = [bytes(one) for one in mend.take(request.payload, directory.claim.epoch)]
         mend.busy = True
         session.pending += 1
-        self._tables.space.take(sum(map(len, buffers)))
+        self._tables.space.spend(sum(map(len, buffers)))
         self._tables.effects.append(
             v.WriteMend(session.number, mend.directory, mend.name, mend.number, position, buffers, create)
         )

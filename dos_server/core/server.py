@@ -141,9 +141,9 @@ class ServerCore:
         return one is not None and one.state is not SessionState.NEW
 
     @property
-    def taken_bytes(self) -> int:
-        """About what all appends so far took on the disk."""
-        return self._tables.space.taken_bytes
+    def room_bytes(self) -> int:
+        """What appends may take on the disk until the next look."""
+        return self._tables.space.room_bytes
 
     @property
     def record_bytes(self) -> bytes:

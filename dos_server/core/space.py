@@ -14,11 +14,12 @@ writer gets its small appends in between another's large ones, and the log hears
 Rules of this file: sums and their words. It does not know what is written, nor where.
 """
 
+from typing import Final
+
 from dos_protocol.errors import ErrorCode
 from dos_server.core.object_state import Refusal
 from dos_server.limits import (
     extent_header_bytes,
-    extent_payload_bytes_max,
     new_file_bytes,
     reserve_bytes_default,
     reserve_fraction_max,
@@ -32,38 +33,40 @@ def reserve_of(total_bytes: int) -> int:
 
 
 def cost(payload_bytes: int, *, new_file: bool) -> int:
-    """What a payload takes on disk, about: its extents, and what a new file costs before its first byte."""
-    extents = -(-payload_bytes // extent_payload_bytes_max)
-    return payload_bytes + extents * extent_header_bytes + new_file * new_file_bytes
+    """What a payload takes on disk, about: a header of some extents, and a new file's first block."""
+    return payload_bytes + (new_file_bytes if new_file else extent_header_bytes)
+
+
+_ENOUGH: Final = 1 << 62
 
 
 class Space:
-    """See the module. `reserve_bytes` None: by the size of the file system.
+    """See the module. `reserve_bytes` None: by the size of the file system. `room_bytes`: may be taken
+    until the next look.
 
     Until the first look, and where a file system does not say its size, there is room for everything.
     """
 
     def __init__(self, reserve_bytes: int | None = None) -> None:
         self.refusing = False
+        self.room_bytes = _ENOUGH
         self._asked_reserve = reserve_bytes
         self._reserve = 0
-        self._room: float = float("inf")
-        self.taken_bytes = 0
         self._wanted = 0
         self._since = 0.0
 
-    def seen(self, free_bytes: int, total_bytes: int, taken_before: int, now: float) -> str | None:
-        """What a look found that began when `taken_bytes` was so much. Something for the log, when appends
+    def seen(self, free_bytes: int, total_bytes: int, room_before: int, now: float) -> str | None:
+        """What a look found that began when `room_bytes` was so much. Something for the log, when appends
         begin or cease to be refused."""
         if total_bytes <= 0:
-            self._room = float("inf")
+            self.room_bytes = _ENOUGH
         else:
             asked = self._asked_reserve
             self._reserve = reserve_of(total_bytes) if asked is None else asked
-            self._room = free_bytes - self._reserve - (self.taken_bytes - taken_before)
+            self.room_bytes += free_bytes - self._reserve - room_before
         if not self.refusing:
-            return self._begin(0, now) if self._room <= 0 else None
-        if self._room <= max(self._wanted, self._reserve // resume_fraction):
+            return self._begin(0, now) if self.room_bytes <= 0 else None
+        if self.room_bytes <= max(self._wanted, self._reserve // resume_fraction):
             return None
         self.refusing, self._wanted = False, 0
         return (
@@ -72,13 +75,19 @@ class Space:
         )
 
     def has_room(self, count: int) -> bool:
-        """Whether so much can be taken now."""
-        return count < self._room and not self.refusing
+        """Whether so much could be taken now."""
+        return count < self.room_bytes and not self.refusing
 
-    def take(self, count: int) -> None:
-        """So much is on its way to the disk."""
-        self._room -= count
-        self.taken_bytes += count
+    def take(self, count: int) -> bool:
+        """Take so much, if there is room for it."""
+        if self.refusing or count >= self.room_bytes:
+            return False
+        self.room_bytes -= count
+        return True
+
+    def spend(self, count: int) -> None:
+        """So much is on its way to the disk, whatever room there is: it was asked for before."""
+        self.room_bytes -= count
 
     def ran_out(self, count: int, now: float) -> str | None:
         """An append of so much has no room: none is taken until it has. Something for the log, the first
@@ -98,6 +107,6 @@ class Space:
     def _begin(self, count: int, now: float) -> str:
         self.refusing, self._wanted, self._since = True, count, now
         return (
-            f"appends are refused: about {max(int(self._room), 0)} bytes are free above the reserve of"
+            f"appends are refused: about {max(self.room_bytes, 0)} bytes are free above the reserve of"
             f" {self._reserve} bytes, which is kept for claims, removals and restarts; free space on the disk"
         )

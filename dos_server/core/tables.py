@@ -168,10 +168,10 @@ class Tables:
         self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
         return False
 
-    def refuses_space(self, state: ObjectState, count: int) -> Refusal | None:
-        """Why so many more bytes of an object would touch the reserve, or None."""
+    def take_space(self, state: ObjectState, count: int) -> Refusal | None:
+        """Take what so many more bytes of an object need on the disk; or why they would touch the reserve."""
         wanted = cost(count, new_file=not state.exists)
-        if self.space.has_room(wanted):
+        if self.space.take(wanted):
             return None
         self.warn(self.space.ran_out(wanted, self.now))
         return self.space.refusal(state.name)

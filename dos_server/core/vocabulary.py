@@ -155,12 +155,12 @@ class Streamed(NamedTuple):
 
 
 class SpaceSeen(NamedTuple):
-    """What is free on the file system, and its size; 0: it does not say. `taken_before`: `ServerCore`'s
-    `taken_bytes` before the look."""
+    """What is free on the file system, and its size; 0: it does not say. `room_before`: `ServerCore`'s
+    `room_bytes` before the look."""
 
     free_bytes: int
     total_bytes: int
-    taken_before: int
+    room_before: int
 
 
 class Tick(NamedTuple):

@@ -73,9 +73,9 @@ def test_between_two_looks_what_was_taken_is_counted() -> None:
 
 def test_what_is_taken_while_the_shell_looks_is_not_forgotten() -> None:
     space = Space()
-    space.seen(RESERVE + 100, TOTAL, 0, now=0.0)
-    before = space.taken_bytes
-    space.take(60)
+    space.seen(RESERVE + 100, TOTAL, space.room_bytes, now=0.0)
+    before = space.room_bytes
+    assert space.take(60)
     space.seen(RESERVE + 100, TOTAL, before, now=1.0)  # the look may have been before those 60
     assert not space.has_room(60)
     assert space.has_room(30)
@@ -179,7 +179,7 @@ def test_how_much_is_kept_depends_on_the_disk_and_on_who_runs_it() -> None:
     assert reserve_of(16 * MIB) == MIB
     for reserve_bytes, room in ((None, False), (RESERVE, False), (0, True), (RESERVE + 100, False)):
         space = Space(reserve_bytes)
-        space.seen(RESERVE, TOTAL, 0, now=0.0)
+        space.seen(RESERVE, TOTAL, space.room_bytes, now=0.0)
         assert space.has_room(100) is room
 
 
@@ -197,14 +197,14 @@ Looks = st.lists(st.tuples(st.booleans(), st.integers(0, 30 * new_file_bytes)), 
 def test_no_order_of_appends_and_looks_takes_from_the_reserve(
     looks: list[tuple[bool, int]], free: int
 ) -> None:
-    space, taken, before, seen = Space(), 0, 0, free
-    space.seen(free, TOTAL, 0, now=0.0)
+    space, taken, seen = Space(), 0, free
+    space.seen(free, TOTAL, space.room_bytes, now=0.0)
+    before = space.room_bytes
     for look, count in looks:
         if look:
             space.seen(seen, TOTAL, before, now=0.0)
-            before, seen = space.taken_bytes, free - taken  # a look that has begun, and is told later
-        elif space.has_room(count):
-            space.take(count)
+            before, seen = space.room_bytes, free - taken  # a look that has begun, and is told later
+        elif space.take(count):
             taken += count
         else:
             space.ran_out(count, now=0.0)

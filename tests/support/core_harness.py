@@ -245,7 +245,7 @@ class Harness:
 
     def look_at_space(self) -> None:
         """The shell does this now and then."""
-        before = self.core.taken_bytes
+        before = self.core.room_bytes
         self.event(v.SpaceSeen(*self.storage.free_space(), before))
 
     def tick(self, seconds: float) -> None:

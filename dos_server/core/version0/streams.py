@@ -61,7 +61,7 @@ class Streams:
 
     def _no_space(self, state: ObjectState) -> str:
         """Said here, where there is a word for it: a stream that cannot go on only ends."""
-        refusal = self._tables.refuses_space(state, 0)
+        refusal = self._tables.take_space(state, 0)
         return "" if refusal is None else refusal.message
 
     def _begin(self, one: Session0) -> None:
@@ -79,7 +79,7 @@ class Streams:
         refusal = (
             state.refuses_session(event.session)
             or state.refuses_bytes(count)
-            or self._tables.refuses_space(state, count)
+            or self._tables.take_space(state, count)
         )
         if refusal is not None:
             self._answers.end(one, refusal.message)
