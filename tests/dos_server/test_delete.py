@@ -326,3 +326,33 @@ def test_a_server_in_a_store_deletes_nothing_and_says_why(claimed: bool, of_stor
     server.ask(stranger, m.ChangeDirectory("dir"))
     assert code_of(server.ask(stranger, m.Delete("o"))) == ErrorCode.UNSUPPORTED, "claiming would not help"
     assert content(server) == CONTENT
+
+
+def test_a_directory_takes_so_many_objects_and_a_deleted_one_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-8, P-9
+    monkeypatch.setattr("dos_protocol.limits.entries_max", 3)
+    server, session = with_object()
+    for name in "pq":
+        server.ask(session, append(b"", b"x", name))
+    answer = server.ask(session, append(b"", b"x", "r"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, 3)
+    server.ask(session, append(b"x", b"more", "p"))
+    assert content(server, "p") == b"xmore", "those that are there go on"
+    server.ask(session, m.Delete("q"))
+    server.ask(session, append(b"", b"x", "r"))
+    assert content(server, "r") == b"x"
+
+
+def test_an_object_takes_so_many_bytes_and_is_refused_the_next_one_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-8, P-9
+    monkeypatch.setattr("dos_server.core.object_state.object_bytes_max", len(CONTENT) + 4)
+    server, session = with_object()
+    answer = server.ask(session, append(CONTENT, b"12345"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, len(CONTENT) + 4)
+    server.ask(session, append(CONTENT, b"1234"))
+    assert content(server) == CONTENT + b"1234"
+    assert code_of(server.ask(session, append(CONTENT + b"1234", b"5"))) == ErrorCode.NO_SPACE
