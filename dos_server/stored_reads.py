@@ -22,9 +22,14 @@ from dos_server.open_files import OpenFiles
 
 log = logging.getLogger("dos.server")
 
-_ROT: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.ENOENT})
-"""The disk or the file system says that these bytes, or the file, cannot be had any more. Other errors, as a
-lack of descriptors, say nothing about what is stored."""
+_WANT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+"""Errors that say nothing about what is stored: something else was missing, and will be there again."""
+
+
+def _meaning(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
+    """From where on an error of the disk means damage, or why it means none."""
+    log.error("read of %s: %s", place, error)
+    return (None, str(error)) if error.errno in _WANT else (offset, "")
 
 
 class StoredReads:
@@ -43,8 +48,8 @@ class StoredReads:
             log.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotData(effect, b"", damage.offset)
         except OSError as error:
-            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
-            return v.GotData(effect, b"", effect.start)
+            at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.start)
+            return v.GotData(effect, b"", at, missed)
 
     def digest(self, effect: v.ReadDigest) -> v.GotDigest:
         """The prefix digest at a size, or where what it needs is damaged."""
@@ -55,8 +60,8 @@ class StoredReads:
             log.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotDigest(effect, 0, damage.offset)
         except OSError as error:
-            log.error("read of %s/%s: %s", effect.directory, effect.name, error)
-            return v.GotDigest(effect, 0, effect.place.offset)
+            at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.place.offset)
+            return v.GotDigest(effect, 0, at, missed)
 
     def look(self, asked: Look, clock: Callable[[], float]) -> Looked:
         """One look of the scrub: the next part of an object, read from where it is stored."""
@@ -75,7 +80,7 @@ class StoredReads:
         except DamagedExtentError as damage:
             return Looked(asked, None, damage.offset, damage.what, clock() - began)
         except OSError as error:
-            at = asked.chain.offset if error.errno in _ROT else None
+            at, _ = _meaning(f"{asked.directory}/{asked.name}", error, asked.chain.offset)
             return Looked(asked, None, at, str(error), clock() - began)
         return Looked(asked, chain, None, "", clock() - began)
 

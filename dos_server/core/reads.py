@@ -78,7 +78,7 @@ class Reads:
         read = event.read
         session = self._tables.answerable(read.session)
         damaged_at = event.damaged_at
-        refusal = self._changed_meanwhile(read, damaged=damaged_at is not None)
+        refusal = self._changed_meanwhile(read, damaged=damaged_at is not None) or _missed(event)
         if damaged_at is not None and refusal is None:
             self.quarantine(read.directory, read.name, damaged_at)
         if session is None:
@@ -195,7 +195,7 @@ class Reads:
     def got_digest(self, event: v.GotDigest) -> None:
         read = event.read
         session = self._tables.answerable(read.session)
-        refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None)
+        refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None) or _missed(event)
         if event.damaged_at is not None and refusal is None:
             self.quarantine(read.directory, read.name, event.damaged_at)
         state = self._tables.find(read.directory, read.name)
@@ -226,3 +226,10 @@ class Reads:
         page = found[: min(request.entries_max, wire.entries_max)]
         entries = tuple(infos[name].info() if infos else self._directory_info(name) for name in page)
         self._tables.send(session, m.Listing(entries, len(found) > len(page)), request_id)
+
+
+def _missed(event: v.GotData | v.GotDigest) -> Refusal | None:
+    """Nothing was read, for want of something that will be there again: descriptors, memory."""
+    if not event.missed:
+        return None
+    return Refusal(ErrorCode.BUSY, f"{event.read.name} cannot be read just now: {event.missed}")

@@ -83,17 +83,20 @@ class Synced(NamedTuple):
 
 
 class GotData(NamedTuple):
-    """The answer to ReadData. `damaged_at`: the logical offset where stored bytes are not good, else None."""
+    """The answer to ReadData. `damaged_at`: the logical offset where stored bytes are not good, else None.
+    `missed`: why nothing was read, when that says nothing about what is stored."""
 
     read: "ReadData"
     data: bytes
     damaged_at: int | None = None
+    missed: str = ""
 
 
 class GotDigest(NamedTuple):
     read: "ReadDigest"
     digest: int
     damaged_at: int | None = None
+    missed: str = ""
 
 
 class RecordStored(NamedTuple):

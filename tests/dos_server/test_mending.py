@@ -427,3 +427,20 @@ def test_what_is_found_damaged_while_appends_are_under_way_is_so_after_a_restart
     world.disk.kill()
     world.start()
     assert world.look().corrupt
+
+
+@pytest.mark.parametrize("request_", [m.Get("o", 0, 1_000), m.Stat("o", 5)])
+def test_a_lack_of_descriptors_is_not_taken_for_damage(request_: m.Get | m.Stat) -> None:
+    world = World()
+    reader = world.reader()
+    world.storage._files.forget("d/dir/o")
+    world.disk.fail("open", errno.EMFILE)
+    answer = world.ask(reader, request_)
+    assert answer.code == ErrorCode.BUSY
+    assert "injected" in answer.message
+    assert not world.look().corrupt
+    assert world.content() == CONTENT
+    world.storage._files.forget("d/dir/o")
+    world.disk.fail("open", errno.EIO)
+    assert world.ask(reader, request_).code == ErrorCode.CORRUPT
+    assert world.look().corrupt

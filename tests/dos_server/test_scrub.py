@@ -160,6 +160,24 @@ def test_a_list_of_directories_marks_those_with_damage_until_it_is_mended_also_a
     assert damage_listed(world) == set()
 
 
+def test_damage_in_a_directory_that_is_not_in_memory_any_more_is_listed_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Many(2)
+    folder = server.disk.root.seen["d"].seen["d1"]  # type: ignore[union-attr]
+    folder.seen["a"].stable[100] ^= 1  # type: ignore[union-attr]
+    one_round(server)
+    assert server.core._tables.directories == {}
+    assert damage_listed(server) == {"d1"}
+    session = server.connect()
+    server.ask(session, m.ChangeDirectory("d1", claim=True, epoch=1, writer_id=b"w" * 16))
+    assert isinstance(server.ask(session, m.Delete("a")), m.Deleted)
+    monkeypatch.setattr("dos_server.core.tables.directories_loaded_max", 0)
+    server.end(session)
+    assert server.core._tables.directories == {}
+    assert damage_listed(server) == set()
+
+
 def test_no_more_is_read_than_the_rate_and_a_tenth_of_the_time_allow() -> None:
     world = World(LARGE, PLAN)
     began, read = world.now, 0
