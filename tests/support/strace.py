@@ -12,7 +12,6 @@ Rules of this file: strace and its log. What is right under a fault, the tests s
 
 import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -51,14 +50,13 @@ class Injected:
     def __enter__(self) -> "Injected":
         if shutil.which("strace") is None:
             lacking("needs strace: apt-get install strace")
-        prefix = as_root()
-        command = [*(prefix or ()), "strace", "-f", "-y", "-p", str(self._pid), "-o", str(self.log)]
+        self._prefix = as_root() or ()
+        command = [*self._prefix, "strace", "-f", "-y", "-p", str(self._pid), "-o", str(self.log)]
         self._process = subprocess.Popen([*command, *self._options], stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         said = self._process.stderr.readline()
         if "attached" not in said:
-            self._process.kill()
-            self._process.communicate()
+            self._process.communicate(timeout=30)
             lacking(f"strace may not attach to a process here: {said.strip()}")
         return self
 
@@ -66,7 +64,8 @@ class Injected:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let the process go; it runs on, without faults."""
-        self._process.send_signal(signal.SIGINT)
+        interrupt = [*self._prefix, "kill", "-INT", str(self._process.pid)]  # sudo passes it on
+        subprocess.run(interrupt, check=True, timeout=30)
         self._process.communicate(timeout=30)
 
     def calls(self) -> list[Call]:
