@@ -61,6 +61,11 @@ class PrefixDigest:
             self.blocks_digest = _one_shot(data, self.blocks_digest)
             self.size += count
             return
+        if self._tail is not None and self._tail_bytes + count < digest_block_bytes:  # a small one
+            self._tail.update(data)
+            self._tail_bytes += count
+            self.size += count
+            return
         self._update_slowly(memoryview(data), count)
 
     def _update_slowly(self, view: memoryview, count: int) -> None:

@@ -13,15 +13,15 @@ import logging
 import socket
 from collections import deque
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, frame_head
+from dos_protocol.messages import Opcode
 from dos_server import sockets
-from dos_server.buffers import BufferAccount
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import (
@@ -32,12 +32,14 @@ from dos_server.limits import (
     send_seconds_max,
     shrink_seconds,
 )
-from dos_server.readiness import Readiness
+from dos_server.owner import Owner
 
 log = logging.getLogger("dos.server")
 
 _IOV_MAX: Final = 64
 _SCRATCH_BYTES: Final = 16 * 1024
+_APPEND: Final = int(Opcode.APPEND)
+_RUN_FRAMES_MAX: Final = 256
 
 
 class Reading(Enum):
@@ -46,46 +48,6 @@ class Reading(Enum):
     ON = auto()
     PAUSED = auto()
     ENDED = auto()
-
-
-class Owner(Protocol):
-    """What a connection needs of the server."""
-
-    def received(self, session: int, frame: Frame) -> None:
-        """A whole frame."""
-
-    readiness: Readiness
-    buffers: BufferAccount
-
-    def requested(self, session: int, body: bytes) -> None:
-        """A whole request of version 0."""
-
-    def streamed(self, session: int, data: memoryview) -> None:
-        """Bytes to append, of version 0. They are good only during the call."""
-
-    def is_streaming(self, session: int) -> bool:
-        """Whether what comes next, in version 0, is bytes to append."""
-
-    def half_closed(self, session: int) -> None:
-        """The peer sends no more; it may still read."""
-
-    def stalled(self, connection: "Connection") -> None:
-        """The connection waits for `resume`."""
-
-    def has_sent(self, session: int) -> None:
-        """The peer has taken answers."""
-
-    def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
-        """Nothing more can be framed on this connection."""
-
-    def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
-        """The same, in version 0."""
-
-    def may_read(self, session: int) -> bool:
-        """Whether the core takes more."""
-
-    def is_welcome(self, session: int) -> bool:
-        """Whether HELLO was answered."""
 
 
 class Connection:
@@ -253,18 +215,36 @@ class Connection:
         if self._inflow.inlet is not None:
             return self._feed_version0(self._inflow.inlet)
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
-        frames = 0
+        before = decoder.buffered
         try:
             while (wanted := self._wanted()) and (frame := decoder.next_frame()) is not None:
-                owner.received(session, frame)
-                frames += 1
+                if frame.opcode != _APPEND:
+                    owner.received(session, frame)
+                else:
+                    self._hand_over_appends(frame)
         except RemoteProtocolError as error:
             owner.bad_frame(session, error)
             return True
-        if frames:
+        anew = decoder.buffered < before
+        if anew:
             self._last_read = trio.current_time()
-        self._watch_frame(wanted and bool(decoder.buffered), anew=bool(frames))
+        self._watch_frame(wanted and bool(decoder.buffered), anew=anew)
         return wanted
+
+    def _hand_over_appends(self, frame: Frame) -> None:
+        """Those that follow one another in one go; what comes behind them after that. Raises what decoding
+        raises, when all before it is handed over."""
+        decoder, owner, session = self._inflow.decoder, self._owner, self.session
+        run: list[Frame] = []
+        behind: Frame | None = frame
+        try:
+            while behind is not None and behind.opcode == _APPEND:
+                run.append(behind)
+                behind = decoder.next_frame() if len(run) < _RUN_FRAMES_MAX else None
+        finally:
+            owner.received_appends(session, run)
+        if behind is not None:
+            owner.received(session, behind)
 
     def _feed_version0(self, inlet: wire0.Inlet) -> bool:
         """The same for version 0: requests one by one, or bytes as they are."""

@@ -35,6 +35,7 @@ from dos_server.limits import (
     space_look_seconds,
     sync_threads_max,
 )
+from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
 from dos_server.readiness import Readiness
 from dos_server.scrubber import Scrubber
@@ -80,7 +81,7 @@ class ObjectServer:
         self._descriptors = sockets.descriptors_for_connections()
         self._nursery: trio.Nursery | None = None
         self._tick_wanted = trio.Event()
-        self._stalled: set[Connection] = set()
+        self._stalled: set[Resumable] = set()
         self._to_flush: dict[int, Connection] = {}
         self.readiness = Readiness()
         self.buffers = BufferAccount()
@@ -178,6 +179,10 @@ class ObjectServer:
         self._batch_is_open = True
         self._feed_one(v.Received(session, frame))
 
+    def received_appends(self, session: int, frames: list[Frame]) -> None:
+        self._batch_is_open = True
+        self._feed_one(v.ReceivedAppends(session, frames))
+
     def requested(self, session: int, body: bytes) -> None:
         self._feed(v.Requested(session, body))
 
@@ -187,7 +192,7 @@ class ObjectServer:
     def half_closed(self, session: int) -> None:
         self._feed(v.HalfClosed(session))
 
-    def stalled(self, connection: Connection) -> None:
+    def stalled(self, connection: Resumable) -> None:
         self._stalled.add(connection)
 
     def has_sent(self, session: int) -> None:
@@ -238,18 +243,16 @@ class ObjectServer:
         """Give an event to the core, perform what it asks for, and send what is to be sent."""
         self._feed_one(event)
         self._begin_syncs()
-        if self._to_flush:
-            flush, self._to_flush = self._to_flush, {}
-            for connection in flush.values():
-                connection.flush()
+        flush, self._to_flush = self._to_flush, {}
+        for connection in flush.values():
+            connection.flush()
         if self._reads.waiting:
             self._reads.look()
         if self._core.wants_tick():
             self._tick_wanted.set()
-        if self._stalled:
-            stalled, self._stalled = self._stalled, set()
-            for connection in stalled:
-                connection.resume()
+        stalled, self._stalled = self._stalled, set()
+        for one in stalled:
+            one.resume()
 
     def _feed_one(self, event: v.Event) -> None:
         events: deque[v.Event] = deque((event,))

@@ -5,6 +5,9 @@ Rules of this file: the life of an append. Claims are decided in `claims`, sizes
 """
 
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
 
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
@@ -18,6 +21,9 @@ from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.limits import watermark_seconds_max
+
+_session_of: Final = attrgetter("session")
+_bytes_of: Final = attrgetter("bytes")
 
 
 class Appends:
@@ -134,12 +140,11 @@ class Appends:
         self._claims.grant_if_ready(directory)
 
     def _tell_tickets(self, directory: DirectoryState, state: ObjectState, settled: Iterable[Ticket]) -> None:
-        last = None
-        for ticket in settled:
-            session = self._release(ticket)
-            if session is not None and session is not last and self.may_hear(session, directory):
+        for number, group in groupby(settled, _session_of):
+            tickets = list(group)
+            session = self._release(number, sum(map(_bytes_of, tickets)), len(tickets))
+            if session is not None and self.may_hear(session, directory):
                 self.tell(state, session)
-                last = session
         if not state.tickets:
             self._tables.untold.pop(state, None)
 
@@ -153,18 +158,18 @@ class Appends:
         self._tables.untold.pop(state, None)
         self._tables.send(session, m.Watermark(state.name, state.written, state.synced))
 
-    def _release(self, ticket: Ticket) -> Session | None:
-        session = self._tables.sessions.get(ticket.session)
+    def _release(self, number: int, count_bytes: int, count: int) -> Session | None:
+        session = self._tables.sessions.get(number)
         if session is not None:
-            session.unsynced_bytes -= ticket.bytes
-            session.unsynced_appends -= 1
+            session.unsynced_bytes -= count_bytes
+            session.unsynced_appends -= count
             if session.leaving:
                 self._tables.settled.append(session)
         return session
 
     def _refuse_tickets(self, tickets: Iterable[Ticket], code: ErrorCode, text: str, actual: int = 0) -> None:
         for ticket in tickets:
-            session = self._release(ticket)
+            session = self._release(ticket.session, ticket.bytes, 1)
             if session is not None:
                 self._tables.refuse(session, code, text, ticket.request_id, actual)
 

@@ -43,6 +43,7 @@ _BEFORE_DIGEST: Final = struct.Struct(">2sBBHHIIQQQQQ")
 _HEADER: Final = struct.Struct(">2sBBHHIIQQQQQQ")
 _DIGEST: Final = struct.Struct(">Q")
 _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
+_PIECES_MANY: Final = 8
 assert _HEADER.size == extent_header_bytes == 64
 assert _DIGESTED_BYTES == 56
 
@@ -146,12 +147,15 @@ def build_extents(
 def _extent(
     group: list[Piece], size: int, seed: int, epoch: int, durable: int
 ) -> tuple[ExtentHeader, list[Buffer]]:
-    if len(group) == 1:
-        payload_digest = digest64(group[0].data)
+    datas = [piece.data for piece in group]
+    if len(group) > _PIECES_MANY:  # copying them together costs less than handling each
+        datas = [b"".join(datas)]
+    if len(datas) == 1:
+        payload_digest = digest64(datas[0])
     else:
         hasher = xxhash.xxh3_64()
-        for piece in group:
-            hasher.update(piece.data)
+        for data in datas:
+            hasher.update(data)
         payload_digest = hasher.intdigest()
     header = ExtentHeader(size, group[0].offset, epoch, durable, payload_digest, group[0].prefix_digest)
-    return header, [encode_header(header, seed), *(piece.data for piece in group)]
+    return header, [encode_header(header, seed), *datas]

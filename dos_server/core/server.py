@@ -28,6 +28,7 @@ from dos_protocol.session_states import SessionEvent, SessionState
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
+from dos_server.core.append_runs import take_run
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.mends import Mends
@@ -69,6 +70,7 @@ class ServerCore:
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
             v.Received: self._received,
+            v.ReceivedAppends: self._received_appends,
             v.BatchEnded: appends.batch_ended,
             v.HalfClosed: self._half_closed,
             v.Ended: self._ended,
@@ -170,6 +172,17 @@ class ServerCore:
             session.deferred.append(frame._replace(payload=bytes(frame.payload)))
             return
         self._execute(session, event.frame)
+
+    def _received_appends(self, event: v.ReceivedAppends) -> None:
+        number, frames = event
+        session = self._tables.sessions.get(number)
+        index = 0
+        while session is not None and index < len(frames):
+            if not (session.closed or session.leaving or session.opening or session.deferred):
+                index = take_run(self._tables, session, frames, index)
+            if index < len(frames):
+                self._received(v.Received(number, frames[index]))
+                index += 1
 
     def _execute(self, session: Session, frame: Frame) -> None:
         try:

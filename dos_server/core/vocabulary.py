@@ -5,6 +5,7 @@ answer with exactly one event. `session` is a number that the shell gives to a c
 again.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
@@ -29,6 +30,13 @@ class Received(NamedTuple):
 
     session: int
     frame: Frame
+
+
+class ReceivedAppends(NamedTuple):
+    """Whole frames with the opcode of APPEND, in order: the same as each of them alone."""
+
+    session: int
+    frames: Sequence[Frame]
 
 
 class BatchEnded(NamedTuple):
@@ -114,10 +122,8 @@ class MendWritten(NamedTuple):
 
 
 class MendInstalled(NamedTuple):
-    """The new copy stands in the place of the old one; `found` is what is there now.
-
-    None: it failed, and which of the two is there only a restart can say.
-    """
+    """The new copy stands in the place of the old one; `found` is what is there now. None: it failed, and
+    which of the two is there only a restart can say."""
 
     session: int
     directory: str
@@ -173,6 +179,7 @@ class Tick(NamedTuple):
 Event = (
     Connected
     | Received
+    | ReceivedAppends
     | BatchEnded
     | HalfClosed
     | Ended
@@ -239,9 +246,7 @@ class Write(NamedTuple):
 
 class Sync(NamedTuple):
     """Put everything written so far on stable storage; with `entry` the directory entry and its ancestors.
-
-    It may wait for a thread; `SyncBegins` says when it really begins, which is what it covers.
-    """
+    It may wait for a thread; `SyncBegins` says when it really begins, which is what it covers."""
 
     directory: str
     name: str
@@ -249,10 +254,8 @@ class Sync(NamedTuple):
 
 
 class SetMark(NamedTuple):
-    """Note what is synced at least, before it is told to anyone.
-
-    Need not be synced itself, unless poisoned or damaged.
-    """
+    """Note what is synced at least, before it is told to anyone. Need not be synced itself, unless poisoned
+    or damaged."""
 
     directory: str
     name: str
