@@ -118,6 +118,9 @@ class Mends:
         session = self._tables.answerable(event.session)
         if mend.orphan or session is None or session.closed:
             self._tables.drop_mend(event.session)
+            if session is not None:
+                text = f"the session has left {mend.directory}: the new copy of {mend.name} went with it"
+                self._tables.refuse(session, ErrorCode.NOT_READY, text, mend.request_id)
         elif event.trouble is not v.Trouble.NONE:
             no_space = event.trouble is v.Trouble.NO_SPACE
             code = ErrorCode.NO_SPACE if no_space else ErrorCode.POISONED

@@ -301,6 +301,22 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
     assert not world.core._tables.mends
 
 
+def test_a_repairer_that_opens_another_directory_is_told_that_its_copy_is_gone() -> None:
+    world = World()
+    repairer = world.reader()
+    old = world.look()
+    piece = m.Mend("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
+    request = world.send(repairer, piece)
+    elsewhere = world.send(repairer, m.ChangeDirectory("elsewhere"))
+    world.finish(1)  # the other directory is there before the bytes are written
+    assert isinstance(world.answer(repairer, elsewhere), m.DirectoryOpened)
+    assert world.answer(repairer, request) is None
+    world.settle()
+    assert world.answer(repairer, request).code == ErrorCode.NOT_READY
+    assert world.look() == old
+    assert set(world.folder) == {".claim", ".marks", "o"}
+
+
 def test_a_directory_is_not_forgotten_under_a_new_copy_that_is_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
