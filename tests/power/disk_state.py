@@ -200,6 +200,10 @@ class DiskState:
         """The barest of them: nothing is there but what was synced."""
         return self._image(lambda number: False, FileNode.bare)
 
+    def seen(self) -> Image:
+        """What programs see; it is one of them too."""
+        return self._image(lambda number: True, lambda file: bytes(file.seen))
+
     def _image(self, keeps: Callable[[int], bool], content: Callable[[FileNode], bytes]) -> Image:
         image: Image = {}
         waiting = [("", ROOT)]

@@ -27,6 +27,7 @@ from tests.support.servers import ServerProcess
 
 ROOT = Path(__file__).parent.parent.parent
 REMEDY = "apt-get install fuse3 libfuse3-dev pkg-config gcc libc6-dev python3-dev, then ./run test"
+FILE_SYSTEM = "tests.power.lossy_fs"
 SYNC_MS = 3.0
 DATA = "deep/data"
 """The server's directory on its disk; it makes it, and what is above it."""
@@ -63,7 +64,7 @@ class LossyDisk:
         self.data = self.mountpoint / DATA
         self._folder = folder
         self._servers: list[ServerProcess] = []
-        command = [sys.executable, "-m", "tests.power.lossy_fs", str(self.mountpoint), str(sync_ms)]
+        command = [sys.executable, "-m", FILE_SYSTEM, str(self.mountpoint), str(sync_ms)]
         with (folder / "fs.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
@@ -73,6 +74,11 @@ class LossyDisk:
         except RuntimeError as error:
             self._unmount()
             skip_or_fail(str(error).strip().rpartition("\n")[2])
+
+    @property
+    def pid(self) -> int:
+        """Of the file system."""
+        return self._process.pid
 
     def start_server(self, *options: str) -> ServerProcess:
         """A server on this disk; it is killed at the end."""

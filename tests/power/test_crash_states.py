@@ -6,45 +6,55 @@ Whatever a client had been told by the moment of the crash must be there, and no
 import random
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.power import operations as op
 from tests.power.crash_states import (
     Recorded,
     cuts,
     cuts_in_the_start,
+    data_of,
     plain_folder,
     record,
     shown_by,
+    states,
     syncing_nothing,
 )
+from tests.power.disk_state import SECTOR, DiskState
 
 pytestmark = pytest.mark.process
 
 
-def violations(run: Recorded, states: int, seed: int, *, again: bool = False) -> Counter[str]:
+def violations(run: Recorded, count: int, seed: int, *, again: bool = False) -> Counter[str]:
     """Of so many crashes of the run, what was not as promised; `again`: power goes in the start after it."""
     rng = random.Random(seed)
     wrong: Counter[str] = Counter()
     with plain_folder() as folder:
         crashes = cuts_in_the_start if again else cuts
-        for crash in crashes(run.operations, run.moments(rng, states), rng):
+        for crash in crashes(run.operations, run.moments(rng, count), rng):
             for one in run.history.violations(shown_by(crash.image, folder), run.before(crash.count)):
                 wrong[f"after operation {crash.count}: {one}"] += 1
     return wrong
 
 
-def test_after_a_power_cut_at_any_moment_all_that_was_acknowledged_is_there(tmp_path: Path) -> None:
+def test_after_a_power_cut_at_any_moment_all_that_was_acknowledged_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4
     run = record(tmp_path / "disk", 1)
     assert run.history.acknowledged_bytes > 300_000
-    assert not violations(run, 300, 1)
+    with caplog.at_level("WARNING", "dos.server"):
+        assert not violations(run, 240, 1)
+    found = Counter(one.args[2] for one in caplog.records if one.args and ": case " in one.msg)
+    assert {"B", "C"} <= found.keys(), f"the states are too tame: {found}"
 
 
 def test_after_a_power_cut_in_the_start_after_a_kill_or_a_power_cut_it_is_too(tmp_path: Path) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4
     run = record(tmp_path / "disk", 2)
-    assert not violations(run, 200, 2, again=True)
+    assert not violations(run, 140, 2, again=True)
 
 
 @pytest.mark.parametrize(("files", "folders"), [(True, False), (False, True), (True, True)])
@@ -56,3 +66,72 @@ def test_the_same_states_of_a_disk_that_lies_show_what_is_lost(
     assert not violations(run, 20, 3)
     run.operations = syncing_nothing(run.operations, files=files, folders=folders)
     assert violations(run, 20, 3)
+
+
+def test_marks_that_are_torn_anywhere_take_nothing_back(tmp_path: Path) -> None:
+    """They are overwritten in place and not synced. A mark never crosses a sector, and here even sectors are
+    torn: up to any byte the marks are the newest, from there the ones that were synced, zeros or rubbish."""
+    # EVIDENCE-OF: P-1
+    run, rng, tried = record(tmp_path / "disk", 4), random.Random(4), 0
+    with plain_folder() as folder:
+        for state in states(run.operations, run.moments(rng, 40)):
+            image, synced = data_of(state.seen()), data_of(state.bare())
+            for path in [path for path in image if path.endswith("/.marks")]:
+                new, old = image[path] or b"", synced.get(path) or b""
+                edge = rng.randrange(len(new) + 1)
+                rest = rng.choice((old[edge:], bytes(len(new) - edge), rng.randbytes(len(new) - edge)))
+                image[path] = new[:edge] + rest
+                tried += 1
+            wrong = run.history.violations(shown_by(image, folder), run.before(state.count))
+            assert not wrong, (state.count, wrong)
+    assert tried > 40
+
+
+def test_a_tail_that_lacks_any_one_sector_or_ends_at_any_is_cut_back_to_whole_extents(tmp_path: Path) -> None:
+    """At the moment with most bytes of one object under way."""
+    # EVIDENCE-OF: P-1, P-2
+    run, tried = record(tmp_path / "disk", 5), 0
+    most = most_under_way(run)
+    (state,) = states(run.operations, [most.count])
+    image, path, seen = data_of(state.bare()), most.path, most.seen
+    stable = len(image[path] or b"")
+    with plain_folder() as folder:
+        for edge in range(stable - stable % SECTOR, len(seen), SECTOR):
+            start, end = max(edge, stable), min(edge + SECTOR, len(seen))
+            for tail in (seen[:start] + bytes(end - start) + seen[end:], seen[:start]):
+                tried += 1
+                wrong = run.history.violations(
+                    shown_by({**image, path: tail}, folder), run.before(most.count)
+                )
+                assert not wrong, (most.count, path, edge, len(tail), wrong)
+    assert tried >= 20
+
+
+class UnderWay(NamedTuple):
+    """An object while some of it was not synced: after how many operations, and what was seen of it."""
+
+    count: int
+    path: str
+    seen: bytes
+
+
+def most_under_way(run: Recorded) -> UnderWay:
+    """The moment when most bytes of an object were written and not synced."""
+    best, most = UnderWay(0, "", b""), 0
+    for state in states(run.operations, range(1, len(run.operations))):
+        operation = run.operations[state.count - 1]
+        if isinstance(operation, op.Write):
+            file = state.files[operation.node]
+            if len(file.seen) - file.stable_size > most and (path := object_path(state, operation.node)):
+                best, most = UnderWay(state.count, path, bytes(file.seen)), len(file.seen) - file.stable_size
+    return best
+
+
+def object_path(state: DiskState, node: int) -> str:
+    """Where an object's file is in the data directory, if its name is durable; else nothing."""
+    (data,) = (folder for folder in state.folders.values() if "d" in folder.stable)
+    for directory, folder in state.folders[data.stable["d"]].stable.items():
+        for name, one in state.folders[folder].stable.items():
+            if one == node and not name.startswith("."):
+                return f"d/{directory}/{name}"
+    return ""
