@@ -53,6 +53,7 @@ class Storage(StoredReads):
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
         self._folders: dict[str, _Folder] = {}
+        self._told_no_space = False
 
     # Start and stop
 
@@ -215,11 +216,12 @@ class Storage(StoredReads):
         return v.Trouble.NONE
 
     def free_space(self) -> FreeSpace:
-        """What is free on the disk; nothing known, where it does not say."""
+        """What is free on the disk; nothing known, where it does not say, which the log hears once."""
         try:
             return self._disk.free_space()
         except OSError as error:
-            log.warning("free space: %s", error)
+            level, self._told_no_space = (logging.DEBUG if self._told_no_space else logging.WARNING), True
+            log.log(level, "no reserve is kept: the file system does not say what is free: %s", error)
             return FreeSpace(0, 0)
 
     # Objects
