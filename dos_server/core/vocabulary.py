@@ -299,8 +299,8 @@ class StoreRecord(NamedTuple):
 
 
 class WriteMend(NamedTuple):
-    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it. `copy`: a
-    number that no other new copy has in this life of the server."""
+    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it. `copy`:
+    a number that no other new copy has in this life of the server."""
 
     session: int
     directory: str

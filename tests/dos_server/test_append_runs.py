@@ -48,7 +48,7 @@ def frames_of(many: list[Asked], folds: dict[str, PrefixDigest]) -> list[Frame]:
 def lived(batches: list[list[Asked]], *, runs: bool, claim: bool, reserve_bytes: int) -> tuple[object, ...]:
     """What a server tells and holds after the batches."""
     server = Harness(reserve_bytes=reserve_bytes)
-    server.event(v.SpaceSeen(4_000_000, 8_000_000, 0))
+    server.event(v.SpaceSeen(4_000_000, 8_000_000, server.core.room_bytes))
     session = server.connect()
     server.ask(session, m.ChangeDirectory("dir", claim=claim, epoch=1, writer_id=b"w" * 16))
     folds: dict[str, PrefixDigest] = {}
@@ -70,7 +70,7 @@ def lived(batches: list[list[Asked]], *, runs: bool, claim: bool, reserve_bytes:
             for name, state in objects.items()
         },
         (at_end.unsynced_bytes, at_end.unsynced_appends, at_end.wrote, session in server.closed),
-        server.core.taken_bytes,
+        server.core.room_bytes,
     )
 
 
