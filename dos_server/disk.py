@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -169,9 +170,9 @@ class RealDisk:
         """
         start = position - position % _FOLIO_BYTES
         length = -(-(position + count - start) // _FOLIO_BYTES) * _FOLIO_BYTES
-        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+        _drop_cached(handle, start, length)
         data = self.read(handle, position, count)
-        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+        _drop_cached(handle, start, length)
         return data
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
@@ -213,6 +214,13 @@ class RealDisk:
     def free_space(self) -> FreeSpace:
         about = os.fstatvfs(self._root)
         return FreeSpace(about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize)
+
+
+def _drop_cached(handle: int, start: int, length: int) -> None:
+    """Ask the kernel to. An error of that, or a system without it (macOS), says nothing about the file."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def make_durable_folders(folder: Path) -> None:

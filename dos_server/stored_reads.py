@@ -5,10 +5,8 @@ Rules of this file: reading, and which errors of the disk are damage. What comes
 """
 
 import contextlib
-import errno
 import logging
 from collections.abc import Callable, Iterator
-from typing import Final
 
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
@@ -19,17 +17,15 @@ from dos_server.core.verify import verify_part
 from dos_server.disk import Disk
 from dos_server.limits import scrub_part_bytes, scrub_part_extents_max
 from dos_server.open_files import OpenFiles
+from dos_server.troubles import says_nothing_of_the_disk
 
 log = logging.getLogger("dos.server")
-
-_WANT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
-"""Errors that say nothing about what is stored: something else was missing, and will be there again."""
 
 
 def _meaning(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
     """From where on an error of the disk means damage, or why it means none."""
     log.error("read of %s: %s", place, error)
-    return (None, str(error)) if error.errno in _WANT else (offset, "")
+    return (None, str(error)) if says_nothing_of_the_disk(error) else (offset, "")
 
 
 class StoredReads:

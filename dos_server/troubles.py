@@ -16,6 +16,19 @@ log = logging.getLogger("dos.server")
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+_ELSEWHERE: Final = frozenset(
+    {
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR),
+        *(errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE),
+    }
+)
+
+
+def says_nothing_of_the_disk(error: OSError) -> bool:
+    """Whether a file could not be read for want of something else: descriptors, memory, the right to."""
+    return error.errno in _ELSEWHERE
+
+
 def trouble_of(error: OSError) -> Trouble:
     """What an error of the disk means to the core."""
     return Trouble.NO_SPACE if error.errno in _NO_SPACE else Trouble.FAILED

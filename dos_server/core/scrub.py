@@ -66,6 +66,7 @@ class Scrub:
         self._round_began = 0.0
         self._directory: str | None = None
         self._loaded_it = False
+        self._load_began = 0.0
         self._names: deque[str] | None = None
         self._object: ObjectState | None = None
         self._chain = beginning()
@@ -167,9 +168,15 @@ class Scrub:
         if directory is None:
             directory = tables.directories[name] = DirectoryState(name)
             self._loaded_it, self._names, self._object = True, None, None
+            self._load_began = tables.now
             tables.effects.append(v.LoadDirectory(name))
         if directory.loading is Loading.LOADING:
             self._later(scrub_load_seconds)
+            return None
+        rest, self._load_began = (tables.now - self._load_began) * scrub_rest_share, tables.now
+        if self._names is None and self._loaded_it and rest > 0:  # a load reads headers, at no rate
+            self._names = deque(sorted(directory.objects))
+            self._later(rest)
             return None
         return directory
 

@@ -8,11 +8,9 @@ Rules of this file: the order of looking, and the one change that may be asked f
 next start would make. Any other damage is told and left alone.
 """
 
-import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import id_text, is_name
@@ -30,9 +28,7 @@ from dos_server.core.verify import Goal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
 from dos_server.offline.disk import LookingDisk, Seen
-
-_NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that say nothing about the disk."""
+from dos_server.troubles import says_nothing_of_the_disk
 
 
 class NotCheckedError(Exception):
@@ -166,7 +162,7 @@ class Check:
             return None
 
     def _unreadable(self, place: str, error: OSError, damage: Finding) -> None:
-        self._found(f.of_unreadable(place, _words(error)) if error.errno in _NOT_OURS else damage)
+        self._found(f.of_unreadable(place, _words(error)) if says_nothing_of_the_disk(error) else damage)
 
     # A directory
 
@@ -268,7 +264,7 @@ class Check:
                 yield damage
                 return
             except OSError as error:
-                if error.errno in _NOT_OURS:
+                if says_nothing_of_the_disk(error):
                     raise
                 yield DamagedExtentError(
                     chain.offset, _words(error), chain.position, "bytes that can be read"

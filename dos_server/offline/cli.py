@@ -34,12 +34,15 @@ def fsck(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Verify a data directory: identity, store record, claims, marks, and every byte of every object.
+    """Verify a data directory: identity, store record, claims, marks, every byte.
 
-    Changes nothing, unless --repair is given. Exit code 0 when all is good: torn tails and leftovers are
-    listed and are good, a crash leaves them and the next start deals with them. 1 when something is damaged:
-    listed with the offset and what to do; damaged objects are mended from the other servers with
-    `dos store repair`. 2 when not everything could be looked at.
+    Changes nothing, unless --repair is given. What is wrong is listed by object
+    and offset, with what it means and what to do; damaged objects are mended from
+    the other servers, with `dos store repair`.
+
+    Exit code 0 when all is good: torn tails and leftovers are listed and are
+    good, a crash leaves them and the next start deals with them. 1 when something
+    is damaged. 2 when not everything could be looked at.
 
     Example: dos fsck /var/lib/dos
     """

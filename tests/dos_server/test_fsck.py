@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
@@ -29,6 +30,7 @@ from dos_server.core.verify import Chain, Goal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.limits import extent_payload_bytes_max, fsck_part_bytes, fsck_part_extents_max, mark_bytes
 from dos_server.offline.checking import Check, NotCheckedError, Report
+from dos_server.offline.cli import fsck
 from dos_server.storage import Storage
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.servers import ServerProcess
@@ -394,6 +396,21 @@ def test_an_interrupted_look_keeps_what_it_found(data: Path) -> None:
     assert not check.report.complete
     assert [one.place for one in check.report.findings] == ["dir/a"]
     assert checked(data).complete  # the lock was given back
+
+
+def test_an_interrupted_command_tells_what_it_found_and_that_it_was_not_all(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> Chain:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dos_server.offline.checking.verify_part", interrupted)
+    with pytest.raises(typer.Exit) as caught:
+        fsck(data, repair=False, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert caught.value.exit_code == 2
+    assert (document["complete"], document["good"]) == (False, False)
+    assert document["problem"].startswith("interrupted")
 
 
 def test_a_server_that_starts_meanwhile_is_noticed(data: Path) -> None:

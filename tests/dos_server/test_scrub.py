@@ -264,6 +264,25 @@ def test_the_directory_it_is_at_is_not_forgotten_for_others(monkeypatch: pytest.
     assert server.core._tables.directories == {}
 
 
+def test_a_directory_that_took_long_to_load_is_followed_by_a_long_rest() -> None:
+    server = Many(1)
+    server.scrub_on()
+    (load,) = server.pending
+    server.pending.clear()
+    began = server.now
+    while server.now < began + 2.0:
+        server.scrub_on()
+    server.pending.append(load)
+    server.settle()
+    server.scrub_on()
+    assert server.scrub_due == pytest.approx(server.now + (server.now - began) * scrub_rest_share)
+    server.scrub_on()
+    (look,) = [effect for effect, _ in server.pending]
+    assert isinstance(look, looks.Look)
+    server.settle()
+    assert one_round(server) == ["d0/b"]
+
+
 def test_without_a_rate_it_never_looks() -> None:
     world = World(LARGE)
     world.settle()
