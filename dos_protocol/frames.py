@@ -103,7 +103,7 @@ class FrameDecoder:
         self._start = 0
         self._end = 0
         self._needed = frame_header_bytes
-        self._failure: RemoteProtocolError | None = None
+        self._failure: tuple[ErrorCode, str, int] | None = None
 
     @property
     def buffered(self) -> int:
@@ -159,7 +159,7 @@ class FrameDecoder:
         later call.
         """
         if self._failure is not None:
-            raise self._failure
+            self._fail(*self._failure)
         start = self._start
         held = self._end - start
         if held < frame_header_bytes:
@@ -228,8 +228,10 @@ class FrameDecoder:
         )
 
     def _fail(self, code: ErrorCode, message: str, request_id: int) -> None:
-        self._failure = RemoteProtocolError(message, code=code, request_id=request_id)
-        raise self._failure
+        """An exception kept here would keep this decoder, by its traceback, and its buffer, until the garbage
+        collector comes by: so only what it says is kept."""
+        self._failure = (code, message, request_id)
+        raise RemoteProtocolError(message, code=code, request_id=request_id)
 
     def _compact(self) -> None:
         count = self._end - self._start

@@ -16,7 +16,22 @@ from dos_server.limits import (
     buffers_total_bytes_max,
     buffers_wished_bytes_max,
     connection_buffer_bytes,
+    outgoing_bytes_max,
+    outgoing_pressed_bytes,
+    outgoing_total_bytes_max,
 )
+
+
+class OutgoingAccount:
+    """Bytes that peers were answered and have not taken, over all connections."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    @property
+    def of_one_max(self) -> int:
+        """What may stand before one peer until it is not read any more: less when many do not take theirs."""
+        return outgoing_bytes_max if self.held <= outgoing_total_bytes_max else outgoing_pressed_bytes
 
 
 class BufferAccount:

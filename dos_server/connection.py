@@ -93,7 +93,9 @@ class Connection:
             self.closing = True
             self._end_reading()
             self._stop_watching()
-            self._inflow.end()
+            self._inflow.close()
+            self._outgoing.clear()
+            self._stands_before_the_peer(-self.outgoing_bytes)
             self._sock.close()
 
     def close(self) -> None:
@@ -203,12 +205,12 @@ class Connection:
             return True
         return now > self._connected + hello_seconds_max and not self._owner.is_welcome(self.session)
 
-    def _wanted(self) -> bool:
-        """False is back-pressure.
+    def wanted(self) -> bool:
+        """Whether more is taken from it. False is back-pressure.
 
         The core is busy for this session, or the peer does not take its answers.
         """
-        return self.outgoing_bytes <= outgoing_bytes_max and self._owner.may_read(self.session)
+        return self.outgoing_bytes <= self._owner.outgoing.of_one_max and self._owner.may_read(self.session)
 
     def _feed(self) -> bool:
         """Hand over the frames at hand. False: not all of them, because of back-pressure."""
@@ -217,7 +219,7 @@ class Connection:
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         before = decoder.buffered
         try:
-            while (wanted := self._wanted()) and (frame := decoder.next_frame()) is not None:
+            while (wanted := self.wanted()) and (frame := decoder.next_frame()) is not None:
                 if frame.opcode != _APPEND:
                     owner.received(session, frame)
                 else:
@@ -253,7 +255,7 @@ class Connection:
         if inlet.buffered:
             self._last_read = trio.current_time()
         try:
-            while wanted := self._wanted():
+            while wanted := self.wanted():
                 if owner.is_streaming(session):
                     if not inlet.buffered:
                         break
@@ -282,16 +284,21 @@ class Connection:
         """Queue a frame. `flush` sends it."""
         head = frame_head(frame)
         self._outgoing.append(head)
-        self.outgoing_bytes += len(head)
+        count = len(head)
         if frame.payload:
             self._outgoing.append(frame.payload)
-            self.outgoing_bytes += len(frame.payload)
+            count += len(frame.payload)
+        self._stands_before_the_peer(count)
+
+    def _stands_before_the_peer(self, more: int) -> None:
+        self.outgoing_bytes += more
+        self._owner.outgoing.held += more
 
     def send_bytes(self, data: Buffer) -> None:
         """Queue bytes as they are, for version 0."""
         if data and not self._deaf:
             self._outgoing.append(data)
-            self.outgoing_bytes += len(data)
+            self._stands_before_the_peer(len(data))
 
     def flush(self) -> None:
         """Send what the socket takes now; the rest when it takes more."""
@@ -325,7 +332,7 @@ class Connection:
             return
         self._deaf = True
         self._outgoing.clear()
-        self.outgoing_bytes = 0
+        self._stands_before_the_peer(-self.outgoing_bytes)
         self.resume()
 
     def _send_some(self) -> bool:
@@ -333,7 +340,7 @@ class Connection:
         outgoing = self._outgoing
         group = [outgoing[index] for index in range(min(len(outgoing), _IOV_MAX))]
         count = self._sock.sendmsg(group)
-        self.outgoing_bytes -= count
+        self._stands_before_the_peer(-count)
         if self._blocked_since is not None:
             self._blocked_since = trio.current_time()
         whole = count == sum(map(len, group))

@@ -69,12 +69,21 @@ class Inflow:
         return needed <= self._granted_bytes
 
     def give_back(self) -> None:
-        """Back to the small buffer, if nothing is in the large one."""
+        """Back to the small buffer, if nothing is in the large one. A frame that has begun keeps what it was
+        granted, also before it fills it: it would take it all the same."""
         inflow = self.inlet or self.decoder
+        if inflow.buffered:
+            return
         inflow.shrink()
         if inflow.capacity == self._first_bytes:
             inflow.capacity_grown = self._first_bytes
             self.end()
+
+    def close(self) -> None:
+        """The connection is gone: what was in the buffer goes at once, whoever still knows the connection."""
+        self.end()
+        self.inlet = None
+        del self.decoder
 
     def end(self) -> None:
         """The buffer is not used any more, beyond its first bytes."""

@@ -23,22 +23,25 @@ connection_buffer_bytes: Final = 512 * KIB
 """What a busy connection reads into; an idle one holds 16 KiB."""
 connection_buffer_fair_bytes: Final = 64 * KIB
 """What it reads into when many are busy."""
-buffers_large_bytes_max: Final = 16 * MIB
+buffers_large_bytes_max: Final = 6 * MIB
 """Beyond the first 16 KiB of each, over all connections: no more large buffers are given out;"""
-buffers_wished_bytes_max: Final = 20 * MIB
+buffers_wished_bytes_max: Final = 8 * MIB
 """nor any, but for a frame that would not fit;"""
-buffers_total_bytes_max: Final = 24 * MIB
+buffers_total_bytes_max: Final = 10 * MIB
 """nor for that: the connection waits until others have given back."""
 
 requests_in_flight_max: Final = 1_024
 """Unanswered requests of one connection; beyond it the server stops reading from it."""
 outgoing_bytes_max: Final = 2 * MIB
 """Bytes queued for one slow reader before the server stops answering it."""
-outgoing_total_bytes_max: Final = 32 * MIB
-read_pressed_bytes: Final = 64 * KIB
-"""Beyond that total, a GET is answered with this much, and only to a peer that took everything before."""
-reads_in_flight_max: Final = 8
-"""GETs at the disk at once, over all connections: at most 20 MiB read for 8 MiB of payload."""
+outgoing_total_bytes_max: Final = 8 * MIB
+outgoing_pressed_bytes: Final = 32 * KIB
+"""Beyond that total, a peer with so much before it is not read, and a GET is answered with so much at
+most, and only to a peer that took everything before."""
+reads_queued_of_one_max: Final = 16
+"""GETs and STATs of one connection that wait for the disk; beyond it the server stops reading from it."""
+reads_in_flight_max: Final = 4
+"""GETs at the disk at once, over all connections: at most 10 MiB read for 4 MiB of payload."""
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 

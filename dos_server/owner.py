@@ -7,13 +7,16 @@ from typing import Protocol
 
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame
-from dos_server.buffers import BufferAccount
+from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core.version0 import wire as wire0
 from dos_server.readiness import Readiness
 
 
 class Resumable(Protocol):
     """A connection that is not read from."""
+
+    def wanted(self) -> bool:
+        """Whether it may be read from again."""
 
     def resume(self) -> None:
         """What it waits for may have changed."""
@@ -30,6 +33,7 @@ class Owner(Protocol):
 
     readiness: Readiness
     buffers: BufferAccount
+    outgoing: OutgoingAccount
 
     def requested(self, session: int, body: bytes) -> None:
         """A whole request of version 0."""

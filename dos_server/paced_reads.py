@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from dos_server.buffers import OutgoingAccount
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     outgoing_bytes_max,
+    outgoing_pressed_bytes,
     outgoing_total_bytes_max,
-    read_pressed_bytes,
     reads_in_flight_max,
 )
 from dos_server.readiness import Readiness
@@ -30,10 +31,13 @@ class PacedReads:
         self,
         storage: Storage,
         connections: Mapping[int, Connection],
+        outgoing: OutgoingAccount,
         readiness: Readiness,
         hear: Callable[[v.GotData], None],
     ) -> None:
         self._connections = connections
+        self._outgoing = outgoing
+        self._reserved_bytes = 0
         self._hear = hear
         self._readiness = readiness
         self._threads = DiskThreads(storage.read, self._ended, readiness, reads_in_flight_max)
@@ -71,11 +75,12 @@ class PacedReads:
         held = connection.outgoing_bytes + connection.reserved_bytes
         if held + wanted > outgoing_bytes_max:
             return False
-        if self._held_bytes() > outgoing_total_bytes_max:
+        if self._outgoing.held + self._reserved_bytes > outgoing_total_bytes_max:
             if held:
                 return False
-            effect = effect._replace(end=min(effect.end, effect.start + read_pressed_bytes))
+            effect = effect._replace(end=min(effect.end, effect.start + outgoing_pressed_bytes))
         connection.reserved_bytes += effect.end - effect.start
+        self._reserved_bytes += effect.end - effect.start
         self._threads.ask(effect)
         self._begin_due()
         return True
@@ -85,14 +90,13 @@ class PacedReads:
             self._threads.begin(due)
 
     def _ended(self, event: v.GotData) -> None:
+        count = event.read.end - event.read.start
+        self._reserved_bytes -= count
         connection = self._connections.get(event.read.session)
         if connection is not None:
-            connection.reserved_bytes -= event.read.end - event.read.start
+            connection.reserved_bytes -= count
         self._begin_due()
         self._hear(event)
-
-    def _held_bytes(self) -> int:
-        return sum(one.outgoing_bytes + one.reserved_bytes for one in self._connections.values())
 
     def close(self) -> None:
         """Wait for the reads that began."""

@@ -19,7 +19,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_server import sockets
-from dos_server.buffers import BufferAccount
+from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
@@ -84,7 +84,7 @@ class ObjectServer:
         self._stalled: set[Resumable] = set()
         self._to_flush: dict[int, Connection] = {}
         self.readiness = Readiness()
-        self.buffers = BufferAccount()
+        self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
         self._batch_is_open = False
         self._sync_threads: DiskThreads[v.Sync, v.Synced] = DiskThreads(
             lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
@@ -96,7 +96,7 @@ class ObjectServer:
         self._load_limiter = trio.CapacityLimiter(load_threads_max)
         self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
         self._digest_limiter = trio.CapacityLimiter(reads_in_flight_max)
-        self._reads = PacedReads(storage, self._connections, self.readiness, self._hear)
+        self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
@@ -250,8 +250,8 @@ class ObjectServer:
             self._reads.look()
         if self._core.wants_tick():
             self._tick_wanted.set()
-        stalled, self._stalled = self._stalled, set()
-        for one in stalled:
+        for one in [one for one in self._stalled if one.wanted()]:
+            self._stalled.remove(one)
             one.resume()
 
     def _feed_one(self, event: v.Event) -> None:

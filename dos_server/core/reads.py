@@ -58,6 +58,7 @@ class Reads:
 
     def _read(self, session: Session, state: ObjectState, request: m.Get, request_id: int, good: int) -> None:
         session.pending += 1
+        session.reading += 1
         count = min(request.max_bytes, wire.payload_bytes_max, good - request.offset)
         place = state.index.find(request.offset)
         end = request.offset + count
@@ -76,7 +77,7 @@ class Reads:
 
     def got_data(self, event: v.GotData) -> None:
         read = event.read
-        session = self._tables.answerable(read.session)
+        session = self._tables.answerable(read.session, read=True)
         damaged_at = event.damaged_at
         refusal = self._changed_meanwhile(read, damaged=damaged_at is not None) or _missed(event)
         if damaged_at is not None and refusal is None:
@@ -185,6 +186,7 @@ class Reads:
             self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, state.synced)
         else:
             session.pending += 1
+            session.reading += 1
             place = state.index.find(fold_start(at))
             self._tables.effects.append(
                 v.ReadDigest(
@@ -194,7 +196,7 @@ class Reads:
 
     def got_digest(self, event: v.GotDigest) -> None:
         read = event.read
-        session = self._tables.answerable(read.session)
+        session = self._tables.answerable(read.session, read=True)
         refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None) or _missed(event)
         if event.damaged_at is not None and refusal is None:
             self.quarantine(read.directory, read.name, event.damaged_at)

@@ -38,7 +38,7 @@ from dos_server.core.scrub import NO_SCRUB, Scrub, ScrubPlan
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.version0.service import Version0
-from dos_server.limits import in_flight_bytes_max, requests_in_flight_max
+from dos_server.limits import in_flight_bytes_max, reads_queued_of_one_max, requests_in_flight_max
 
 
 class ServerCore:
@@ -126,6 +126,7 @@ class ServerCore:
             one.opening
             or one.unsynced_bytes >= in_flight_bytes_max
             or one.pending >= requests_in_flight_max
+            or one.reading >= reads_queued_of_one_max
             or one.deferred
         )
 

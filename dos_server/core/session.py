@@ -20,7 +20,7 @@ class Session:
 
     `version`: of the protocol it speaks; `stream`: what it appends to, in version 0.
     `leaving`: it sends nothing more, and ends when everything is answered. `pending`: requests at the disk or
-    waiting; `unsynced_*`: appends accepted for it and not yet settled.
+    waiting; `reading`: those of them that read; `unsynced_*`: appends accepted for it and not yet settled.
     """
 
     number: int
@@ -32,6 +32,7 @@ class Session:
     wrote: bool = False
     deferred: deque[Frame] = field(default_factory=deque)
     pending: int = 0
+    reading: int = 0
     unsynced_bytes: int = 0
     unsynced_appends: int = 0
     quit_request: int | None = None

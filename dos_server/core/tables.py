@@ -181,11 +181,12 @@ class Tables:
         if text is not None:
             self.effects.append(looks.Tell(text))
 
-    def answerable(self, number: int) -> Session | None:
+    def answerable(self, number: int, *, read: bool = False) -> Session | None:
         """The session whose pending request is about to be answered, if it is still there."""
         session = self.sessions.get(number)
         if session is not None:
             session.pending -= 1
+            session.reading -= read
             if session.leaving:
                 self.settled.append(session)
         return session
