@@ -1,4 +1,4 @@
-"""A member whose disk takes its time: the quorum does not wait for it."""
+"""A member whose disk takes its time, or fails: the quorum does not wait for it, and it does not count."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from dos_client import init_store
-from tests.dos_client.support import claimed, content_of, has, url_of
+from tests.dos_client.support import claimed, content_of, has, until, url_of
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 from tests.support.strace import SYNCS, Injected
 
@@ -40,3 +40,33 @@ async def test_a_member_whose_fsync_hangs_delays_no_acknowledgement(
         assert any(call.file == "x" for call in injected.calls())
         for server in three_servers:
             await has(server, "d", "x", content)
+
+
+async def test_a_member_whose_fsync_fails_does_not_count_and_comes_back_after_a_restart(
+    three_servers: list[ServerProcess],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    # EVIDENCE-OF: P-1, P-5, P-10
+    await init_store(url_of(three_servers))
+    failing = three_servers[0]
+    wishes = (f"trace={SYNCS}", f"inject={SYNCS}:error=EIO")
+    async with claimed(three_servers) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"before"))
+        await has(failing, "d", "x", b"before")
+        content = b"before"
+        with Injected(failing.pid, tmp_path / "strace.log", *wishes):
+            for number in range(20):
+                record = b"%08d" % number
+                await writer.wait_synced(writer.append(record))
+                content += record
+            await until(
+                lambda: any(one.state == "broken" for one in store.members()), "it is shown as broken"
+            )
+        assert not claim.waiting
+        assert await content_of(failing, "d", "x") == b"before"
+        for server in three_servers[1:]:
+            await has(server, "d", "x", content)
+        await trio.to_thread.run_sync(failing.restart)
+        await has(failing, "d", "x", content)
+        await until(lambda: all(one.state == "in sync" for one in store.members()), "it is in sync again")
