@@ -1,5 +1,6 @@
 """The trio shell on the fake disk: what disks do reaches the wire as the core says."""
 
+import contextlib
 import errno
 import socket
 import threading
@@ -166,7 +167,8 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
     disk.sync = slow_sync  # type: ignore[method-assign]
 
     def story(address: tuple[str, int]) -> None:
-        with Wire(address) as wire:
+        with contextlib.ExitStack() as at_end, Wire(address) as wire:
+            at_end.callback(may_end.release, 100)
             wire.claim("dir")
             wire.append("o", b"", b"abc")
             assert begun.acquire(timeout=30)
@@ -182,6 +184,5 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
             may_end.release()
             wire.wait_synced("o", 6)
             assert wire.ask(m.Get("o", 0, 100)).payload == b"abcdef"
-            may_end.release(10)
 
     await with_server(disk, story)
