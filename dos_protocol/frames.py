@@ -235,7 +235,7 @@ class FrameDecoder:
 
     def _compact(self) -> None:
         count = self._end - self._start
-        self._view[:count] = bytes(self._view[self._start : self._end])
+        self._view[:count] = self._view[self._start : self._end]  # they may overlap: it is a move
         self._start, self._end = 0, count
         if self._needed > len(self._buffer):
             self._grow(self._needed)

@@ -69,8 +69,9 @@ class Inlet:
     def writable(self) -> memoryview:
         """Room for the next bytes, at least one. Views given out before are overwritten."""
         if self._start:
-            self._view[: self.buffered] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, self.buffered
+            count = self.buffered
+            self._view[:count] = self._view[self._start : self._end]  # they may overlap: it is a move
+            self._start, self._end = 0, count
         if self._filled and self.capacity < self.capacity_grown:
             self._resize(self.capacity_grown)
         return self._view[self._end :]
