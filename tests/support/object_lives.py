@@ -46,7 +46,7 @@ TURNS: dict[Life, dict[Life, str]] = {
         Life.MENDING: _NEW_COPY,
     },
     Life.SOUND: {
-        Life.CORRUPT: "a read met damaged bytes",
+        Life.CORRUPT: "a read or the scrub met damaged bytes",
         Life.POISONED: _FAILED,
         Life.MENDING: _NEW_COPY,
         Life.REMOVING: _REMOVAL,
