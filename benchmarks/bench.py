@@ -206,7 +206,8 @@ Everything ran on it: clients, servers and Spark.
   Beside it the same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots,
   one file a micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches that were
   committed by then, over the time to the last commit.
-- **Memory**: the high-water mark of resident memory.
+- **Memory**: the high-water mark of resident memory; with idle connections, which have said HELLO and their
+  directory, resident memory now; while an object grows, what is added for each GB in its second half.
 """
 
 
