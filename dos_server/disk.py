@@ -224,16 +224,25 @@ def _drop_cached(handle: int, start: int, length: int) -> None:
 
 
 def make_durable_folders(folder: Path) -> None:
-    """Make a folder and everything missing above it, and put each new entry on stable storage."""
+    """Make a folder and everything missing above it, and put each new entry on stable storage.
+
+    Also the entry of the last one that is there: a killed server may have made it and got no further.
+    """
     folder = folder.absolute()
     missing = []
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
+    with contextlib.suppress(PermissionError):  # where we may not look we made nothing
+        _sync_folder(folder.parent)
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(one.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_folder(one.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

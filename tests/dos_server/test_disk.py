@@ -194,6 +194,24 @@ def test_missing_folders_above_the_data_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b" / "c").is_dir()
 
 
+def test_a_folder_that_a_killed_server_made_last_is_made_durable_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = set(), os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    (tmp_path / "made").mkdir()
+    monkeypatch.setattr(os, "fsync", note)
+    make_durable_folders(tmp_path / "made" / "data")
+    assert {tmp_path.stat().st_ino, (tmp_path / "made").stat().st_ino} <= synced
+    synced.clear()
+    make_durable_folders(tmp_path / "made" / "data")
+    assert synced == {(tmp_path / "made").stat().st_ino}
+
+
 def test_the_fake_loses_what_was_not_synced_and_nothing_else() -> None:
     seen = set()
     for seed in range(60):

@@ -10,6 +10,7 @@ import functools
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -172,3 +173,15 @@ def session(server: Harness, stored: Container[str]) -> Ask:
     """A session with a server that has these files."""
     hello = STORE if "store" in stored else m.Hello()
     return functools.partial(server.ask, server.connect(hello))
+
+
+def violations(run: Recorded, count: int, seed: int, *, again: bool = False) -> Counter[str]:
+    """Of so many crashes of the run, what was not as promised; `again`: power goes in the start after it."""
+    rng = random.Random(seed)
+    wrong: Counter[str] = Counter()
+    with plain_folder() as folder:
+        crashes = cuts_in_the_start if again else cuts
+        for crash in crashes(run.operations, run.moments(rng, count), rng):
+            for one in run.history.violations(shown_by(crash.image, folder), run.before(crash.count)):
+                wrong[f"after operation {crash.count}: {one}"] += 1
+    return wrong

@@ -13,30 +13,17 @@ import pytest
 from tests.power import operations as op
 from tests.power.crash_states import (
     Recorded,
-    cuts,
-    cuts_in_the_start,
     data_of,
     plain_folder,
     record,
     shown_by,
     states,
     syncing_nothing,
+    violations,
 )
 from tests.power.disk_state import SECTOR, DiskState
 
 pytestmark = pytest.mark.process
-
-
-def violations(run: Recorded, count: int, seed: int, *, again: bool = False) -> Counter[str]:
-    """Of so many crashes of the run, what was not as promised; `again`: power goes in the start after it."""
-    rng = random.Random(seed)
-    wrong: Counter[str] = Counter()
-    with plain_folder() as folder:
-        crashes = cuts_in_the_start if again else cuts
-        for crash in crashes(run.operations, run.moments(rng, count), rng):
-            for one in run.history.violations(shown_by(crash.image, folder), run.before(crash.count)):
-                wrong[f"after operation {crash.count}: {one}"] += 1
-    return wrong
 
 
 def test_after_a_power_cut_at_any_moment_all_that_was_acknowledged_is_there(
