@@ -2,7 +2,7 @@
 
     d/DIR/.mend.OBJECT.N         a new copy, seen by nobody; a crash's leftover goes at the next start
     d/DIR/.broken.OBJECT.N       an old copy that was replaced, kept for people to look at; N from 0
-    d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut
+    d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut; .N behind it: an earlier one
 
 Rules of this file: names and bytes of these files. It raises OSError; when which step is due, and what a
 failure means, `storage` says.
@@ -56,10 +56,15 @@ def change_places(disk: Disk, effect: v.InstallMend) -> None:
     folder = f"{OBJECTS}/{effect.directory}"
     names = set(disk.names(folder) or ())
     if effect.keep and effect.name in names:
-        aside = (f"{BROKEN}{effect.name}.{number}" for number in itertools.count())
-        disk.rename(folder, effect.name, next(one for one in aside if one not in names))
+        disk.rename(folder, effect.name, _free_name(f"{BROKEN}{effect.name}", names))
     disk.rename(folder, _file_name(effect), effect.name)
     disk.sync_folder(folder)
+
+
+def _free_name(base: str, names: set[str]) -> str:
+    """The base with the first number behind it that nobody has."""
+    numbered = (f"{base}.{number}" for number in itertools.count())
+    return next(one for one in numbered if one not in names)
 
 
 def drop(disk: Disk, files: OpenFiles, effect: v.DropMend) -> None:
@@ -107,8 +112,15 @@ def make_durable(disk: Disk, handle: int, found: Found, synced: int) -> None:
 
 
 def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
-    """Keep a copy of a tail that is about to be cut. After an OSError there is none, not a part of one."""
-    path = f"{OBJECTS}/{directory}/{torn_name(name, start)}"
+    """Keep a copy of a tail that is about to be cut. After an OSError there is none, not a part of one.
+
+    One that was cut there before keeps its copy too, with a number behind the name.
+    """
+    folder, copy = f"{OBJECTS}/{directory}", torn_name(name, start)
+    names = set(disk.names(folder) or ())
+    if copy in names:
+        disk.rename(folder, copy, _free_name(copy, names))
+    path = f"{folder}/{copy}"
     aside = disk.open(path, create=True)
     try:
         for position in range(start, end, _COPY_BYTES):
@@ -120,4 +132,4 @@ def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, e
         raise
     finally:
         disk.close(aside)
-    disk.sync_folder(f"{OBJECTS}/{directory}")
+    disk.sync_folder(folder)

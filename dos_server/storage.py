@@ -34,7 +34,7 @@ from dos_server.core.recovery_scan import Found, judge, lost
 from dos_server.disk import Disk, FreeSpace
 from dos_server.marks import Marks, says_damaged
 from dos_server.stored_reads import StoredReads
-from dos_server.troubles import noted, trouble_of
+from dos_server.troubles import noted, says_nothing_of_the_disk, trouble_of
 
 log = logging.getLogger("dos.server")
 
@@ -227,14 +227,17 @@ class Storage(StoredReads):
     # Objects
 
     def write(self, effect: v.Write) -> v.Trouble:
-        """Write extents, whole or not at all: on a full disk the file is cut back."""
+        """Write extents, whole or not at all: on a full disk the file is cut back.
+
+        A file that cannot be opened, for want of descriptors, say, is as it was: that is no space too.
+        """
         directory, name, position, buffers, create = effect
-        path = f"{OBJECTS}/{directory}/{name}"
+        path, opened = f"{OBJECTS}/{directory}/{name}", False
         try:
             if create:
                 self._make_folder(directory)
             with self._files.use(path, create=create) as file:
-                wrote = 1
+                wrote, opened = 1, True
                 try:
                     self._disk.write(file.handle, position, buffers)
                 except OSError as error:
@@ -248,6 +251,8 @@ class Storage(StoredReads):
                     file.writes += wrote
         except OSError as error:
             log.error("write of %s/%s: %s", directory, name, error)
+            if not opened and says_nothing_of_the_disk(error):
+                return v.Trouble.NO_SPACE
             if create and trouble_of(error) is v.Trouble.NO_SPACE:
                 self._files.forget(path)
             return trouble_of(error)

@@ -148,3 +148,41 @@ def test_no_restart_takes_bytes_of_a_failed_sync_for_durable(marks: str) -> None
         server.start()
         session = writer(server, 3)
         assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, told)
+
+
+def test_a_tail_torn_again_at_the_same_place_leaves_the_copy_of_the_first_alone() -> None:
+    server = Harness()
+    session = writer(server)
+    server.ask(session, append(b"", b"abc"))
+    tails = []
+    for count in (20, 5, 10):
+        whole = extents_of([b"abc", bytes([count]) * 20 * count], seed=object_seed("dir", "o"))[1]
+        tails.append(whole[:-100])
+        handle = server.disk.open("d/dir/o", create=False)
+        server.disk.write(handle, server.disk.size(handle), [tails[-1]])
+        server.disk.kill()
+        server.start()
+        server.storage.load("dir")
+    names = sorted(name for name in server.disk.names("d/dir") or [] if name.startswith(".torn."))
+    kept = [server.disk.read(server.disk.open(f"d/dir/{name}", create=False), 0, 9_999) for name in names]
+    assert sorted(kept) == sorted(tails)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refused_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Nothing was written, and the object is as sound as before."""
+    # EVIDENCE-OF: P-8, P-10
+    monkeypatch.setattr("dos_server.open_files.open_files_max", 0)
+    server = Harness()
+    session = writer(server)
+    server.ask(session, append(b"", b"abc"))
+    for content, name in ((b"abc", "o"), (b"", "new")):
+        server.disk.fail("open", error)
+        answer = server.ask(session, append(content, b"def", name))
+        assert answer.code == ErrorCode.NO_SPACE
+        server.ask(session, append(content, b"def", name))
+        assert server.unasked(session, m.Watermark)[-1] == m.Watermark(
+            name, len(content) + 3, len(content) + 3
+        )
