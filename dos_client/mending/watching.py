@@ -37,7 +37,8 @@ async def watch_for_damage(store: Store) -> None:
 
 
 async def _look(store: Store, member: Member) -> None:
-    if store.record.member(member.server_id) is None or not store.is_connected(member.server_id):
+    known = store.record.member(member.server_id)
+    if known is None or known.state != "in" or not store.is_connected(member.server_id):
         return
     connection = store.watch(member).connection
     for directory in await connection.list_all() if connection is not None else ():

@@ -84,7 +84,10 @@ class Check:
         except OSError as error:
             raise NotCheckedError(f"{self._root} cannot be opened: {error.strerror}") from error
         try:
+            self._refuse_other_places()
             lock = self._disk.lock_if_there("lock")
+            if lock is None and self._repair:
+                lock = self._disk.lock("lock")
             try:
                 self._everything()
                 if lock is None and "lock" in self._disk.entries(""):
@@ -107,10 +110,13 @@ class Check:
 
     # The data directory itself
 
+    def _refuse_other_places(self) -> None:
+        names = self._disk.names("") or []
+        if "identity" not in names and OBJECTS not in names:
+            raise NotCheckedError(f"{self._root} is no data directory: no identity and no objects in it")
+
     def _everything(self) -> None:
         entries = self._disk.entries("")
-        if "identity" not in entries and OBJECTS not in entries:
-            raise NotCheckedError(f"{self._root} is no data directory: no identity and no objects in it")
         folders = self._disk.entries(OBJECTS) if OBJECTS in entries else {}
         for name in entries:
             entry = entry_of_root(name)

@@ -53,6 +53,7 @@ def written(root: Path, *names: str, parts: list[bytes] = PARTS) -> Path:
             server.settle()
             content += part
     server.storage.stop()
+    disk.close(disk.lock("lock"))
     disk.shut()
     return root
 
@@ -110,7 +111,7 @@ def test_a_sound_directory_is_verified_whole_and_left_as_it_is(data: Path) -> No
 
 
 def test_without_a_lock_file_none_is_made(data: Path) -> None:
-    (data / "lock").unlink(missing_ok=True)
+    (data / "lock").unlink()
     before = tree(data)
     assert checked(data).complete
     assert tree(data) == before
@@ -243,6 +244,23 @@ def test_a_torn_tail_is_good_and_repair_cuts_it_as_a_start_does(data: Path, tmp_
     assert shown.returncode == 0
     assert "0 torn tails" in shown.stdout
     assert ".torn.a." in shown.stdout
+
+
+def test_repair_holds_the_lock_also_where_there_was_no_lock_file(data: Path) -> None:
+    path = data / "d" / "dir" / "a"
+    path.write_bytes(path.read_bytes() + bytes(90))
+    (data / "lock").unlink()
+    held: list[bool] = []
+
+    def look(*_: object) -> None:
+        disk = RealDisk(data)
+        with pytest.raises(BlockingIOError):
+            disk.lock("lock")
+        held.append(True)
+        disk.shut()
+
+    assert Check(data, repair=True, tell=look).run().cut == ["dir/a"]
+    assert held
 
 
 def test_the_mark_is_held_against_the_object(data: Path) -> None:
@@ -414,7 +432,7 @@ def test_an_interrupted_command_tells_what_it_found_and_that_it_was_not_all(
 
 
 def test_a_server_that_starts_meanwhile_is_noticed(data: Path) -> None:
-    (data / "lock").unlink(missing_ok=True)
+    (data / "lock").unlink()
     check = Check(data, tell=lambda *_: (data / "lock").touch())
     with pytest.raises(NotCheckedError, match="was started"):
         check.run()
