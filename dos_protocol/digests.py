@@ -8,7 +8,6 @@ It does not depend on how c was cut into appends, it can be resumed from (k, D_k
 tells two histories of one length apart: an append that names it cannot land after another writer's bytes.
 """
 
-import copy
 from typing import Final
 
 import xxhash
@@ -88,9 +87,6 @@ class PrefixDigest:
 
     def copy(self) -> "PrefixDigest":
         """An independent digest of the same content."""
-        return copy.copy(self)
-
-    def __copy__(self) -> "PrefixDigest":
         twin = PrefixDigest(0, self.blocks_digest)
         twin.size = self.size
         twin._tail = None if self._tail is None else self._tail.copy()

@@ -6,10 +6,10 @@ the handles that were open and to nobody later. Only what is unused and synced m
 longest goes first.
 """
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 
 from dos_server.disk import Disk
 from dos_server.limits import open_files_max
@@ -38,22 +38,30 @@ class OpenFiles:
         self._files: dict[str, OpenFile] = {}
         self._guard = threading.Lock()
 
-    @contextlib.contextmanager
-    def use(self, path: str, *, create: bool = False) -> Iterator[OpenFile]:
-        """The file at the path, open until the block ends and longer. Raises what `open` raises."""
+    def use(self, path: str, *, create: bool = False) -> "Use":
+        """For `with`: the file at the path, open until the block ends and longer.
+
+        Raises what `open` raises.
+        """
+        return Use(self, path, create=create)
+
+    def take(self, path: str, *, create: bool) -> OpenFile:
+        """What `use` begins with; it ends with `leave`."""
         with self._guard:
             file = self._files.pop(path, None)
             if file is None:
                 file = OpenFile(self._disk.open(path, create=create))
             self._files[path] = file
             file.users += 1
-        try:
-            yield file
-        finally:
-            with self._guard:
-                file.users -= 1
-                if file.forgotten and not file.users:
-                    self._disk.close(file.handle)
+        return file
+
+    def leave(self, file: OpenFile) -> None:
+        """The file is not used any more by one that took it."""
+        with self._guard:
+            file.users -= 1
+            if file.forgotten and not file.users:
+                self._disk.close(file.handle)
+            if len(self._files) > open_files_max:
                 self._close_surplus()
 
     def sync(self, file: OpenFile) -> None:
@@ -96,9 +104,26 @@ class OpenFiles:
     def _close_surplus(self) -> None:
         """The guard is held."""
         surplus = len(self._files) - open_files_max
-        if surplus > 0:
-            idle = [
-                path for path, file in self._files.items() if not file.users and file.writes == file.synced
-            ]
-            for path in idle[:surplus]:
-                self._disk.close(self._files.pop(path).handle)
+        idle = [path for path, file in self._files.items() if not file.users and file.writes == file.synced]
+        for path in idle[:surplus]:
+            self._disk.close(self._files.pop(path).handle)
+
+
+class Use:
+    """See `OpenFiles.use`. A class, because it is begun and ended with every append."""
+
+    __slots__ = ("_create", "_file", "_files", "_path")
+
+    def __init__(self, files: OpenFiles, path: str, *, create: bool) -> None:
+        self._files = files
+        self._path = path
+        self._create = create
+
+    def __enter__(self) -> OpenFile:
+        self._file = self._files.take(self._path, create=self._create)
+        return self._file
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.leave(self._file)
