@@ -338,6 +338,7 @@ class Life:
         self.history = {"a": b"", "b": b""}
         self.deletes: dict[str, int] = {}
         self.rotten: dict[str, int] = {}
+        self.flipped: set[tuple[ObjectState, int]] = set()
         self.late = self.mends = self.removals = 0
         self.in_store = self.rng.random() < 0.5  # where copies are mended, and none is removed
         if not self.in_store:
@@ -415,7 +416,11 @@ class Life:
         state = self.world.core._tables.find("dir", name)
         if state is not None and state.synced and not state.damaged and state.changing is None:
             position = self.rng.randrange(state.synced)  # of the file: at or before that offset
-            self.world.file(name).stable[position] ^= 1 << self.rng.randrange(8)
+            stable = self.world.file(name).stable
+            bit = 1 << self.rng.randrange(8)
+            if (state, position) not in self.flipped:  # the same bit twice would be no rot at all
+                stable[position] ^= bit
+            self.flipped.add((state, position))
             self.rotten[name] = max(position, self.rotten.get(name, 0))
 
     def check(self) -> None:
