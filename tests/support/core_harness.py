@@ -18,6 +18,7 @@ from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.storage import Storage
 from tests.support.fake_disk import FakeDisk
+from tests.support.thread_work import thread_work
 
 SERVER_ID = bytes(range(1, 17))
 
@@ -92,6 +93,9 @@ class Harness:
             self.told.append(effect.text)
             self.warnings += [effect.text] * effect.bad
             return None
+        if isinstance(effect, looks.Look):
+            self.pending.append((effect, self._look_then_report(effect)))
+            return None
         return self._perform_for_clients(effect)
 
     def _perform_for_clients(self, effect: v.Effect) -> v.Event | None:
@@ -121,34 +125,8 @@ class Harness:
                 report = v.Synced(directory, name, storage.sync(effect))
                 self.pending.append((effect, lambda: report))
             case _:
-                self.pending.append((effect, self._work(effect)))
+                self.pending.append((effect, thread_work(storage, effect)))
         return None
-
-    def _work(self, effect: v.Effect) -> Callable[[], v.Event | None]:
-        storage = self.storage
-        match effect:
-            case v.LoadDirectory(directory):
-                return lambda: storage.load(directory)
-            case v.StoreClaim(directory, claim):
-                return lambda: v.ClaimStored(directory, claim, storage.store_claim(directory, claim))
-            case v.ReadData():
-                return lambda: storage.read(effect)
-            case v.ReadDigest():
-                return lambda: storage.digest(effect)
-            case looks.Look():
-                return self._look_then_report(effect)
-            case v.WriteMend(session):
-                return lambda: v.MendWritten(session, storage.write_mend(effect))
-            case v.InstallMend(session, directory, name):
-                return lambda: v.MendInstalled(session, directory, name, storage.install_mend(effect))
-            case v.RemoveObject():
-                return lambda: storage.remove(effect)
-            case v.MakeDirectory(session, directory):
-                return lambda: v.DirectoryMade(session, directory, storage.make_directory(directory))
-            case v.StoreRecord(session, request_id, record):
-                return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
-            case _:
-                raise AssertionError(effect)
 
     def _look_then_report(self, effect: looks.Look) -> Callable[[], v.Event | None]:
         """A look that is late: what it read is reported when it is finished a second time."""

@@ -97,7 +97,7 @@ class FakeDisk:
         self._handles.clear()
 
     def _cut(self, folder: _Folder, rng: random.Random) -> None:
-        for name in {*folder.seen, *folder.stable}:
+        for name in sorted({*folder.seen, *folder.stable}):
             if folder.seen.get(name) is not folder.stable.get(name) and rng.random() < 0.5:
                 folder.stable.pop(name, None)
                 if name in folder.seen:

@@ -1,0 +1,315 @@
+"""A directory claimed on the members of a store: the cores of `dos_client`, performed on virtual time.
+
+What is granted and lost, what counts and what a copy is worth is decided by the real `ClaimMachine`,
+`Quorums`, `Replica` and `Window`; the shells around them are written anew here, as short as can be. The
+journal's own code runs on top of it unchanged: this is its `ClaimPort`.
+
+Rules of this file: who owns the claim waits in its coroutines; the members' links are `member`'s.
+"""
+
+from random import Random
+
+from dos_client.core.claim import (
+    ClaimMachine,
+    ClaimState,
+    Closed,
+    Lost,
+    MemberClaimed,
+    MemberFenced,
+    MemberLeft,
+)
+from dos_client.core.quorum import Quorums
+from dos_client.core.replica import Goal, View
+from dos_client.core.window import Window
+from dos_client.errors import MissingDataError
+from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s
+from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
+from dos_protocol.store_record import StoreRecord
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+from tests.sim.member import Link
+from tests.sim.network import Network
+from tests.sim.store import SimStore
+from tests.sim.world import Process, Signal
+
+
+class SimTarget:
+    """One object that the claim brings its members up to. See `dos_client.writing.target`."""
+
+    def __init__(self, name: str, tag: int, quorums: Quorums, window: Window | None) -> None:
+        self.name = name
+        self.tag = tag
+        self.window = window
+        self.goal_size = 0
+        self.goal_digest = 0
+        self.sizes: dict[bytes, int] = {}
+        self.without: set[bytes] = set()
+        self.unsure: set[bytes] = set()
+        self.synced = 0
+        self._quorums = quorums
+
+    @property
+    def size(self) -> int:
+        return self.window.size if self.window is not None else self.goal_size
+
+    @property
+    def view(self) -> View:
+        base = self.window.base if self.window is not None else self.goal_size
+        return View(Goal(self.size, self.window is None), base, self.digest_at)
+
+    def digest_at(self, size: int) -> int | None:
+        if self.window is None:
+            return self.goal_digest if size == self.goal_size else None
+        return self.window.digest_at(size)
+
+    def seal(self, size: int, digest: int) -> None:
+        self.window = None
+        self.goal_size, self.goal_digest = size, digest
+
+    def note(self, server_id: bytes, synced: int) -> None:
+        """A member has this much, of agreeing content."""
+        self.sizes[server_id] = synced
+        self.synced = max(self.synced, self._quorums.watermark(self.sizes))
+
+
+class SimWriter:
+    """One object being appended to. See `dos_client.writing.object_writer`."""
+
+    def __init__(self, claim: "SimClaim", target: SimTarget) -> None:
+        self._claim = claim
+        self._target = target
+
+    @property
+    def size(self) -> int:
+        return self._target.size
+
+    @property
+    def synced(self) -> int:
+        return self._target.synced
+
+    @property
+    def digest(self) -> int:
+        digest = self._target.digest_at(self._target.size)
+        assert digest is not None
+        return digest
+
+    def append(self, data: bytes) -> int:
+        self._claim.check()
+        assert self._target.window is not None, "nothing is appended to what is sealed"
+        self._claim.on_append(self._target.name, self._target.size, data)
+        size = self._target.window.append(data)
+        self._claim.wake_links()
+        return size
+
+    async def wait_synced(self, size: int) -> None:
+        while self._target.synced < size:
+            self._claim.check()
+            await self._claim.wait_changed(1.0)
+
+    async def wait_room(self) -> None:
+        self._claim.check()
+
+    def seal(self) -> None:
+        target = self._target
+        if target.window is not None and target.synced >= target.size:
+            target.seal(target.window.size, target.window.digest)
+            self._claim.sealed(target)
+
+
+class SimClaim:
+    """See the module. `answers`, `lost`, `epoch` and the rest as in `dos_client.writing.claim`."""
+
+    def __init__(
+        self, store: SimStore, process: Process, network: Network, chance: Random, directory: str, epoch: int
+    ) -> None:
+        self.store = store
+        self.process = process
+        self.network = network
+        self.chance = chance
+        self.directory = directory
+        self.epoch = epoch
+        self.writer_id = chance.randbytes(16)
+        self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
+        self.targets: dict[str, SimTarget] = {}
+        self.lost: FencedError | None = None
+        self.epoch_seen = epoch
+        self._quorums = Quorums(store.record)
+        self._machine = ClaimMachine(self._quorums)
+        self._changed = Signal()
+        self._links = [Link(self, member) for member in store.record.members]
+        self._tag = 0
+        self._tasks = [process.start(f"link {link.member.address}", link.run()) for link in self._links]
+
+    @property
+    def record(self) -> StoreRecord:
+        return self.store.record
+
+    @property
+    def state(self) -> ClaimState:
+        return self._machine.state
+
+    @property
+    def over(self) -> bool:
+        return self._machine.state in (ClaimState.LOST, ClaimState.CLOSED)
+
+    def check(self) -> None:
+        """Raise why the claim is over, if it is."""
+        if self.lost is not None:
+            raise FencedError(str(self.lost.args[0]), actual=self.lost.epoch_held)
+        if self._machine.state is ClaimState.CLOSED:
+            raise ClosedError(f"the claim of {self.directory} is closed")
+
+    async def wait_granted(self) -> None:
+        """Until F members hold it (R1), and a moment longer for the others. Raises FencedError."""
+        while self._machine.state is ClaimState.CLAIMING:
+            await self.wait_changed(1.0)
+        await self.wait_all(answers_grace_s)
+        self.check()
+
+    async def wait_all(self, timeout_s: float) -> bool:
+        deadline = self.process.now + timeout_s
+        while not self._quorums.sets[0] <= self.answers.keys() and self.process.now < deadline:
+            self.check()
+            await self.wait_changed(deadline - self.process.now)
+        return self._quorums.sets[0] <= self.answers.keys()
+
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
+        """Durable bytes, from that member or from the one that has most."""
+        deadline = self.process.now + read_timeout_s
+        while True:
+            self.check()
+            error: DosError = BrokenConnectionError(f"no member to read {name} from is connected")
+            for link in self._readers(name, member):
+                session = link.session
+                if session is None:
+                    continue  # it left while another was asked
+                try:
+                    return await session.get(name, offset, max_bytes)
+                except DosError as refused:
+                    error = refused
+            if not isinstance(error, BrokenConnectionError) or self.process.now > deadline:
+                raise error
+            await self.wait_changed(0.5)
+
+    def _readers(self, name: str, member: bytes | None) -> list[Link]:
+        def has(link: Link) -> int:
+            info = self.answers.get(link.server_id, {}).get(name)
+            target = self.targets.get(name)
+            known = target.sizes.get(link.server_id, 0) if target is not None else 0
+            return max(known, info.synced if info is not None else 0)
+
+        joined = [link for link in self._links if link.session is not None]
+        if member is not None:
+            return [link for link in joined if link.server_id == member]
+        return sorted(joined, key=has, reverse=True)
+
+    async def settle(self, name: str, size: int, digest: int, local: object = None) -> None:
+        """Until that prefix is synced on the quorum (R7). Raises MissingDataError, FencedError."""
+        self.check()
+        target = self.targets.get(name)
+        if target is None:
+            target = self._add(name, None)
+            target.seal(size, digest)
+            self._enter(target)
+        patience = self.process.now + answer_timeout_s
+        while target.synced < size:
+            self.check()
+            hopeless = self._nobody_has(target)
+            if hopeless and (self.process.now > patience or not self._hopes_for(target)):
+                raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
+            await self.wait_changed(1.0)
+
+    def open_object(self, name: str, local: object = None) -> SimWriter:
+        self.check()
+        assert name not in self.targets, "an object is opened once"
+        target = self._add(name, Window())
+        self._enter(target)
+        return SimWriter(self, target)
+
+    def close(self) -> None:
+        """Give it up: what is under way may or may not arrive."""
+        if self._machine.state is not ClaimState.CLOSED:
+            self._machine.handle(Closed())
+        self._finish()
+
+    def on_append(self, name: str, offset: int, data: bytes) -> None:
+        """For the history of the run: what this writer put where."""
+
+    # What the links use
+
+    def member_claimed(self, link: Link, opened: DirectoryOpened) -> None:
+        trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
+        if trusted and link.server_id not in self.answers:
+            self.answers[link.server_id] = {
+                info.name: info for info in opened.entries if info.name not in self.targets
+            }
+        self.epoch_seen = max(self.epoch_seen, opened.epoch)
+        self._machine.handle(MemberClaimed(link.server_id, trusted))
+        self.changed()
+
+    def member_left(self, link: Link) -> None:
+        if not self.over:
+            self._machine.handle(MemberLeft(link.server_id))
+        self.changed()
+
+    def member_fenced(self, link: Link, error: FencedError) -> None:
+        self.epoch_seen = max(self.epoch_seen, error.epoch_held)
+        for effect in self._machine.handle(MemberFenced(link.server_id, error.epoch_held)):
+            if isinstance(effect, Lost):
+                self.lost = FencedError(
+                    f"epoch {self.epoch} of {self.directory} is superseded", actual=effect.epoch_held
+                )
+        self._finish()
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def wait_changed(self, timeout_s: float) -> None:
+        await self.process.wait(self._changed, timeout_s)
+
+    def wake_links(self) -> None:
+        for link in self._links:
+            link.wake()
+
+    def source_for(self, target: SimTarget, at_least: int, asking: Link) -> Link | None:
+        """A member that holds at least that much of the object, digest compared."""
+        found = [
+            link
+            for link in self._links
+            if link is not asking
+            and link.session is not None
+            and target.sizes.get(link.server_id, 0) >= at_least
+            and link.agrees(target.name)
+        ]
+        return self.chance.choice(found) if found else None
+
+    def sealed(self, target: SimTarget) -> None:
+        for link in self._links:
+            link.sealed(target)
+
+    def _finish(self) -> None:
+        for task in self._tasks:
+            self.process.soon(task.stop)
+        for link in self._links:
+            link.leave()
+        self.changed()
+
+    def _nobody_has(self, target: SimTarget) -> bool:
+        if any(have >= target.size for have in target.sizes.values()) or target.unsure:
+            return False
+        return self._quorums.can_take_over(target.without)
+
+    def _hopes_for(self, target: SimTarget) -> bool:
+        return any(
+            server_id not in target.without and objects[target.name].synced >= target.size
+            for server_id, objects in self.answers.items()
+            if target.name in objects
+        )
+
+    def _add(self, name: str, window: Window | None) -> SimTarget:
+        self._tag += 1
+        target = self.targets[name] = SimTarget(name, self._tag, self._quorums, window)
+        return target
+
+    def _enter(self, target: SimTarget) -> None:
+        for link in self._links:
+            link.enter(target)

@@ -1,0 +1,215 @@
+"""Connections between processes, as TCP makes them: in order, each way by itself, late, cut, or held back.
+
+Rules of this file: messages and ends of connections. What is in a message is none of its business. A one-way
+block holds what goes that way back, for as long as it lasts; nothing is lost but by the end of a connection,
+and then it is the end of what was under way, never something out of the middle.
+
+A connection ends in one of four ways: closed by a process, which the other end hears after what was sent
+before; reset, which loses some of what was under way each way; with the process at one end, which is a reset
+that this end can no longer hear of; or with the power of the machine, which nobody hears of until it is back.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+from tests.sim.world import Process, World
+
+
+class End(Protocol):
+    """What a connection needs of the process at one of its ends."""
+
+    def heard(self, item: Any) -> None:
+        """Something came."""
+
+    def ended(self) -> None:
+        """The connection is over."""
+
+
+class _Way:
+    """One direction of one connection."""
+
+    __slots__ = ("blocked_pumps", "end", "going", "last", "path", "process")
+
+    def __init__(self, path: tuple[str, str], process: Process) -> None:
+        self.path = path
+        self.process = process
+        self.end: End | None = None
+        self.going: deque[Any] = deque()
+        self.blocked_pumps = 0
+        self.last = 0.0
+
+
+_THE_END = object()
+
+
+class Wire:
+    """One connection. `a` dialled, `b` answers."""
+
+    def __init__(self, network: "Network", a: Process, b: Process, b_address: str) -> None:
+        self._network = network
+        self.processes = (a, b)
+        self.address = b_address
+        self.open = True
+        self.muted = False
+        self._ways = (_Way((a.name, b.name), b), _Way((b.name, a.name), a))
+
+    def attach(self, end: End, *, dialler: bool) -> None:
+        """Who hears what comes to this end."""
+        self._ways[1 if dialler else 0].end = end
+
+    def send(self, item: Any, *, dialler: bool) -> None:
+        """Send to the other end."""
+        if self.open and not self.muted:
+            self._put(self._ways[0 if dialler else 1], item)
+
+    def close(self, *, dialler: bool) -> None:
+        """This end is done. The other hears what was sent before, then the end."""
+        if self.open and not self.muted:
+            self._put(self._ways[0 if dialler else 1], _THE_END)
+        self._forget()
+
+    def reset(self) -> None:
+        """Both ends hear the end; of what was under way, each way, some is lost."""
+        if not self.open:
+            return
+        for way in self._ways:
+            keep = self._network.chance.randint(0, len(way.going))
+            lost = len(way.going) - keep
+            for _ in range(lost):
+                way.going.pop()
+            way.going.append(_THE_END)
+            if lost == 0:
+                self._network.pump_later(self, way)
+        self._forget()
+
+    def mute(self) -> None:
+        """A machine lost its power: nothing more goes either way, and nobody is told."""
+        self.muted = True
+        for way in self._ways:
+            way.going.clear()
+
+    def _forget(self) -> None:
+        self.open = False
+        self._network.wires.pop(self, None)
+
+    def _put(self, way: _Way, item: Any) -> None:
+        way.going.append(item)
+        self._network.pump_later(self, way)
+
+    def pump(self, way: _Way) -> None:
+        """The next of what goes that way arrives, unless the way is blocked."""
+        if self._network.is_blocked(way.path):
+            way.blocked_pumps += 1
+            self._network.hold(self, way)
+        elif way.going:
+            item = way.going.popleft()
+            way.process.do(lambda: self._arrived(way, item))
+
+    @staticmethod
+    def _arrived(way: _Way, item: Any) -> None:
+        if way.end is None:
+            return
+        if item is _THE_END:
+            way.end.ended()
+        else:
+            way.end.heard(item)
+
+
+class Network:
+    """All connections, and what is wrong with the paths between processes. `slow`: how many times later
+    things come, by path."""
+
+    def __init__(self, world: World, chance: Random, latency_s: Callable[[str, str], float]) -> None:
+        self.world = world
+        self.chance = chance
+        self.wires: dict[Wire, None] = {}
+        self.slow: dict[tuple[str, str], float] = {}
+        self._latency_s = latency_s
+        self._listening: dict[str, tuple[Process, Callable[[Wire], End]]] = {}
+        self._blocked: dict[tuple[str, str], None] = {}
+        self._held: dict[tuple[str, str], list[tuple[Wire, _Way]]] = {}
+
+    def listen(self, address: str, process: Process, accept: Callable[[Wire], End]) -> None:
+        """Whoever dials the address reaches this process."""
+        self._listening[address] = (process, accept)
+
+    def dial(self, client: Process, address: str, done: Callable[[Wire | None], None]) -> None:
+        """Connect; `done` is given the connection, or None: refused. It may never be called, when the path
+        is blocked or the machine has no power: who dials sets a time-out."""
+        process, _ = self._listening[address]
+        there, back = (client.name, process.name), (process.name, client.name)
+
+        def arrive() -> None:
+            if self.is_blocked(there) or self.is_blocked(back):
+                return
+            current, accept_now = self._listening[address]
+            if not current.alive:
+                if not getattr(current, "without_power", False):
+                    client.after(self.delay_s(back), lambda: done(None))
+                return
+            wire = Wire(self, client, current, address)
+            self.wires[wire] = None
+            wire.attach(accept_now(wire), dialler=False)
+            client.after(self.delay_s(back), lambda: done(wire))
+
+        self.world.after(self.delay_s(there), arrive)
+
+    def delay_s(self, path: tuple[str, str]) -> float:
+        """How long something takes along that path, this time."""
+        base = self._latency_s(*path) * self.slow.get(path, 1.0)
+        return base * (0.5 + self.chance.random())
+
+    def pump_later(self, wire: Wire, way: _Way) -> None:
+        way.last = max(way.last, self.world.now + self.delay_s(way.path))
+        self.world.after(way.last - self.world.now, lambda: wire.pump(way))
+
+    # What is wrong
+
+    def is_blocked(self, path: tuple[str, str]) -> bool:
+        return path in self._blocked
+
+    def block(self, path: tuple[str, str]) -> None:
+        """Nothing goes that way any more; it waits."""
+        self._blocked[path] = None
+
+    def unblock(self, path: tuple[str, str]) -> None:
+        """What waited comes, in its order."""
+        self._blocked.pop(path, None)
+        held = self._held.pop(path, [])
+        for wire, way in held:
+            pumps, way.blocked_pumps = way.blocked_pumps, 0
+            for _ in range(pumps):
+                self.pump_later(wire, way)
+
+    def quicken(self, path: tuple[str, str]) -> None:
+        """That path is not slow any more."""
+        self.slow.pop(path, None)
+
+    def hold(self, wire: Wire, way: _Way) -> None:
+        held = self._held.setdefault(way.path, [])
+        if (wire, way) not in held:
+            held.append((wire, way))
+
+    def heal(self) -> None:
+        """All paths are as they should be."""
+        self.slow.clear()
+        for path in list(self._blocked):
+            self.unblock(path)
+
+    def process_died(self, process: Process, *, power: bool) -> None:
+        """Its connections: reset by its kernel, or, without power, just silent."""
+        for wire in list(self.wires):
+            if process in wire.processes:
+                if power:
+                    wire.mute()
+                else:
+                    wire.reset()
+
+    def power_back(self, address: str) -> None:
+        """A machine is up again: what still holds a connection to its last life is told that there is
+        none."""
+        for wire in [one for one in self.wires if one.muted and one.address == address]:
+            wire.muted = False
+            wire.reset()

@@ -1,0 +1,39 @@
+"""A reader: looks at a chain now and then, without a claim, and tells the history what it was shown (R10)."""
+
+from random import Random
+
+from dos_protocol.errors import DosError
+from journal import look_chain
+from tests.sim.history import History
+from tests.sim.store import SimStore
+from tests.sim.world import Process
+from tests.sim.writer import CHAIN, Stores, numbers_of
+
+
+class Reader(Process):
+    """One reader process of one directory."""
+
+    def __init__(self, name: str, stores: Stores, directory: str, history: History, chance: Random) -> None:
+        super().__init__(stores.network.world, name)
+        self.directory = directory
+        self.history = history
+        self.chance = chance
+        self.store = SimStore(self, stores.network, stores.record)
+        self.start("life", self._live())
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except DosError as error:
+                self.history.sometimes[f"reader: {type(error).__name__}"] += 1
+            await self.sleep(0.2 + self.chance.expovariate(1 / 1.0))
+
+    async def look(self) -> list[int]:
+        """One look; what is committed, by number."""
+        state = await look_chain(self.store, self.directory, CHAIN)
+        found = await numbers_of(self.store, state, self.directory)
+        self.store.close()
+        self.history.showed(self.directory, found)
+        self.history.sometimes["reader looked"] += 1
+        return found

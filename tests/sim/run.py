@@ -1,0 +1,216 @@
+"""One seed: its cluster, its faults, the heal, and the verdict.
+
+safety     clients work while faults strike as planned; what contradicts a promise at once ends the run
+liveness   everything is healed but what is damaged; each directory must have something new acknowledged
+           within a bound of virtual time
+verdict    a fresh writer takes each chain over, a fresh reader looks, and the platters are compared with the
+           history
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from dos_protocol.store_record import Member, StoreRecord, claims_needed
+from tests.sim import nemesis
+from tests.sim.chance import Chance
+from tests.sim.history import History, ViolationError
+from tests.sim.nemesis import Fault
+from tests.sim.network import Network
+from tests.sim.oracles import ORACLES
+from tests.sim.reader import Reader
+from tests.sim.server import Machine
+from tests.sim.trace import Trace
+from tests.sim.world import World
+from tests.sim.writer import Stores, Writer
+
+SAFETY_S = 12.0
+LIVENESS_S = 120.0
+"""Virtual seconds. After the heal: sessions notice silence in 15 s, members come back in 2 s."""
+NEW_RECORDS = 3
+
+
+@dataclass
+class Result:
+    """What came of a run. `violation`: '' when nothing is wrong."""
+
+    seed: int
+    violation: str
+    oracle: str
+    faults: list[Fault]
+    steps: int
+    seconds: float
+    """Virtual."""
+    digest: str
+    history: History
+    lines: list[str] = field(default_factory=list)
+
+
+class Cluster:
+    """Everything that lives in a run."""
+
+    def __init__(self, seed: int, trace: Trace) -> None:
+        self.chance = chance = Chance(seed)
+        self.history = History()
+        self.world = World(trace)
+        topology = chance.topology
+        base_s = topology.choice([0.000_1, 0.000_5, 0.005])
+        laggard, lag = f"s{topology.randrange(3)}", topology.choice([1.0, 1.0, 1.0, 20.0, 100.0])
+
+        def latency_s(here: str, there: str) -> float:
+            return base_s * lag if laggard in (here, there) else base_s
+
+        self.network = Network(self.world, chance.network, latency_s)
+        count, quorum = topology.choice([(3, 2), (3, 2), (3, 2), (2, 2), (5, 3), (1, 1)])
+        self.machines = [
+            Machine(self.world, self.network, f"s{index}", chance.stream(f"machine {index}"))
+            for index in range(count)
+        ]
+        members = tuple(Member(machine.fresh_id, machine.address) for machine in self.machines)
+        self.record = StoreRecord(topology.randbytes(16), 1, quorum, members)
+        self.stores = Stores(self.network, self.record)
+        self.victim = topology.choice(self.machines)
+        self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 2]))]
+        self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
+        self.writers: list[Writer] = []
+        self.readers: list[Reader] = []
+        self.healed = False
+        self._writers_made = 0
+        for machine in self.machines:
+            machine.prepare(self.record)
+            machine.start()
+        for directory in self.directories:
+            self.new_writer(directory)
+            self.new_reader(directory)
+        self._supervise()
+
+    def may_fail(self, machine: Machine) -> bool:
+        """Whether that machine's disk may be damaged or fail: one a run, where the others are enough to go on
+        without it, and when they need it no more to make the journals (R16)."""
+        if len(self.history.starts) < len(self.directories):
+            return False
+        needed = claims_needed(len(self.machines), self.record.ack_quorum)
+        return machine is self.victim and len(self.machines) - 1 >= needed
+
+    def new_writer(self, directory: str) -> Writer:
+        self._writers_made += 1
+        name = f"w{self._writers_made}"
+        chance = self.chance.stream(name)
+        writer = Writer(
+            name, self.stores, directory, self.history, chance, pipelined=self.pipelined[directory]
+        )
+        writer.skew = chance.uniform(-0.1, 0.1)
+        self.writers.append(writer)
+        return writer
+
+    def new_reader(self, directory: str) -> Reader:
+        name = f"r{len(self.readers) + 1}"
+        reader = Reader(name, self.stores, directory, self.history, self.chance.stream(name))
+        self.readers.append(reader)
+        return reader
+
+    def living_writers(self) -> list[Writer]:
+        return [writer for writer in self.writers if writer.alive and not writer.paused]
+
+    def client_names(self) -> list[str]:
+        return [one.name for one in (*self.writers, *self.readers) if one.alive]
+
+    def note(self, who: str, what: str) -> None:
+        self.world.trace.note(self.world.now, who, what)
+
+    def _supervise(self) -> None:
+        """Where nobody writes, somebody is started."""
+        for directory in self.directories:
+            if not any(writer.directory == directory for writer in self.living_writers()):
+                self.new_writer(directory)
+        self.world.after(0.5 + self.chance.scheduler.random(), self._supervise)
+
+    def end(self) -> None:
+        """Nothing runs any more."""
+        for process in (*self.writers, *self.readers):
+            process.kill()
+
+    def heal(self) -> None:
+        """All that can be put right is."""
+        self.healed = True
+        self.network.heal()
+        for machine in self.machines:
+            machine.disk.heal()
+            machine.slowness = 1.0
+            if machine.server is not None:
+                machine.server.resume()
+            if machine is self.victim and machine.up:
+                machine.kill()  # what failed on it is known again only after a start
+            machine.start()
+        for process in (*self.writers, *self.readers):
+            process.resume()
+
+
+def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
+    """One whole run. `faults`: these instead of the plan's, to make a failing run smaller."""
+    trace = Trace(keep=keep)
+    cluster = Cluster(seed, trace)
+    planned = nemesis.plan(cluster.chance, SAFETY_S)
+    chosen = planned if faults is None else faults
+    violation, oracle = "", ""
+    try:
+        _run(cluster, chosen)
+    except ViolationError as error:
+        violation, oracle = str(error), error.oracle
+        cluster.note("oracle", violation)
+    finally:
+        cluster.end()
+    return Result(
+        seed,
+        violation,
+        oracle,
+        chosen,
+        cluster.world.steps,
+        cluster.world.now,
+        trace.digest,
+        cluster.history,
+        trace.lines,
+    )
+
+
+def _run(cluster: Cluster, faults: list[Fault]) -> None:
+    world = cluster.world
+    for fault in faults:
+        world.after(fault.at_s, partial(_strike, cluster, fault))
+    world.run(lambda: False, SAFETY_S)
+    cluster.note("nemesis", "heals")
+    cluster.heal()
+    before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
+
+    def moved() -> bool:
+        return all(
+            len(cluster.history.line(one).acknowledged) >= before[one] + NEW_RECORDS
+            for one in cluster.directories
+        )
+
+    if not world.run(moved, world.now + LIVENESS_S):
+        raise ViolationError("O11", f"{LIVENESS_S:.0f} s after the heal too little is acknowledged")
+    _last_words(cluster)
+    for check in ORACLES:
+        check(cluster)
+
+
+def _strike(cluster: Cluster, fault: Fault) -> None:
+    if not cluster.healed:
+        nemesis.strike(cluster, fault)
+
+
+def _last_words(cluster: Cluster) -> None:
+    """The writers die; fresh ones take over, fresh readers look."""
+    for process in (*cluster.writers, *cluster.readers):
+        cluster.network.process_died(process, power=False)
+        process.kill()
+    fresh = [cluster.new_writer(directory) for directory in cluster.directories]
+    if not cluster.world.run(lambda: all(one.running for one in fresh), cluster.world.now + LIVENESS_S):
+        raise ViolationError("O11", "a fresh writer cannot take over")
+    readers = [cluster.new_reader(directory) for directory in cluster.directories]
+    seen = cluster.history.sometimes["reader looked"]
+    done = seen + len(readers)
+    if not cluster.world.run(
+        lambda: cluster.history.sometimes["reader looked"] >= done, cluster.world.now + LIVENESS_S
+    ):
+        raise ViolationError("O11", "a fresh reader is shown nothing")

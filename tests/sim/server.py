@@ -1,0 +1,302 @@
+"""A server: a machine with an address and a disk, and one life of the server process after the other.
+
+The core and the storage are the real ones. What the shell would do in threads happens here after a while of
+virtual time: a sync touches the disk when it begins and is reported when it ends, so nothing written
+meanwhile is covered.
+
+Rules of this file: it performs effects, in the order given. What goes wrong with it is decided in `nemesis`.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from dos_protocol import messages as m
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.frames import Frame
+from dos_protocol.store_record import StoreRecord, encode_store_record
+from dos_server.core import looks
+from dos_server.core import vocabulary as v
+from dos_server.core.scrub import ScrubPlan
+from dos_server.core.server import ServerCore
+from dos_server.limits import space_look_seconds
+from dos_server.storage import Storage
+from tests.sim.disk import PowerCutError, SimDisk
+from tests.sim.network import Network, Wire
+from tests.sim.oracles.platters import check_platters
+from tests.sim.world import Process, World
+from tests.support.thread_work import thread_work
+
+TICK_S = 0.05
+BATCH_S = 0.000_05
+RESTART_S = 1.0
+"""After which a server that could not start is started again."""
+
+
+@dataclass
+class Speed:
+    """How long things take on a machine, in seconds; a multiple of it, at random, each time."""
+
+    sync_s: float = 0.002
+    other_s: float = 0.000_3
+
+
+class _ServerSession:
+    """The server's end of one connection."""
+
+    def __init__(self, server: "Server", number: int, wire: Wire) -> None:
+        self.server = server
+        self.number = number
+        self.wire = wire
+        self.inbox: deque[Frame] = deque()
+
+    def heard(self, frame: Frame) -> None:
+        self.inbox.append(frame)
+        self.server.drain(self)
+
+    def ended(self) -> None:
+        self.server.session_ended(self.number)
+
+
+class Server(Process):
+    """One life of a server process."""
+
+    def __init__(self, machine: "Machine") -> None:
+        super().__init__(machine.world, machine.name)
+        self.machine = machine
+        self.storage = Storage(machine.disk)
+        server_id, record, names = self.storage.start(machine.fresh_id)
+        self.core = ServerCore(
+            server_id=server_id,
+            record=record,
+            token=b"",
+            directory_names=names,
+            damaged_names=self.storage.damaged_among(names),
+            scrub=machine.scrub,
+        )
+        self._sessions: dict[int, _ServerSession] = {}
+        self._ticking = False
+        self.soon(self._look_at_space)
+
+    @property
+    def without_power(self) -> bool:
+        return self.machine.without_power
+
+    def accept(self, wire: Wire) -> _ServerSession:
+        """A connection comes in."""
+        self.machine.last_session += 1
+        session = _ServerSession(self, self.machine.last_session, wire)
+        self._sessions[session.number] = session
+        self.do(lambda: self.feed(v.Connected(session.number)))
+        return session
+
+    def drain(self, session: _ServerSession) -> None:
+        """Take what came on a connection, as far as the core takes it now."""
+        took = False
+        while session.inbox and self.alive and session.number in self._sessions:
+            if not self.core.may_read(session.number):
+                break
+            self.feed(v.Received(session.number, session.inbox.popleft()))
+            took = True
+        if took and self.alive:
+            self.after(BATCH_S * self.machine.chance.random(), self._end_batch)
+
+    def _end_batch(self) -> None:
+        self.feed(v.BatchEnded())
+        for session in list(self._sessions.values()):
+            if session.inbox:
+                self.drain(session)
+
+    def session_ended(self, number: int) -> None:
+        """The peer is gone."""
+        if self._sessions.pop(number, None) is not None:
+            self.feed(v.Ended(number))
+
+    def feed(self, event: v.Event) -> None:
+        """Give the core an event, and do what it asks for. The power may go in the middle of it."""
+        if not self.alive:
+            return
+        events = deque([event])
+        try:
+            while events:
+                for effect in self.core.handle(events.popleft(), self.now):
+                    answer = self._perform(effect)
+                    if answer is not None:
+                        events.append(answer)
+        except PowerCutError:
+            self.machine.power_cut()
+            return
+        if self.core.wants_tick() and not self._ticking:
+            self._ticking = True
+            self.after(TICK_S, self._tick)
+
+    def _look_at_space(self) -> None:
+        before = self.core.room_bytes
+        try:
+            free = self.storage.free_space()
+        except PowerCutError:
+            self.machine.power_cut()
+            return
+        self.feed(v.SpaceSeen(*free, before))
+        self.after(space_look_seconds, self._look_at_space)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self.feed(v.Tick())
+
+    def _perform(self, effect: v.Effect) -> v.Event | None:
+        match effect:
+            case v.Send(session, message, request_id):
+                self._send(session, message, request_id)
+            case v.CloseSession(session):
+                closing = self._sessions.pop(session, None)
+                if closing is not None:
+                    closing.wire.close(dialler=False)
+            case v.Write(directory, name):
+                return v.Written(directory, name, self.storage.write(effect))
+            case v.SetMark(directory, name, synced, poisoned, damaged):
+                self.storage.set_mark(directory, name, synced, poisoned=poisoned, damaged=damaged)
+            case v.ForgetDirectory(directory):
+                self.storage.forget(directory)
+            case v.DropMend():
+                self.storage.drop_mend(effect)
+            case v.Sync():
+                self.after(self._takes(self.machine.speed.other_s), lambda: self._begin_sync(effect))
+            case v.SendBytes() | v.Note() | looks.Tell():
+                pass
+            case looks.ScrubLater(seconds):
+                self.after(seconds, lambda: self.feed(looks.ScrubDue(busy=False)))
+            case looks.Look():
+                self.after(
+                    self._takes(self.machine.speed.other_s),
+                    lambda: self._report(lambda: self.storage.look(effect, lambda: self.now)),
+                )
+            case _:
+                work = thread_work(self.storage, effect)
+                self.after(self._takes(self.machine.speed.other_s), lambda: self._report(work))
+        return None
+
+    def _send(self, session: int, message: m.Message, request_id: int) -> None:
+        there = self._sessions.get(session)
+        if there is None:
+            return
+        self._remember(session, message)
+        there.wire.send(m.encode(message, request_id), dialler=False)
+
+    def _remember(self, session: int, message: m.Message) -> None:
+        """What this machine has promised to have on its platters."""
+        infos: tuple[tuple[str, int], ...] = ()
+        if isinstance(message, m.Watermark):
+            infos = ((message.name, message.synced),)
+        elif isinstance(message, m.DirectoryOpened):
+            infos = tuple((info.name, info.synced) for info in message.entries if not info.corrupt)
+        directory = self.core._tables.sessions[session].directory
+        for name, synced in infos:
+            key = (directory or "", name)
+            self.machine.told[key] = max(self.machine.told.get(key, 0), synced)
+
+    def _report(self, work: Callable[[], v.Event]) -> None:
+        try:
+            event = work()
+        except PowerCutError:
+            self.machine.power_cut()
+            return
+        self.feed(event)
+
+    def _begin_sync(self, effect: v.Sync) -> None:
+        self.feed(v.SyncBegins(effect.directory, effect.name))
+        if not self.alive:
+            return
+        try:
+            trouble = self.storage.sync(effect)
+        except PowerCutError:
+            self.machine.power_cut()
+            return
+        report = v.Synced(effect.directory, effect.name, trouble)
+        self.after(self._takes(self.machine.speed.sync_s), lambda: self.feed(report))
+
+    def _takes(self, typical_s: float) -> float:
+        return typical_s * self.machine.slowness * self.machine.chance.lognormvariate(0.0, 0.7)
+
+
+class Machine:
+    """An address, a disk, and whoever runs there. `slowness`: how many times longer its disk takes."""
+
+    def __init__(self, world: World, network: Network, name: str, chance: Random) -> None:
+        self.world = world
+        self.network = network
+        self.name = name
+        self.address = f"{name}:9999"
+        self.chance = chance
+        self.disk = SimDisk()
+        self.speed = Speed()
+        self.slowness = 1.0
+        self.scrub = ScrubPlan(chance.choice([0, 1 << 20]), 1.0, chance.random())
+        self.fresh_id = chance.randbytes(16)
+        self.last_session = 0
+        self.without_power = False
+        self.told: dict[tuple[str, str], int] = {}
+        self.flipped: dict[str, None] = {}
+        self.server: Server | None = None
+
+    def prepare(self, record: StoreRecord) -> None:
+        """Make it a member of a store before the run begins."""
+        storage = Storage(self.disk)
+        storage.start(self.fresh_id)
+        storage.store_record(encode_store_record(record))
+        storage.stop()
+
+    @property
+    def up(self) -> bool:
+        return self.server is not None and self.server.alive
+
+    def start(self) -> None:
+        """A new life, on what the disk has. A data directory that is not one whole server's starts none."""
+        if self.up:
+            return
+        was_without_power, self.without_power = self.without_power, False
+        try:
+            self.server = Server(self)
+        except (CorruptDataError, OSError) as error:
+            self._note(f"cannot start: {error}")
+            self.world.after(RESTART_S, self.start)
+            return
+        except PowerCutError:
+            self.power_cut()
+            return
+        self.network.listen(self.address, self.server, self.server.accept)
+        self._note("is up")
+        if was_without_power:
+            self.network.power_back(self.address)
+
+    def kill(self) -> None:
+        """SIGKILL: what was written is in the cache and stays."""
+        self._end(power=False)
+        self.disk.cut_in = None
+        self.disk.kill()
+        self._note("was killed")
+
+    def lose_disk(self, fresh_id: bytes) -> None:
+        """The disk is gone; the next start finds an empty one, and makes an identity of its own."""
+        self.disk = SimDisk()
+        self.told.clear()
+        self.fresh_id = fresh_id
+        self._note("lost its disk")
+
+    def power_cut(self) -> None:
+        """What was not synced goes by chance."""
+        self._end(power=True)
+        self.without_power = True
+        self.disk.cut_in = None
+        self.disk.power_cut(self.chance)
+        self._note("lost its power")
+        check_platters(self)
+
+    def _end(self, *, power: bool) -> None:
+        if self.server is not None:
+            self.server.kill()
+            self.network.process_died(self.server, power=power)
+
+    def _note(self, what: str) -> None:
+        self.world.trace.note(self.world.now, self.name, what)

@@ -1,0 +1,83 @@
+"""A store without a claim: looking at a directory and reading from any member. The journal's `StorePort`."""
+
+from collections.abc import AsyncGenerator
+
+from dos_client.core.quorum import Quorums
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import look_timeout_s
+from dos_client.sessions.looking import DirectoryView, view_of
+from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError
+from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.vocabulary import DirectoryOpened
+from tests.sim.network import Network
+from tests.sim.session import Session
+from tests.sim.world import Process, Signal
+
+
+class SimStore:
+    """A process's view of the store. Sessions are made for each look and closed with `close`."""
+
+    def __init__(self, process: Process, network: Network, record: StoreRecord) -> None:
+        self.process = process
+        self.network = network
+        self.record = record
+        self._sessions: dict[bytes, Session] = {}
+
+    async def look(self, directory: str) -> DirectoryView:
+        """What members answer within a while. Raises QuorumUnavailableError when they are too few."""
+        self.close()
+        opened: dict[bytes, DirectoryOpened] = {}
+        errors: dict[str, str] = {}
+        changed = Signal()
+
+        async def ask(member: Member) -> None:
+            session = Session(self.process, self.network, member.address)
+            try:
+                await session.open(self.record.store_id, self.record.generation)
+                if session.server_id != member.server_id:
+                    raise BrokenConnectionError("another server")
+                opened[member.server_id] = await session.open_directory(directory)
+                self._sessions[member.server_id] = session
+            except DosError as error:
+                errors[member.address] = str(error)
+                session.fail(BrokenConnectionError("not used"))
+            changed.set()
+
+        for member in self.record.members:
+            self.process.start("look", ask(member))
+        deadline = self.process.now + look_timeout_s
+        while len(opened) + len(errors) < len(self.record.members) and self.process.now < deadline:
+            await self.process.wait(changed, deadline - self.process.now)
+        return view_of(directory, Quorums(self.record), dict(opened), dict(errors))
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        """From the members of the last look, the first that gives something."""
+        error: DosError = NotFoundError(f"no member has {name}")
+        best = b""
+        for session in list(self._sessions.values()):
+            if session.failure is None:
+                try:
+                    data = await session.get(name, offset, max_bytes)
+                except DosError as refused:
+                    error = refused
+                else:
+                    best = max(best, data, key=len)
+                    if len(best) == max_bytes:
+                        break
+        if not best:
+            raise error
+        return best
+
+    async def stream(
+        self, directory: str, name: str, offset: int = 0, end: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Not here: the journal then reads from any member, and its own digests decide."""
+        if offset >= 0:
+            raise QuorumUnavailableError(f"no stream of {directory}/{name} here", [])
+        yield b""
+
+    def close(self) -> None:
+        """End the sessions."""
+        for session in self._sessions.values():
+            session.fail(BrokenConnectionError("closed"))
+        self._sessions.clear()

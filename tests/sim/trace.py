@@ -1,0 +1,45 @@
+"""What happened in a run: a line an event, and a digest over all of them.
+
+The digest is always made, the lines are kept when somebody wants to read them. A line has nothing in it that
+another process would tell otherwise: no address of an object, no order of a set, no time of this machine.
+"""
+
+from array import array
+
+import xxhash
+
+_TIMES_MAX = 4096
+
+
+class Trace:
+    """See the module. `lines` is empty unless `keep`."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.lines: list[str] = []
+        self._keep = keep
+        self._fold = xxhash.xxh3_64()
+        self._times = array("d")
+
+    def note(self, now: float, who: str, what: str) -> None:
+        """One event."""
+        line = f"{now:10.6f} {who:<8} {what}"
+        self._fold.update(line.encode())
+        if self._keep:
+            self.lines.append(line)
+
+    def step(self, now: float) -> None:
+        """Something was done. Its moment goes into the digest: with random delays everywhere, two runs that
+        differ in anything soon differ in time."""
+        self._times.append(now)
+        if len(self._times) == _TIMES_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._fold.update(self._times.tobytes())
+        del self._times[:]
+
+    @property
+    def digest(self) -> str:
+        """Of all that happened so far."""
+        self._flush()
+        return self._fold.hexdigest()

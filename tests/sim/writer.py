@@ -1,0 +1,197 @@
+"""A writer: a client that takes a chain over, appends records to it, and lives until it is superseded or
+killed.
+
+The chain is the journal's own code. Rules of this file: what a well-behaved client does, and what it tells
+the history of the run.
+"""
+
+from contextlib import aclosing
+from random import Random
+
+from dos_client.errors import MissingDataError, QuorumUnavailableError
+from dos_protocol.errors import DosError, FencedError
+from dos_protocol.store_record import StoreRecord
+from journal import ChainWriter, Op, Position, Record, read_batches, take_over
+from journal.core.chain import ChainState
+from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
+from journal.core.segment import parse_segment_name
+from journal.ports import ClaimPort, StorePort
+from tests.sim.claim import SimClaim
+from tests.sim.history import History
+from tests.sim.network import Network
+from tests.sim.store import SimStore
+from tests.sim.world import Process, Signal
+
+CHAIN = "state"
+_GRANT_PATIENCE_S = 8.0
+_SUPERSEDED_WAIT_MAX_S = 30.0
+
+
+async def numbers_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[int]:
+    """The records of a chain, by their numbers. A snapshot holds all the numbers before it."""
+    found: list[int] = []
+    async with aclosing(read_batches(reader, state, directory=directory)) as batches:
+        async for batch in batches:
+            for _, record in batch:
+                if record.op is Op.SNAPSHOT_BEGIN:
+                    found.clear()
+                elif record.op is Op.OUTPUT:
+                    found.append(record.tag)
+    return found
+
+
+class _HistoryClaim(SimClaim):
+    """A claim that tells the history what is appended."""
+
+    history: History
+
+    def on_append(self, name: str, offset: int, data: bytes) -> None:
+        self.history.wrote(self.directory, name, offset, data)
+
+
+class Writer(Process):
+    """One writer process of one directory. `running`: its start is acknowledged, it appends."""
+
+    def __init__(
+        self,
+        name: str,
+        store_of: "Stores",
+        directory: str,
+        history: History,
+        chance: Random,
+        *,
+        pipelined: bool,
+    ) -> None:
+        super().__init__(store_of.network.world, name)
+        self.directory = directory
+        self.history = history
+        self.chance = chance
+        self.pipelined = pipelined
+        self.running = False
+        self.store = SimStore(self, store_of.network, store_of.record)
+        self.claim: SimClaim | None = None
+        self._network = store_of.network
+        self._appended = Signal()
+        self._waiting: list[tuple[int, Position]] = []
+        self.start("life", self._live())
+
+    async def _live(self) -> None:
+        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+        superseded = 0
+        while True:
+            try:
+                await self._one_claim()
+            except FencedError as error:
+                superseded += 1
+                self._note(f"fenced: {error.args[0]}")
+                self.history.sometimes["fenced after start" if self.running else "fenced before start"] += 1
+                if self.running:
+                    break
+            except (QuorumUnavailableError, NotEnoughAnswersError) as error:
+                self.history.sometimes[type(error).__name__] += 1
+            except (MissingDataError, LostBytesError, ChainError, CorruptRecordError) as error:
+                self.history.refuse(self.directory, f"{type(error).__name__}: {error}")
+            except DosError as error:
+                self.history.sometimes[f"writer: {type(error).__name__}"] += 1
+            finally:
+                if self.claim is not None:
+                    self.claim.close()
+            longest_s = min(_SUPERSEDED_WAIT_MAX_S, 0.1 * 2.0**superseded)
+            await self.sleep(0.1 + longest_s * self.chance.random())
+        self.alive = False
+
+    async def _one_claim(self) -> None:
+        view = await self.store.look(self.directory)
+        self.store.close()
+        seen = [
+            parsed.epoch
+            for objects in view.answers.values()
+            for name in objects
+            if (parsed := parse_segment_name(name)) is not None
+        ]
+        epoch = max([view.epoch_seen, *seen]) + 1
+        claim = self.claim = _HistoryClaim(
+            self.store, self, self._network, self.chance, self.directory, epoch
+        )
+        claim.history = self.history
+        self._note(f"claims epoch {epoch}")
+        deadline = self.now + _GRANT_PATIENCE_S
+        granting = self.start("granting", self._granted(claim))
+        while not granting.done and self.now < deadline:
+            claim.check()
+            await claim.wait_changed(deadline - self.now)
+        if not granting.done:
+            granting.stop()
+            raise QuorumUnavailableError(f"epoch {epoch} was not granted in time", [])
+        claim.check()
+        generation = self.store.record.generation
+        state = await take_over(claim, CHAIN, generation=generation, wait_s=3.0)
+        found = await numbers_of(claim, state, None)
+        snapshot = None
+        if self.chance.random() < 0.2:
+            snapshot = [Record(Op.OUTPUT, number) for number in found]
+        writer = await ChainWriter.open(
+            claim, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
+        )
+        self.history.took_over(self.directory, epoch, found)
+        self.running = True
+        self._note(f"runs at epoch {epoch} behind {len(found)} records")
+        self._waiting.clear()
+        acknowledging = self.start("acknowledging", self._acknowledge(writer))
+        try:
+            await self._write(writer, epoch, found)
+        finally:
+            acknowledging.stop()
+
+    async def _granted(self, claim: SimClaim) -> None:
+        try:
+            await claim.wait_granted()
+        except DosError:
+            claim.changed()
+            return
+        claim.changed()
+
+    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
+        chance, numbers = self.chance, list(found)
+        while True:
+            burst = 1 if not self.pipelined else chance.randint(1, 6)
+            for _ in range(burst):
+                number = self.history.number(self.directory, epoch)
+                position = writer.append(
+                    Record(Op.OUTPUT, number, strings=(chance.randbytes(chance.randint(0, 120)),))
+                )
+                numbers.append(number)
+                self._waiting.append((number, position))
+            self._appended.set()
+            if not self.pipelined or chance.random() < 0.1:
+                await writer.wait_synced()
+            if chance.random() < 0.03:
+                await writer.wait_synced()
+                keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
+                await writer.roll(keep)
+                self.history.sometimes["rolled"] += 1
+            await self.sleep(0.001 + chance.expovariate(1 / 0.08))
+
+    async def _acknowledge(self, writer: ChainWriter) -> None:
+        """Tell the history of each record that the quorum's watermark has passed."""
+        while True:
+            while not self._waiting:
+                await self.wait(self._appended)
+            number, position = self._waiting[0]
+            try:
+                await writer.wait_synced(position)
+            except DosError:
+                return
+            self._waiting.pop(0)
+            self.history.acknowledge(self.directory, number)
+
+    def _note(self, what: str) -> None:
+        self.world.trace.note(self.world.now, self.name, what)
+
+
+class Stores:
+    """What processes need to reach the store: the network, and its record."""
+
+    def __init__(self, network: Network, record: StoreRecord) -> None:
+        self.network = network
+        self.record = record

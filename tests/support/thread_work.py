@@ -1,0 +1,32 @@
+"""What the server's shell runs in threads, as functions: each does its work on the storage and returns the
+event that reports it. For harnesses that have no threads."""
+
+from collections.abc import Callable
+
+from dos_server.core import vocabulary as v
+from dos_server.storage import Storage
+
+
+def thread_work(storage: Storage, effect: v.Effect) -> Callable[[], v.Event]:
+    """The work behind an effect. A sync is not among them: it has two events."""
+    match effect:
+        case v.LoadDirectory(directory):
+            return lambda: storage.load(directory)
+        case v.StoreClaim(directory, claim):
+            return lambda: v.ClaimStored(directory, claim, storage.store_claim(directory, claim))
+        case v.ReadData():
+            return lambda: storage.read(effect)
+        case v.ReadDigest():
+            return lambda: storage.digest(effect)
+        case v.WriteMend(session):
+            return lambda: v.MendWritten(session, storage.write_mend(effect))
+        case v.InstallMend(session, directory, name):
+            return lambda: v.MendInstalled(session, directory, name, storage.install_mend(effect))
+        case v.RemoveObject():
+            return lambda: storage.remove(effect)
+        case v.MakeDirectory(session, directory):
+            return lambda: v.DirectoryMade(session, directory, storage.make_directory(directory))
+        case v.StoreRecord(session, request_id, record):
+            return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
+        case _:
+            raise AssertionError(effect)
