@@ -169,6 +169,7 @@ _OPCODES: Final[dict[type[Any], Opcode]] = {row.cls: opcode for opcode, row in T
 _STRUCTS: Final = {
     opcode: struct.Struct(">" + "".join(code for _, code in row.fixed)) for opcode, row in TABLE.items()
 }
+_FLAGGED: Final = {opcode for opcode, row in TABLE.items() if any(code == "?" for _, code in row.fixed)}
 _ENTRY: Final = struct.Struct(">QQQB")
 _COUNT: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")
@@ -252,9 +253,10 @@ def _decode_append(frame: Frame) -> Append:
 
 def _decode_row(frame: Frame, opcode: Opcode, row: Row) -> Message:
     layout = _STRUCTS[opcode]
-    values: dict[str, Any] = dict(
-        zip((field for field, _ in row.fixed), layout.unpack_from(frame.meta), strict=True)
-    )
+    fixed = layout.unpack_from(frame.meta)
+    if opcode in _FLAGGED and layout.pack(*fixed) != frame.meta[: layout.size]:
+        raise ValueError("a field that is 0 or 1 is neither")
+    values: dict[str, Any] = dict(zip((field for field, _ in row.fixed), fixed, strict=True))
     position = layout.size
     for field, kind in row.variable:
         values[field], position = _unpack_variable(kind, frame.meta, position)

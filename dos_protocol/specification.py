@@ -15,12 +15,12 @@ from construct import (
     Computed,
     Const,
     ExprAdapter,
-    Flag,
     GreedyBytes,
     Int8ub,
     Int16ub,
     Int32ub,
     Int64ub,
+    OneOf,
     PascalString,
     Prefixed,
     RawCopy,
@@ -42,6 +42,7 @@ Name: Final[Spec] = ExprAdapter(
 Text: Final[Spec] = PascalString(Int16ub, "utf8")
 Blob: Final[Spec] = Prefixed(Int16ub, GreedyBytes)
 Identity: Final[Spec] = Bytes(16)
+Bit: Final[Spec] = ExprAdapter(OneOf(Int8ub, (0, 1)), lambda bit, _: bool(bit), lambda bit, _: int(bit))
 
 FrameSpec: Final[Spec] = Struct(
     "head"
@@ -95,7 +96,7 @@ META_SPECS: Final[dict[int, Spec]] = {
         "client" / Text,
         Terminated,
     ),
-    2: Struct("claim" / Flag, "epoch" / Int64ub, "writer_id" / Identity, "directory" / Name, Terminated),
+    2: Struct("claim" / Bit, "epoch" / Int64ub, "writer_id" / Identity, "directory" / Name, Terminated),
     3: Struct("expected_size" / Int64ub, "prefix_digest" / Int64ub, "name" / Name, Terminated),
     4: Struct("offset" / Int64ub, "max_bytes" / Int32ub, "wait_ms" / Int32ub, "name" / Name, Terminated),
     5: Struct("entries_max" / Int32ub, "prefix" / Name, "after" / Name, Terminated),
@@ -110,7 +111,7 @@ META_SPECS: Final[dict[int, Spec]] = {
         "goal_digest" / Int64ub,
         "old_size" / Int64ub,
         "old_digest" / Int64ub,
-        "overwrite" / Flag,
+        "overwrite" / Bit,
         "name" / Name,
         Terminated,
     ),
@@ -126,13 +127,13 @@ META_SPECS: Final[dict[int, Spec]] = {
     130: Struct("epoch" / Int64ub, "writer_id" / Identity, Terminated),
     131: Struct("received" / Int64ub, "synced" / Int64ub, "name" / Name, Terminated),
     132: Struct("offset" / Int64ub, "synced" / Int64ub, "name" / Name, Terminated),
-    133: Struct("more" / Flag, Terminated),
+    133: Struct("more" / Bit, Terminated),
     134: Struct("digest_at" / Int64ub, "digest" / Int64ub, Terminated),
     135: Struct("name" / Name, Terminated),
     136: Struct("generation" / Int64ub, Terminated),
     137: Struct(Terminated),
     138: Struct(Terminated),
-    139: Struct("size" / Int64ub, "done" / Flag, "name" / Name, Terminated),
+    139: Struct("size" / Int64ub, "done" / Bit, "name" / Name, Terminated),
     255: Struct(
         "code" / Int16ub,
         "actual" / Int64ub,

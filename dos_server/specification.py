@@ -18,7 +18,6 @@ from construct import (
     Int16ub,
     Int32ub,
     Int64ub,
-    Padding,
     RawCopy,
     Terminated,
     this,
@@ -83,7 +82,7 @@ MarkSpec: Final[Spec] = Layout(
             "synced" / Int64ub,
             "flags" / Int8ub,
             Check(this.flags <= 7),
-            Padding(111),
+            Const(bytes(111)),
         )
     ),
     "digest" / Checksum(Int64ub, xxhash.xxh3_64_intdigest, this.body.data),

@@ -89,9 +89,9 @@ def decode_marks(data: bytes) -> list[Mark | None]:
     for start in range(0, len(data) - mark_bytes + 1, mark_bytes):
         body = data[start : start + _MARK.size]
         (digest,) = _DIGEST.unpack_from(data, start + _MARK.size)
-        name, synced, flags, _ = _MARK.unpack(body)
+        name, synced, flags, reserved = _MARK.unpack(body)
         text = name.rstrip(b"\0").decode("latin-1")
-        valid = digest64(body) == digest and is_name(text) and flags <= 7
+        valid = digest64(body) == digest and is_name(text) and flags <= 7 and not any(reserved)
         marks.append(Mark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4)) if valid else None)
     return marks
 

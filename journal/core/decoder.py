@@ -21,8 +21,8 @@ from enum import Enum, auto
 from typing import Final
 
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
-from journal.core.errors import CorruptRecordError, TornRecordError
-from journal.core.record import MAGIC, VERSION_1, Parsed, Record, parse_v0, parse_v1, torn
+from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
+from journal.core.record import HEADER_V1, MAGIC, VERSION_1, Parsed, Record, parse_v0, parse_v1, torn
 
 Decoded = tuple[int, Record]
 """(stream offset just past the record, the record)"""
@@ -89,6 +89,8 @@ class RecordDecoder:
 
         Raises the fault, if one is due.
         """
+        if self.state is State.READING and self._buffered:
+            self._parse(last=True)  # what was too short to judge while more could come
         if self.state is State.FAULTY:
             assert self._fault is not None
             raise self._fault
@@ -101,7 +103,7 @@ class RecordDecoder:
             return torn(self.where, self.offset, self._needed, self._buffered)
         return None
 
-    def _parse(self) -> list[Decoded]:
+    def _parse(self, *, last: bool = False) -> list[Decoded]:
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         if self.version is None:
             self.version = detect_version(data)
@@ -116,7 +118,9 @@ class RecordDecoder:
         self._parts = [rest] if rest else []
         self._buffered = len(rest)
         self._needed = parsed.needed
-        if parsed.fault is not None:
+        if isinstance(parsed.fault, UnknownRecordError) and len(rest) < HEADER_V1.size and not last:
+            self._needed = HEADER_V1.size  # whether the version is newer or a bit flipped, its digest says
+        elif parsed.fault is not None:
             self._meet_fault(parsed, rest)
             if not out and self.state is State.FAULTY:
                 raise parsed.fault

@@ -104,7 +104,7 @@ def _number(text: str) -> int:
 
 
 def _offset_or_less(text: str) -> int:
-    return -_number(text[1:]) if text.startswith("-") else _number(text)
+    return -_number(text[1:]) if text.startswith("-") and text != "-0" else _number(text)
 
 
 def _quoted(text: str) -> str:
