@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from load_sessions import Watermarks, dos_login
 from streams import WINDOW_BYTES
-from yardsticks import Running, running_dos
+from yardsticks import Running, end_cleanly_when_told, running_dos
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -95,6 +95,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where it writes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    end_cleanly_when_told()
     with tempfile.TemporaryDirectory(prefix="dos-bench-", dir=options.folder) as name:
         found = {
             "idle": idle(Path(name), options.connections),

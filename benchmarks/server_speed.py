@@ -26,7 +26,15 @@ import load
 from load import Load, percentile, run_apart
 from load_sessions import DosSession, RedisSession
 from streams import durable_stream, get_object, version0_stream
-from yardsticks import BARE_COPY, Running, bare_seconds, redis_program, running_dos, running_redis
+from yardsticks import (
+    BARE_COPY,
+    Running,
+    bare_seconds,
+    end_cleanly_when_told,
+    redis_program,
+    running_dos,
+    running_redis,
+)
 
 KIB: Final = 1024
 STREAM_BYTES: Final = 512 << 20
@@ -267,6 +275,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where all write")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    end_cleanly_when_told()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no case named {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     found = run_cases(options.cases or list(CASES), options.pairs, options.scale, options.folder)

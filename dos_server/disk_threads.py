@@ -43,6 +43,7 @@ class DiskThreads(Generic[Job, Result]):
         self._threads: list[threading.Thread] = []
         self._running = 0
         self._due: deque[Job] = deque()
+        self._eager: deque[Job] = deque()
 
     @property
     def busy(self) -> bool:
@@ -56,6 +57,13 @@ class DiskThreads(Generic[Job, Result]):
     def next_due(self) -> Job | None:
         """The next job that may begin now, if there is one."""
         return self._due.popleft() if self._due and self._running < self._threads_max else None
+
+    def start(self, job: Job) -> None:
+        """Begin a job as soon as there is a thread; for threads whose owner has nothing to say about when."""
+        if self._running < self._threads_max:
+            self.begin(job)
+        else:
+            self._eager.append(job)
 
     def begin(self, job: Job) -> None:
         """Hand it over."""
@@ -73,11 +81,13 @@ class DiskThreads(Generic[Job, Result]):
                 result = work(item[0])
             except BaseException as error:
                 done(partial(_raise, error))
-                raise
+                return
             done(partial(ended, result))
 
     def _ended(self, result: Result) -> None:
         self._running -= 1
+        if self._eager:
+            self.begin(self._eager.popleft())
         self._hear(result)
 
     def close(self) -> None:

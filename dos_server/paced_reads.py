@@ -81,13 +81,8 @@ class PacedReads:
             effect = effect._replace(end=min(effect.end, effect.start + outgoing_pressed_bytes))
         connection.reserved_bytes += effect.end - effect.start
         self._reserved_bytes += effect.end - effect.start
-        self._threads.ask(effect)
-        self._begin_due()
+        self._threads.start(effect)
         return True
-
-    def _begin_due(self) -> None:
-        while (due := self._threads.next_due()) is not None:
-            self._threads.begin(due)
 
     def _ended(self, event: v.GotData) -> None:
         count = event.read.end - event.read.start
@@ -95,7 +90,6 @@ class PacedReads:
         connection = self._connections.get(event.read.session)
         if connection is not None:
             connection.reserved_bytes -= count
-        self._begin_due()
         self._hear(event)
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ log = logging.getLogger("dos.server")
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
 _EVENT_BATCH: Final = v.BatchEnded()
+Work = Callable[[], v.Event | None]
 
 
 class ObjectServer:
@@ -92,10 +93,10 @@ class ObjectServer:
             self.readiness,
             sync_threads_max,
         )
-        self._claim_limiter = trio.CapacityLimiter(claim_threads_max)
-        self._load_limiter = trio.CapacityLimiter(load_threads_max)
-        self._mend_limiter = trio.CapacityLimiter(mend_threads_max)
-        self._digest_limiter = trio.CapacityLimiter(reads_in_flight_max)
+        self._claim_threads = self._threads(claim_threads_max)
+        self._load_threads = self._threads(load_threads_max)
+        self._mend_threads = self._threads(mend_threads_max)
+        self._digest_threads = self._threads(reads_in_flight_max)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
@@ -140,8 +141,7 @@ class ObjectServer:
         finally:
             listener.close()
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._sync_threads.close)
-                await trio.to_thread.run_sync(self._reads.close)
+                await trio.to_thread.run_sync(self._join_threads)
             self.readiness.close()
             self._storage.stop()
 
@@ -330,25 +330,26 @@ class ObjectServer:
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
             self._sync_threads.begin(effect)
 
-    def _hear(self, event: v.Synced | v.GotData) -> None:
+    def _hear(self, event: v.Event | None) -> None:
         """What a thread has done. The end of the round syncs again, and sends."""
-        self._batch_is_open = True
-        self._feed_one(event)
+        if event is not None:
+            self._batch_is_open = True
+            self._feed_one(event)
 
     def _is_busy(self) -> bool:
         """Whether the disk is at work for clients. Loads do not count: the scrub asks for them itself."""
-        limiters = (self._claim_limiter, self._mend_limiter, self._digest_limiter)
-        return self._sync_threads.busy or self._reads.busy or any(one.borrowed_tokens for one in limiters)
+        others = (self._claim_threads, self._mend_threads, self._digest_threads)
+        return self._sync_threads.busy or self._reads.busy or any(one.busy for one in others)
 
     def _load(self, effect: v.LoadDirectory) -> None:
-        self._start(lambda: self._storage.load(effect.directory), self._load_limiter)
+        self._load_threads.start(lambda: self._storage.load(effect.directory))
 
     def _store_claim(self, effect: v.StoreClaim) -> None:
         def work() -> v.Event:
             trouble = self._storage.store_claim(effect.directory, effect.claim)
             return v.ClaimStored(effect.directory, effect.claim, trouble)
 
-        self._start(work, self._claim_limiter)
+        self._claim_threads.start(work)
 
     def _store_record(self, effect: v.StoreRecord) -> None:
         def work() -> v.Event:
@@ -357,44 +358,40 @@ class ObjectServer:
                 log.warning("store record: %s", record_text(effect.record))
             return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
 
-        self._start(work, self._claim_limiter)
+        self._claim_threads.start(work)
 
     def _write_mend(self, effect: v.WriteMend) -> None:
-        self._start(
-            lambda: v.MendWritten(effect.session, self._storage.write_mend(effect)), self._mend_limiter
-        )
+        self._mend_threads.start(lambda: v.MendWritten(effect.session, self._storage.write_mend(effect)))
 
     def _install_mend(self, effect: v.InstallMend) -> None:
         def work() -> v.Event:
             found = self._storage.install_mend(effect)
             return v.MendInstalled(effect.session, effect.directory, effect.name, found)
 
-        self._start(work, self._mend_limiter)
+        self._mend_threads.start(work)
 
     def _drop_mend(self, effect: v.DropMend) -> None:
-        assert self._nursery is not None, "not serving"
-        self._nursery.start_soon(self._drop_in_thread, effect)
-
-    async def _drop_in_thread(self, effect: v.DropMend) -> None:
         """Taking a large file away may take a while."""
-        await trio.to_thread.run_sync(self._storage.drop_mend, effect, limiter=self._mend_limiter)
+        self._mend_threads.start(lambda: self._storage.drop_mend(effect))
 
     def _remove_object(self, effect: v.RemoveObject) -> None:
-        self._start(lambda: self._storage.remove(effect), self._mend_limiter)
+        self._mend_threads.start(lambda: self._storage.remove(effect))
 
     def _make_directory(self, effect: v.MakeDirectory) -> None:
         def work() -> v.Event:
             trouble = self._storage.make_directory(effect.directory)
             return v.DirectoryMade(effect.session, effect.directory, trouble)
 
-        self._start(work, self._load_limiter)
+        self._load_threads.start(work)
 
     def _read_digest(self, effect: v.ReadDigest) -> None:
-        self._start(lambda: self._storage.digest(effect), self._digest_limiter)
+        self._digest_threads.start(lambda: self._storage.digest(effect))
 
-    def _start(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
-        assert self._nursery is not None, "not serving"
-        self._nursery.start_soon(self._in_thread, work, limiter)
+    def _join_threads(self) -> None:
+        """Wait until the disk has ended what it is at."""
+        of_work = (self._claim_threads, self._load_threads, self._mend_threads, self._digest_threads)
+        for threads in (self._sync_threads, self._reads, *of_work):
+            threads.close()
 
-    async def _in_thread(self, work: Callable[[], v.Event], limiter: trio.CapacityLimiter) -> None:
-        self._feed(await trio.to_thread.run_sync(work, limiter=limiter))
+    def _threads(self, threads_max: int) -> DiskThreads[Work, v.Event | None]:
+        return DiskThreads(lambda work: work(), self._hear, self.readiness, threads_max)

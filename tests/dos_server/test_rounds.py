@@ -13,6 +13,7 @@ from dos_protocol import messages as m
 from dos_protocol.frames import encode_frame
 from dos_protocol.limits import MIB
 from dos_server.buffers import BufferAccount
+from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     buffers_large_bytes_max,
     buffers_total_bytes_max,
@@ -181,3 +182,50 @@ async def test_a_descriptor_not_watched_any_more_is_not_called_in_the_same_round
     for pair in pairs:
         for one in pair:
             one.close()
+
+
+@pytest.mark.trio
+async def test_jobs_beyond_the_threads_wait_and_all_are_done() -> None:
+    readiness = Readiness()
+    heard: list[int] = []
+    at_work, most, guard = 0, 0, threading.Lock()
+    ended = trio.Event()
+
+    def work(job: int) -> int:
+        nonlocal at_work, most
+        with guard:
+            at_work += 1
+            most = max(most, at_work)
+        with guard:
+            at_work -= 1
+        return job
+
+    threads = DiskThreads(work, heard.append, readiness, 3)
+    for job in range(200):
+        threads.start(job)
+    assert threads.busy
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readiness.run, lambda: ended.set() if len(heard) == 200 else None)
+        with trio.fail_after(60):
+            await ended.wait()
+        nursery.cancel_scope.cancel()
+    assert not threads.busy
+    assert sorted(heard) == list(range(200))
+    assert most <= 3
+    threads.close()
+    readiness.close()
+
+
+@pytest.mark.trio
+async def test_what_no_thread_should_raise_is_raised_in_the_loop() -> None:
+    readiness = Readiness()
+
+    def work(job: str) -> None:
+        raise KeyError(job)
+
+    threads = DiskThreads(work, print, readiness, 1)
+    threads.start("unheard of")
+    with pytest.raises(KeyError, match="unheard of"), trio.fail_after(60):
+        await readiness.run(lambda: None)
+    threads.close()
+    readiness.close()
