@@ -104,7 +104,7 @@ class Store:
 
     async def unclaimed(self, directory: str) -> Claim:
         """Write a directory of one server that nobody ever claimed: no fencing, a convenience (`connect`
-        only)."""
+        only). Raises FencedError when somebody did; when somebody does later, its waits do."""
         self._refuse_in_store()
         if not self.of_one_server:
             raise LocalProtocolError(

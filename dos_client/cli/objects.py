@@ -5,7 +5,6 @@ Rules of this file: arguments in, text or JSON out. A URL with one server speaks
 with several speaks to the store they are. Exit codes are in `support`.
 """
 
-import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -26,11 +25,13 @@ from dos_client.cli.support import (
     Url,
     fail,
     fill_help,
+    is_tool,
     opened,
     parsed_url,
     print_json,
     read_token,
     run,
+    tool_writer_id,
 )
 from dos_client.core.record_log import longest
 from dos_client.live_store import Store
@@ -38,7 +39,7 @@ from dos_client.sessions.connection import open_connection
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import CorruptError, DosError
-from dos_protocol.limits import digest_block_bytes, id_bytes, payload_bytes_max, u64_max
+from dos_protocol.limits import digest_block_bytes, payload_bytes_max, u64_max
 from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo, StatResult
 
@@ -47,9 +48,6 @@ assert cli_mending.store_app is cli_status.store_app  # each adds its commands t
 app.add_typer(cli_mending.store_app, name="store")
 app.command()(get)
 app.command()(rm)
-
-_OURS = b"dos-append"
-"""Writer ids of `dos append` begin so: it may take over from itself without being told to."""
 
 
 @app.command()
@@ -127,7 +125,8 @@ def append(
     store.
 
     A directory of a store is claimed for it. If a program claimed it before, that program would be fenced:
-    say --take-over if you mean that. One server alone is written without a claim.
+    say --take-over if you mean that. On one server alone, a directory that nobody ever claimed is written
+    without a claim.
 
     Example: echo hello | dos append dos://127.0.0.1/notes/greetings
     """
@@ -156,7 +155,7 @@ def _open_file(name: str) -> BinaryIO:
 async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: bool) -> dict[str, Any]:
     assert url.directory is not None
     assert url.object is not None
-    if store.of_one_server:
+    if store.of_one_server and not (await store.look(url.directory)).epoch_seen:
         claim = await store.unclaimed(url.directory)
     else:
         claim = await _claim(store, url.directory, take_over=take_over)
@@ -173,14 +172,13 @@ async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: boo
 
 async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
     view = await store.look(directory)
-    foreign = any(epoch and not writer.startswith(_OURS) for epoch, writer in view.epochs.values())
+    foreign = any(epoch and not is_tool(writer) for epoch, writer in view.epochs.values())
     if foreign and not take_over:
         fail(
             f"{directory} has another writer, which would be fenced: say --take-over if you mean that",
             REFUSED,
         )
-    writer_id = _OURS + secrets.token_bytes(id_bytes - len(_OURS))
-    return await store.claim(directory, view.epoch_seen + 1, writer_id)
+    return await store.claim(directory, view.epoch_seen + 1, tool_writer_id(b"append"))
 
 
 async def _end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, bytes]:

@@ -3,9 +3,8 @@
 Rules of this file: arguments in, an object gone or words why not. One session with one server does it all; it
 asks before it changes anything, and claims only when it was told to."""
 
-import secrets
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import trio
 import typer
@@ -21,13 +20,11 @@ from dos_client.cli.support import (
     print_json,
     read_token,
     run,
+    tool_writer_id,
 )
 from dos_client.sessions.connection import Connection, open_connection
-from dos_protocol.limits import id_bytes
 from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo
-
-_OURS: Final = b"dos-rm"
 
 
 def rm(
@@ -96,6 +93,8 @@ async def _agreed(what: str, info: ObjectInfo) -> bool:
 
 
 async def _claim(connection: Connection, directory: str) -> None:
-    """As it is now: the writer may have claimed again while somebody thought about the question."""
+    """As it is now: the writer may have claimed again while somebody thought about the question. What nobody
+    claimed stays so."""
     held = (await connection.open_directory(directory)).epoch
-    await connection.claim(directory, held + 1, _OURS + secrets.token_bytes(id_bytes - len(_OURS)))
+    if held:
+        await connection.claim(directory, held + 1, tool_writer_id(b"rm"))

@@ -5,6 +5,7 @@ server or a quorum cannot be reached."""
 
 import inspect
 import json
+import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -32,12 +33,16 @@ from dos_protocol.errors import (
     NotFoundError,
     PoisonedError,
 )
+from dos_protocol.limits import id_bytes
 
 T = TypeVar("T")
 
 NEGATIVE: Final = 1
 REFUSED: Final = 2
 UNREACHABLE: Final = 3
+
+_TOOLS: Final = b"dos-"
+"""Writer ids of commands begin so: they may take over from each other without being told to."""
 
 Url = Annotated[
     str,
@@ -133,3 +138,13 @@ def count_text(count: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def tool_writer_id(tool: bytes) -> bytes:
+    """A writer id for one run of a command. It tells that no program holds the claim any more."""
+    return _TOOLS + tool + secrets.token_bytes(id_bytes - len(_TOOLS + tool))
+
+
+def is_tool(writer_id: bytes) -> bool:
+    """Whether a claim is a command's, which is done by now or may be fenced."""
+    return writer_id.startswith(_TOOLS)

@@ -295,10 +295,11 @@ class Claim:
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
         for effect in self._machine.handle(MemberFenced(server_id, error.epoch_held)):
             if isinstance(effect, Lost):
-                self.lost = FencedError(
-                    f"epoch {self.epoch} of {self.directory} is superseded: {effect.epoch_held} holds it",
-                    actual=effect.epoch_held,
-                )
+                held = effect.epoch_held
+                text = f"epoch {self.epoch} of {self.directory} is superseded: {held} holds it"
+                if not self.claiming:
+                    text = f"{self.directory} has a writer, at epoch {held}: who writes it must claim it"
+                self.lost = FencedError(text, actual=held)
                 log.info("%s", self.lost)
         self._finish()
 

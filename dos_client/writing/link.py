@@ -149,7 +149,11 @@ class Link:
         """Open or claim the directory; None when the claim is lost by it."""
         claim = self.claim
         if not claim.claiming:
-            return await connection.open_directory(claim.directory)
+            opened = await connection.open_directory(claim.directory)
+            if opened.epoch:  # its appends would be refused for ever
+                claim.member_fenced(self.server_id, FencedError("it has a writer", actual=opened.epoch))
+                return None
+            return opened
         try:
             return await connection.claim(claim.directory, claim.epoch, claim.writer_id)
         except FencedError as error:

@@ -208,6 +208,29 @@ def test_what_a_writer_claimed_is_deleted_only_by_taking_over_even_if_it_is_dama
     answered("rm", f"{alone.url}/app/x", "-y", "--take-over")
     assert trio.run(epoch_of, alone) == 8
     assert answered("ls", f"{alone.url}/app") == b""
+    answered("append", f"{alone.url}/app/x", stdin=b"hello")  # its last writer was this very tool
+    assert answered("get", f"{alone.url}/app/x") == b"hello"
+
+
+def test_nobodys_directory_stays_nobodys_when_it_is_taken_over(alone: ThreadServer) -> None:
+    answered("append", f"{alone.url}/app/x", stdin=b"hello")
+    answered("rm", f"{alone.url}/app/x", "-y", "--take-over")
+    assert trio.run(epoch_of, alone) == 0
+
+
+def test_what_a_program_claimed_on_one_server_is_appended_to_only_by_taking_over(alone: ThreadServer) -> None:
+    # EVIDENCE-OF: P-4
+
+    async def write() -> None:
+        async with connect(alone.url) as store, await store.claim("app", 7, new_writer()) as claim:
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"hello"))
+
+    trio.run(write)
+    words = refused(2, "append", f"{alone.url}/app/x", stdin=b"!")
+    assert "app has another writer, which would be fenced: say --take-over" in words
+    answered("append", f"{alone.url}/app/x", "--take-over", stdin=b"!")
+    assert answered("get", f"{alone.url}/app/x") == b"hello!"
 
 
 @pytest.mark.process

@@ -300,6 +300,22 @@ async def test_alone_alone_is_written_without_a_claim_or_with_one(alone: ThreadS
         assert [one.connected for one in server.members()] == [True]
 
 
+async def test_a_directory_with_a_writer_is_not_written_without_a_claim(alone: ThreadServer) -> None:
+    # EVIDENCE-OF: P-4
+    async with connect(alone.url) as server, connect(alone.url) as other:
+        async with await server.unclaimed("d") as claim:
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(b"abc"))
+            async with await other.claim("d", 5, new_writer()) as newer:
+                with pytest.raises(FencedError, match="d has a writer, at epoch 5: who writes it must claim"):
+                    await writer.wait_synced(writer.append(b"def"))
+                again = newer.resume_object("x", 0, 0, b"abc")
+                await again.wait_synced(again.append(b"xyz"))
+        with pytest.raises(FencedError, match="d has a writer, at epoch 5"):
+            await server.unclaimed("d")
+        assert await server.read("d", "x", 0, 99) == b"abcxyz"
+
+
 async def test_a_member_of_a_store_is_not_written_alone(three: Servers) -> None:
     await init_store(url_of(three))
     async with connect(three[0].url) as server:
