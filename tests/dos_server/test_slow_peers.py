@@ -3,9 +3,11 @@
 import contextlib
 import gc
 import socket
+import time
 import weakref
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dos_protocol import messages as m
@@ -15,7 +17,9 @@ from dos_protocol.limits import payload_bytes_max
 from dos_server.buffers import BufferAccount
 from dos_server.inflow import Inflow
 from dos_server.limits import buffers_total_bytes_max
-from tests.support.servers import ServerProcess
+from tests.support.servers import ServerProcess, one_server
+
+__all__ = ["one_server"]
 from tests.support.wire import Wire
 
 pytestmark = pytest.mark.process
@@ -89,3 +93,98 @@ def test_a_peer_that_ends_with_answers_untaken_holds_up_nobody(tmp_path: Path, e
                     other.ask(m.ChangeDirectory("dir"))
                     assert other.ask(m.Get("large", 0, 100)).payload == bytes(100)
         assert server.stop() == 0
+
+
+HUGE = {
+    "a payload of 4 GiB": b"\xd0\x5e\x01\x03" + bytes(12) + b"\xff" * 8 + bytes(8),
+    "one more than allowed": b"\xd0\x5e\x01\x03"
+    + bytes(12)
+    + (65_536).to_bytes(4)
+    + (1_048_577).to_bytes(4)
+    + bytes(8),
+    "version 0, 16 MiB": b"\0\xff\xff\xff" + b"a" * 60,
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_a_huge_length_costs_no_memory_and_is_refused_at_once(one_server: ServerProcess, what: str) -> None:
+    # EVIDENCE-OF: P-9
+    def send() -> None:
+        with Wire(one_server.address, greet=False) as wire:
+            wire.sock.sendall(HUGE[what])
+            assert wire.sock.recv(64)
+
+    for _ in range(20):
+        send()
+    process = psutil.Process(one_server.pid)
+    before = process.memory_info().rss
+    for _ in range(100):
+        send()
+    assert process.memory_info().rss - before < 1 << 20
+
+
+def test_a_reader_that_never_reads_a_gigabyte_costs_a_bounded_part_of_it(one_server: ServerProcess) -> None:
+    # EVIDENCE-OF: P-9
+    fill(one_server)
+    process = psutil.Process(one_server.pid)
+    before = process.memory_info().rss
+    with asks_and_never_reads(one_server, 1_024), Wire(one_server.address) as other:
+        other.ask(m.ChangeDirectory("dir"))
+        for _ in range(200):
+            assert other.ask(m.Get("large", 0, 100)).payload == bytes(100)
+        assert process.memory_info().rss - before < 32 << 20
+
+
+FEW_FILES = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
+
+
+def test_with_64_descriptors_and_200_clients_nothing_acknowledged_is_lost_and_it_recovers(
+    tmp_path: Path,
+) -> None:
+    # EVIDENCE-OF: P-1, P-9, P-10
+    with ServerProcess(tmp_path / "server", under=FEW_FILES) as server:
+        synced: set[str] = set()
+        with Wire(server.address) as writer:
+            writer.claim("dir")
+            with contextlib.ExitStack() as crowd:
+                for _ in range(200):
+                    one = crowd.enter_context(socket.create_connection(server.address, timeout=60))
+                    with contextlib.suppress(ConnectionError):  # turned away
+                        one.sendall(encode_frame(m.encode(m.Hello(), 1)))
+                for number in range(100):
+                    writer.append(f"o{number}", b"", b"x" * 100)
+                refused = 0
+                while len(synced) + refused < 100:
+                    message = writer.receive()
+                    refused += isinstance(message, m.Error)
+                    if isinstance(message, m.Watermark) and message.synced == 100:
+                        synced.add(message.name)
+        assert synced
+        look_at_all(server, synced)
+        with soon(server) as after:
+            after.claim("elsewhere")
+            after.append("after", b"", b"recovered")
+            after.wait_synced("after", 9)
+        server.restart()
+        look_at_all(server, synced)
+
+
+def soon(server: ServerProcess) -> Wire:
+    """A session, once those that went have left room: until then a client is turned away, and tries again."""
+    deadline = time.monotonic() + 60
+    while True:
+        wire = Wire(server.address, greet=False)
+        try:
+            wire.ask(m.Hello(client="again"))
+        except (ConnectionError, EOFError):
+            wire.close()
+            assert time.monotonic() < deadline, "it did not recover"
+        else:
+            return wire
+
+
+def look_at_all(server: ServerProcess, names: set[str]) -> None:
+    with soon(server) as reader:
+        reader.ask(m.ChangeDirectory("dir"))
+        for name in names:
+            assert reader.ask(m.Get(name, 0, 200)).payload == b"x" * 100, name

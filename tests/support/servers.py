@@ -22,12 +22,22 @@ START_SECONDS_MAX = 30.0
 
 
 class ServerProcess:
-    """One `dos serve`. Listens when the constructor returns. Attributes: data, address, server_id."""
+    """One `dos serve`. Listens when the constructor returns. Attributes: data, address, server_id.
+
+    `under`: a program that runs another one, and ends as that one.
+    """
 
     def __init__(
-        self, data: Path, *, port: int = 0, options: tuple[str, ...] = (), log_path: Path | None = None
+        self,
+        data: Path,
+        *,
+        port: int = 0,
+        options: tuple[str, ...] = (),
+        log_path: Path | None = None,
+        under: tuple[str, ...] = (),
     ) -> None:
         self.data = data
+        self.under = under
         self.options = options
         self.log_path = log_path or data.with_name(data.name + ".log")
         self.address = ("127.0.0.1", port)
@@ -35,7 +45,7 @@ class ServerProcess:
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
+        command = [*self.under, sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
         command += ["--listen", f"127.0.0.1:{self.address[1]}", "--verbose", *self.options]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
