@@ -146,7 +146,7 @@ def test_failed_syncs_and_full_disks_take_nothing_back_either(seed: int) -> None
             append_and_forget(run)
         run.server.settle()
         run.listen()
-        run.server.disk._faults.clear()
+        run.server.disk.heal()
         (run.server.disk.power_cut(rng) if rng.random() < 0.5 else run.server.disk.kill())
         run.server.start()
         run.claim()

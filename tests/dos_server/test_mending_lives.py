@@ -2,6 +2,9 @@
 
 The others of the store are played by the history: what the writer was told is on them. Two oracles, after
 every step: a copy that looks sound has at least what any watermark told; and it is a prefix of the history.
+
+What fails is the object, never its mark: a copy whose end rots, whose mark can then not be written, and is
+lost with the power at last, is more than one server can know. It is quarantined, and the store compares.
 """
 
 import errno
@@ -83,7 +86,7 @@ class Life:
         if "o" not in self.world.folder or not self.world.file().seen:
             return
         if self.rng.random() < 0.3:
-            self.world.disk.fail("sync", errno.EIO)
+            self.world.disk.fail_at("sync", "d/dir/o", errno.EIO)
         elif self.rng.random() < 0.5:
             self.world.cut_off(self.rng.randrange(len(self.world.file().seen)))
             self.claim()
@@ -104,7 +107,7 @@ class Life:
 
     def claim(self) -> None:
         """The writer comes back: what it finds sound is what it goes on from."""
-        self.world.disk._faults.clear()
+        self.world.disk.heal()
         self.listen()
         self.repairer = self.mend = None
         self.world.settle()

@@ -51,6 +51,7 @@ class FakeDisk:
         self.space = space
         self.calls: list[tuple[str, str]] = []
         self._faults: dict[str, dict[int, int]] = defaultdict(dict)
+        self._faults_at: dict[tuple[str, str], int] = {}
         self._counts: dict[str, int] = defaultdict(int)
         self._handles: dict[int, tuple[_Node, str]] = {}
         self._last = 0
@@ -59,14 +60,19 @@ class FakeDisk:
         """The nth call of a method from now on raises OSError(error)."""
         self._faults[method][self._counts[method] + nth] = error
 
+    def fail_at(self, method: str, path: str, error: int) -> None:
+        """The next call of a method on that very path raises OSError(error)."""
+        self._faults_at[method, path] = error
+
     def heal(self) -> None:
         """No faults are to come."""
         self._faults.clear()
+        self._faults_at.clear()
 
     def _called(self, method: str, what: str) -> None:
         self.calls.append((method, what))
         self._counts[method] += 1
-        error = self._faults[method].pop(self._counts[method], 0)
+        error = self._faults[method].pop(self._counts[method], 0) or self._faults_at.pop((method, what), 0)
         if error:
             raise OSError(error, f"injected into {method}", what)
 
