@@ -62,17 +62,21 @@ class History:
         self.line(directory).acknowledged.append(number)
 
     def took_over(self, directory: str, epoch: int, found: list[int]) -> None:
-        """A take-over is done, its start acknowledged: everything acknowledged must be in it."""
+        """A take-over is done, its start acknowledged: everything that older writers had acknowledged must be
+        in it. (Newer ones there may be too: a process can be stopped between the two.)"""
         line = self.line(directory)
         there = set(found)
-        missing = [number for number in line.acknowledged if number not in there]
+        missing = [
+            number for number in line.acknowledged if number not in there and line.appended[number] < epoch
+        ]
         if missing:
             raise ViolationError(
                 "O1",
                 f"epoch {epoch} of {directory} found {len(found)} records, lacks acknowledged {missing[:5]}",
             )
         self._in_order(directory, found)
-        if found[: len(line.shown)] != line.shown:
+        shown = [number for number in line.shown if line.appended[number] < epoch]
+        if found[: len(shown)] != shown:
             raise ViolationError("O3", f"epoch {epoch} of {directory} lacks records that a reader was shown")
         self.starts[directory] = max(self.starts.get(directory, 0), epoch)
 
