@@ -188,6 +188,7 @@ def _slow_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 def _full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine = rng.choice(cluster.machines)
     machine.disk.fill(rng.choice([0, 100, 2000]))
+    machine.was_full = True
     cluster.world.after(fault.seconds, machine.disk.free)
 
 

@@ -138,8 +138,8 @@ class Cluster:
             machine.slowness = 1.0
             if machine.server is not None:
                 machine.server.resume()
-            if machine is self.victim and machine.up:
-                machine.kill()  # what failed on it is known again only after a start
+            if (machine is self.victim or machine.was_full) and machine.up:
+                machine.kill()  # an operator's part: a failed or once full disk is known again after a start
             machine.start()
         for process in (*self.writers, *self.readers):
             process.resume()

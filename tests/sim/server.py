@@ -236,6 +236,7 @@ class Machine:
         self.fresh_id = chance.randbytes(16)
         self.last_session = 0
         self.without_power = False
+        self.was_full = False
         self.told: dict[tuple[str, str], int] = {}
         self.flipped: dict[str, None] = {}
         self.server: Server | None = None
