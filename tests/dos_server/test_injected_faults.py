@@ -2,6 +2,7 @@
 after a restart."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,31 @@ def test_an_object_whose_fsync_hangs_holds_up_no_other(one_server: ServerProcess
             assert told_of(wire, "slow") == 0, "no watermark told more than the first, which was waited for"
             assert content_of(wire, "slow") == good, "nothing that is not durable is read"
         wire.wait_synced("slow", len(good) + 4)
+
+
+def test_writes_that_take_their_time_delay_answers_and_nothing_else(
+    one_server: ServerProcess, log: Path
+) -> None:
+    # EVIDENCE-OF: P-1
+    delay_s = 0.3
+    with Wire(one_server.address) as wire:
+        wire.claim("dir")
+        content = written(wire, "o", b"good")
+        wishes = (f"trace={WRITES}", f"inject={PWRITES}:delay_enter={int(delay_s * 1e6)}")
+        with Injected(one_server.pid, log, *wishes):
+            begun = time.monotonic()
+            for number in range(5):
+                part = bytes([number]) * 1000
+                wire.append("o", content, part)
+                content += part
+            wire.wait_synced("o", len(content))
+            assert time.monotonic() - begun >= delay_s, "no watermark comes before the bytes are written"
+            assert content_of(wire, "o") == content
+            one_server.kill()
+    one_server.restart()
+    with Wire(one_server.address) as wire:
+        wire.claim("dir", epoch=2)
+        assert content_of(wire, "o") == content
 
 
 def test_a_short_write_is_gone_on_with_and_a_disk_that_lies_about_it_is_found_out(
