@@ -9,7 +9,7 @@ then certain or under way, and this one can never again be sure to gain a quorum
 fewer than Qa sessions *waits*: nothing is lost, it goes on by itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 from dos_client.core.quorum import Quorums
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.limits import epoch_jump_max
+from dos_protocol.vocabulary import ObjectInfo
 
 
 class ClaimState(Enum):
@@ -197,6 +198,18 @@ def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> Refusal:
     if epoch_held == epoch:
         return Refusal.ASK if at_claim else Refusal.AGAIN
     return Refusal.CLIMB if at_claim else Refusal.AGAIN
+
+
+def hopes_for(
+    answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str, size: int, without: Collection[bytes]
+) -> bool:
+    """Whether a member answered the claim with that much of the object, and has only lost its session
+    meanwhile: it is not among those found to be `without` it."""
+    return any(
+        server_id not in without and objects[name].synced >= size
+        for server_id, objects in answers.items()
+        if name in objects
+    )
 
 
 def climb(epoch_held: int, epoch: int) -> Iterable[int]:

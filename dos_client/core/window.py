@@ -49,11 +49,16 @@ class Chunk:
         self.head: bytes | None = None
 
 
+def append_id(tag: int, end: int) -> int:
+    """The request id of the append that ends there."""
+    return APPEND_IDS | tag << _TAG_SHIFT | end
+
+
 def append_head(name: str, tag: int, chunk: Chunk) -> bytes:
     """Header and meta of the chunk's APPEND; made once, kept in the chunk."""
     if chunk.head is None:
         message = Append(name, chunk.start, chunk.digest, chunk.payload)
-        chunk.head = frame_head(encode(message, APPEND_IDS | tag << _TAG_SHIFT | chunk.end))
+        chunk.head = frame_head(encode(message, append_id(tag, chunk.end)))
     return chunk.head
 
 

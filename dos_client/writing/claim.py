@@ -20,6 +20,7 @@ from dos_client.core.claim import (
     MemberFenced,
     MemberLeft,
     RecordChanged,
+    hopes_for,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import Window
@@ -160,7 +161,9 @@ class Claim:
         patience = trio.current_time() + answer_timeout_s
         while target.synced < size:
             self.check()
-            if self._nobody_has(target) and (trio.current_time() > patience or not self._hopes_for(target)):
+            if self._nobody_has(target) and (
+                trio.current_time() > patience or not hopes_for(self.answers, name, size, target.without)
+            ):
                 raise MissingDataError(
                     f"no member holds {size} bytes of {self.directory}/{name} with digest {digest:016x}"
                 )
@@ -368,14 +371,6 @@ class Claim:
         if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
             return False
         return self._quorums.can_take_over(target.without)
-
-    def _hopes_for(self, target: Target) -> bool:
-        """A member answered the claim with that much, and has only lost its session meanwhile."""
-        return any(
-            server_id not in target.without and objects[target.name].synced >= target.size
-            for server_id, objects in self.answers.items()
-            if target.name in objects
-        )
 
     def _open(self, name: str, window: Window, local: LocalCopy | None = None) -> ObjectWriter:
         self.check()

@@ -4,7 +4,6 @@ A real server on loopback. Each cell asserts what the peer is told and whether i
 data directory must be the same to the byte, and the log hold as many lines as it should, nothing raw in them.
 """
 
-import logging
 import socket
 import struct
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from dos_protocol.errors import CLOSING, ErrorCode
 from dos_protocol.frames import Frame, encode_frame
 from dos_server import embedded
 from tests.dos_server.test_bad_input import CONTENT, raw_header
-from tests.support.data_tree import tree
+from tests.support.data_tree import undisturbed
 from tests.support.wire import Wire
 
 SIZE = len(CONTENT)
@@ -44,12 +43,8 @@ def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
 def _nothing_written(
     server: embedded.EmbeddedServer, data: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[None]:
-    """P-8 to the byte, and nothing raw in the log."""
-    caplog.set_level(logging.INFO, "dos.server")
-    before = tree(data)
-    yield
-    assert tree(data) == before
-    assert all(line.isprintable() and line.isascii() for line in caplog.messages)
+    with undisturbed(data, caplog):
+        yield
     with Wire(server.address) as bystander:
         assert bystander.ask(m.ChangeDirectory("dir")).epoch == 5
         assert bystander.ask(m.Get("o", 0, 1000)).payload == CONTENT
@@ -297,6 +292,7 @@ def test_one_byte_per_packet_is_a_whole_append(tmp_path: Path) -> None:
         for byte in encode_frame(m.encode(m.Append("o", 0, 0, b"slow"), 99)):
             wire.sock.sendall(bytes((byte,)))
         wire.wait_synced("o", 4)
+        assert wire.ask(m.Get("o", 0, 100)).payload == b"slow"
 
 
 def test_a_record_whose_addresses_hold_control_characters_is_refused(

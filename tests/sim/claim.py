@@ -17,6 +17,7 @@ from dos_client.core.claim import (
     MemberClaimed,
     MemberFenced,
     MemberLeft,
+    hopes_for,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Goal, View
@@ -214,7 +215,9 @@ class SimClaim:
         while target.synced < size:
             self.check()
             hopeless = self._nobody_has(target)
-            if hopeless and (self.process.now > patience or not self._hopes_for(target)):
+            if hopeless and (
+                self.process.now > patience or not hopes_for(self.answers, name, size, target.without)
+            ):
                 raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
             await self.wait_changed(1.0)
 
@@ -297,13 +300,6 @@ class SimClaim:
         if any(have >= target.size for have in target.sizes.values()) or target.unsure:
             return False
         return self._quorums.can_take_over(target.without)
-
-    def _hopes_for(self, target: SimTarget) -> bool:
-        return any(
-            server_id not in target.without and objects[target.name].synced >= target.size
-            for server_id, objects in self.answers.items()
-            if target.name in objects
-        )
 
     def _add(self, name: str, window: Window | None) -> SimTarget:
         self._tag += 1

@@ -23,7 +23,7 @@ from dos_client.core.replica import (
     Replica,
     ReplicaState,
 )
-from dos_client.core.window import APPEND_IDS, Chunk
+from dos_client.core.window import Chunk, append_id
 from dos_client.limits import session_worked_s
 from dos_client.writing.catch_up import fold_at
 from dos_protocol.errors import (
@@ -42,7 +42,6 @@ from tests.sim.session import Session
 if TYPE_CHECKING:
     from tests.sim.claim import SimClaim, SimTarget
 
-_TAG_SHIFT = 43
 _CHUNK_BYTES = 16 * 1024
 
 
@@ -243,7 +242,7 @@ class Link:
     def _append(self, copy: Copy, chunk: Chunk) -> None:
         assert self.session is not None
         copy.replica.sent_to(chunk.end)
-        request_id = APPEND_IDS | copy.target.tag << _TAG_SHIFT | chunk.end
+        request_id = append_id(copy.target.tag, chunk.end)
         self.session.append(Append(copy.target.name, chunk.start, chunk.digest, chunk.payload), request_id)
 
     def _watermark(self, mark: Watermark) -> None:

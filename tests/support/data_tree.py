@@ -1,9 +1,14 @@
 """What lies in a folder, so that a test can say that nothing there changed."""
 
 import hashlib
+import logging
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 Entry = tuple[str, int, str]
 """(kind and permissions, number of names, what it holds)"""
@@ -17,6 +22,16 @@ def tree(root: Path) -> dict[str, Entry]:
             path = Path(folder, name)
             found[str(path.relative_to(root))] = _entry(path)
     return found
+
+
+@contextmanager
+def undisturbed(data: Path, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What is done to a server inside leaves its data to the byte (P-8), and nothing raw in its log."""
+    caplog.set_level(logging.INFO, "dos.server")
+    before = tree(data)
+    yield
+    assert tree(data) == before
+    assert all(line.isprintable() and line.isascii() for line in caplog.messages)
 
 
 def _entry(path: Path) -> Entry:

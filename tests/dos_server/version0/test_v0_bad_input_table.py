@@ -4,7 +4,6 @@ The rows that speak of lines, verbs and spaces are about the text of its request
 directory must be the same to the byte, and nothing raw may be in the replies and the log.
 """
 
-import logging
 import os
 import socket
 import stat
@@ -15,7 +14,7 @@ import pytest
 
 from dos_server import embedded
 from tests.dos_server.test_bad_names import PLANTS, Plant, plant_name
-from tests.support.data_tree import tree
+from tests.support.data_tree import tree, undisturbed
 from tests.support.v0_client import LostError, RefusedError, V0Connection
 
 CONTENT = b"what was there before"
@@ -56,11 +55,8 @@ def framed(*bodies: bytes) -> bytes:
 def _nothing_written(
     server: embedded.EmbeddedServer, data: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[None]:
-    caplog.set_level(logging.INFO, "dos.server")
-    before = tree(data)
-    yield
-    assert tree(data) == before
-    assert all(line.isprintable() and line.isascii() for line in caplog.messages)
+    with undisturbed(data, caplog):
+        yield
     with connect(server) as tool:
         assert tool.files() == {"o": (len(CONTENT), False)}
         assert tool.get("o") == CONTENT
