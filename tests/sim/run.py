@@ -12,16 +12,16 @@ from functools import partial
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
-from tests.sim.chance import Chance
+from tests.sim.engine.chance import Chance
+from tests.sim.engine.network import Network
+from tests.sim.engine.trace import Trace
+from tests.sim.engine.world import World
 from tests.sim.history import History, ViolationError
 from tests.sim.nemesis import Fault
-from tests.sim.network import Network
 from tests.sim.oracles import ORACLES
-from tests.sim.reader import Reader
-from tests.sim.server import Machine
-from tests.sim.trace import Trace
-from tests.sim.world import World
-from tests.sim.writer import Stores, Writer
+from tests.sim.store.reader import Reader
+from tests.sim.store.server import Machine
+from tests.sim.store.writer import Stores, Writer
 
 SAFETY_S = 12.0
 LIVENESS_S = 120.0

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.sim.network import Network, Wire
-from tests.sim.trace import Trace
-from tests.sim.world import Process, Signal, StuckError, World
+from tests.sim.engine.network import Network, Wire
+from tests.sim.engine.trace import Trace
+from tests.sim.engine.world import Process, Signal, StuckError, World
 
 
 @pytest.fixture

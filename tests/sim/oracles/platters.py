@@ -11,7 +11,7 @@ from dos_server.limits import extent_header_bytes
 from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:
-    from tests.sim.server import Machine
+    from tests.sim.store.server import Machine
 
 
 def check_platters(machine: "Machine") -> None:

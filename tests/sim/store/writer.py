@@ -16,11 +16,11 @@ from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from journal.core.segment import parse_segment_name
 from journal.ports import ClaimPort, StorePort
-from tests.sim.claim import SimClaim
+from tests.sim.engine.network import Network
+from tests.sim.engine.world import Process, Signal
 from tests.sim.history import History
-from tests.sim.network import Network
-from tests.sim.store import SimStore
-from tests.sim.world import Process, Signal
+from tests.sim.store.claim import SimClaim
+from tests.sim.store.looking import SimStore
 
 CHAIN = "state"
 _GRANT_PATIENCE_S = 8.0

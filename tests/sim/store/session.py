@@ -15,8 +15,8 @@ from dos_protocol.frames import Frame
 from dos_protocol.messages import decode, encode
 from dos_protocol.names import NO_ID
 from dos_protocol.vocabulary import Append, Error, Hello, Message, Opcode, Ping, Watermark, Welcome
-from tests.sim.network import Network, Wire
-from tests.sim.world import Process, Signal
+from tests.sim.engine.network import Network, Wire
+from tests.sim.engine.world import Process, Signal
 
 _WATERMARK: Final = int(Opcode.WATERMARK)
 _ERROR: Final = int(Opcode.ERROR)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from tests.sim.world import Process, World
+from tests.sim.engine.world import Process, World
 
 
 class End(Protocol):

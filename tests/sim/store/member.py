@@ -37,10 +37,10 @@ from dos_protocol.errors import (
 )
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import Append, DirectoryOpened, ObjectInfo, Watermark
-from tests.sim.session import Session
+from tests.sim.store.session import Session
 
 if TYPE_CHECKING:
-    from tests.sim.claim import SimClaim, SimTarget
+    from tests.sim.store.claim import SimClaim, SimTarget
 
 _CHUNK_BYTES = 16 * 1024
 

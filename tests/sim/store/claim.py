@@ -27,10 +27,10 @@ from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
-from tests.sim.member import Link
-from tests.sim.network import Network
-from tests.sim.store import SimStore
-from tests.sim.world import Process, Signal
+from tests.sim.engine.network import Network
+from tests.sim.engine.world import Process, Signal
+from tests.sim.store.looking import SimStore
+from tests.sim.store.member import Link
 
 
 class SimTarget:

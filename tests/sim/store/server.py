@@ -22,10 +22,10 @@ from dos_server.core.scrub import ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.limits import space_look_seconds
 from dos_server.storage import Storage
-from tests.sim.disk import PowerCutError, SimDisk
-from tests.sim.network import Network, Wire
+from tests.sim.engine.disk import PowerCutError, SimDisk
+from tests.sim.engine.network import Network, Wire
+from tests.sim.engine.world import Process, World
 from tests.sim.oracles.platters import check_platters
-from tests.sim.world import Process, World
 from tests.support.thread_work import thread_work
 
 TICK_S = 0.05

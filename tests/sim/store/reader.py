@@ -4,10 +4,10 @@ from random import Random
 
 from dos_protocol.errors import DosError
 from journal import look_chain
+from tests.sim.engine.world import Process
 from tests.sim.history import History
-from tests.sim.store import SimStore
-from tests.sim.world import Process
-from tests.sim.writer import CHAIN, Stores, numbers_of
+from tests.sim.store.looking import SimStore
+from tests.sim.store.writer import CHAIN, Stores, numbers_of
 
 
 class Reader(Process):

@@ -9,9 +9,9 @@ from dos_client.sessions.looking import DirectoryView, view_of
 from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened
-from tests.sim.network import Network
-from tests.sim.session import Session
-from tests.sim.world import Process, Signal
+from tests.sim.engine.network import Network
+from tests.sim.engine.world import Process, Signal
+from tests.sim.store.session import Session
 
 
 class SimStore:

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from tests.sim.trace import Trace
+from tests.sim.engine.trace import Trace
 
 Wake = Callable[[], None]
 _Register = Callable[[Wake], None]

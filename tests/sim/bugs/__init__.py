@@ -1,0 +1,29 @@
+"""Planted bugs: each is one rule broken, in the real code, for as long as a run lasts.
+
+They are here to be found: a simulator that finds none of them would find nothing. The switch is this
+module, which only tests import: a bug is a replacement of functions, put in place by `planted` and taken
+away after.
+
+Rules of this file: a bug is a few lines, and says which row of the bug classes or which rule of take-over
+it breaks.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from tests.sim.bugs import claims, disk, journal
+from tests.sim.bugs.catalogue import BUGS, Bug
+
+__all__ = ["BUGS", "ROOMS", "Bug", "planted"]
+
+ROOMS = (disk, claims, journal)
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """The bug of that name is there inside; None: none is."""
+    with ExitStack() as stack:
+        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
+            stack.enter_context(mock.patch.object(target, attribute, replacement))
+        yield

@@ -1,0 +1,110 @@
+"""The server's disk: what is synced, what is cut, what a start believes."""
+
+import errno
+from typing import Any
+
+from dos_server import side_files, small_files
+from dos_server.core import recovery, recovery_scan
+from dos_server.core import vocabulary as v
+from dos_server.core.object_state import ObjectState
+from dos_server.core.recovery import Decision
+from dos_server.disk import Disk
+from dos_server.storage import Storage
+from tests.sim.bugs.catalogue import Patch, bug
+
+
+@bug("row 1")
+def acknowledge_before_sync() -> list[Patch]:
+    return [(Storage, "sync", lambda self, effect: v.Trouble.NONE)]
+
+
+@bug("row 2")
+def sync_covers_what_comes_meanwhile() -> list[Patch]:
+    original = ObjectState.was_synced
+
+    def was_synced(self: ObjectState) -> Any:
+        self.sync_covers = self.written
+        return original(self)
+
+    return [(ObjectState, "was_synced", was_synced)]
+
+
+@bug("row 3")
+def failed_sync_is_tried_again() -> list[Patch]:
+    original = Storage.sync
+
+    def sync(self: Storage, effect: v.Sync) -> v.Trouble:
+        trouble = original(self, effect)
+        return original(self, effect) if trouble is v.Trouble.FAILED else trouble
+
+    return [(Storage, "sync", sync)]
+
+
+@bug("row 4")
+def restart_trusts_the_page_cache() -> list[Patch]:
+    original = Storage.set_mark
+
+    def set_mark(
+        self: Storage, directory: str, name: str, synced: int, *, poisoned: bool, damaged: bool = False
+    ) -> None:
+        if not poisoned:
+            original(self, directory, name, synced, poisoned=False, damaged=damaged)
+
+    def make_durable(disk: Disk, handle: int, found: Any, synced: int) -> None:
+        disk.sync(handle)  # as if the page cache were the platters
+
+    return [(Storage, "set_mark", set_mark), (side_files, "make_durable", make_durable)]
+
+
+@bug("row 6")
+def directory_entry_is_not_synced() -> list[Patch]:
+    original = Storage.sync
+    return [(Storage, "sync", lambda self, effect: original(self, effect._replace(entry=False)))]
+
+
+@bug("row 7")
+def small_files_are_overwritten_in_place() -> list[Patch]:
+    def replace(disk: Disk, folder: str, name: str, data: bytes) -> None:
+        handle = disk.open(f"{folder}/{name}" if folder else name, create=True)
+        try:
+            disk.cut(handle, 0)
+            disk.write(handle, 0, [data])
+        finally:
+            disk.close(handle)
+
+    return [(small_files, "replace", replace)]
+
+
+@bug("row 9")
+def damage_is_taken_for_a_torn_tail() -> list[Patch]:
+    cases = tuple(
+        case._replace(decision=Decision.COPY_CUT) if case.decision is Decision.QUARANTINE else case
+        for case in recovery.CASES
+    )
+    rotten = recovery.ROTTEN_CASE._replace(decision=Decision.COPY_CUT)
+    return [(recovery, "CASES", cases), (recovery_scan, "ROTTEN_CASE", rotten)]
+
+
+@bug("row 14")
+def full_disk_leaves_a_part() -> list[Patch]:
+    def write(self: Storage, effect: v.Write) -> v.Trouble:
+        path = f"d/{effect.directory}/{effect.name}"
+        try:
+            with self._files.use(path, create=effect.create) as file:
+                file.writes += 1
+                self._disk.write(file.handle, effect.position, effect.buffers)
+        except OSError as error:
+            return v.Trouble.NONE if error.errno == errno.ENOSPC else v.Trouble.FAILED
+        return v.Trouble.NONE
+
+    return [(Storage, "write", write)]
+
+
+@bug("row 24")
+def unsynced_bytes_are_served() -> list[Patch]:
+    def was_written(self: ObjectState) -> None:
+        original(self)
+        self.synced, self.synced_digest = self.written, self.written_fold.value
+
+    original = ObjectState.wrote
+    return [(ObjectState, "wrote", was_written)]

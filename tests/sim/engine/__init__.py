@@ -1,0 +1,1 @@
+"""What every run stands on: one seed, virtual time, disks and networks with a fate."""

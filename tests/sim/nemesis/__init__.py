@@ -1,0 +1,69 @@
+"""The faults of a run: planned from the seed before it begins, each with a moment and numbers of its own.
+
+So a fault can be left out and the others stay what they are: that is how a failing run is made small. Each
+seed switches whole kinds off (swarm testing): constant faults of all kinds hide what needs one kind alone.
+
+Rules of this file: a kind is a function of the cluster and a fault; the table names them all. What may be
+damaged is bounded by the promise (P-5): the platters of one machine a run, at most Qa - 1 of them.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.engine.chance import Chance
+from tests.sim.nemesis import clients, disks, machines, paths
+from tests.sim.nemesis.fault import Fault, Kind
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+__all__ = ["KINDS", "Fault", "plan", "plan_of", "strike"]
+
+KINDS: Final[dict[str, Kind]] = {
+    "kill_server": machines.kill_server,
+    "power_cut": machines.power_cut,
+    "power_cut_all": machines.power_cut_all,
+    "power_cut_midway": machines.power_cut_midway,
+    "pause_server": machines.pause_server,
+    "pause_writer": clients.pause_writer,
+    "zombie": clients.zombie,
+    "kill_writer": clients.kill_writer,
+    "rival": clients.rival,
+    "block": paths.block,
+    "slow": paths.slow,
+    "reset": paths.reset,
+    "slow_disk": disks.slow_disk,
+    "full_disk": disks.full_disk,
+    "sync_error": disks.sync_error,
+    "write_error": disks.write_error,
+    "flip": disks.flip,
+    "wipe": disks.wipe,
+}
+
+
+def plan(chance: Chance, seconds: float) -> list[Fault]:
+    """The faults of a run that lasts so long."""
+    rng = chance.nemesis
+    on = [kind for kind in KINDS if rng.random() < 0.5] or [rng.choice(list(KINDS))]
+    pace = rng.choice([1.0, 2.0, 4.0, 8.0])
+    faults: list[Fault] = []
+    at = 0.0
+    while True:
+        at += rng.expovariate(pace)
+        if at > seconds:
+            return faults
+        number = len(faults)
+        length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
+        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+
+
+def plan_of(seed: int, seconds: float) -> list[Fault]:
+    """The plan of a seed, by itself."""
+    return plan(Chance(seed), seconds)
+
+
+def strike(cluster: "Cluster", fault: Fault) -> None:
+    """Let the fault happen."""
+    cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
+    cluster.history.sometimes[f"fault: {fault.kind}"] += 1
+    KINDS[fault.kind](cluster, fault, Random(fault.seed))

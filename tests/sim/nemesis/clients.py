@@ -1,0 +1,46 @@
+"""Writers that stand still, die, wake up when another has taken over, or are not alone."""
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.nemesis.fault import Fault
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+RIVALS_MAX: Final = 5
+"""Writers of one directory at a time, as far as rivals go."""
+
+
+def pause_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    living = cluster.living_writers()
+    if living:
+        writer = rng.choice(living)
+        writer.pause()
+        cluster.world.after(fault.seconds, writer.resume)
+
+
+def zombie(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A writer sleeps, another takes over, the first wakes up."""
+    living = [writer for writer in cluster.living_writers() if writer.running]
+    if living:
+        writer = rng.choice(living)
+        writer.pause()
+        cluster.new_writer(writer.directory)
+        cluster.world.after(fault.seconds + 1.0, writer.resume)
+
+
+def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    living = cluster.living_writers()
+    if living:
+        writer = rng.choice(living)
+        cluster.network.process_died(writer, power=rng.random() < 0.3)
+        writer.kill()
+
+
+def rival(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Another writer, or two, where there is one; not a crowd, that nobody's back-off is made for."""
+    for _ in range(rng.randint(1, 2)):
+        directory = rng.choice(cluster.directories)
+        if sum(one.alive and one.directory == directory for one in cluster.writers) < RIVALS_MAX:
+            cluster.new_writer(directory)

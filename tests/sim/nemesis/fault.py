@@ -1,0 +1,26 @@
+"""What a fault is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: its number in the plan, when, which kind, for how long, and a seed for its details."""
+
+    number: int
+    at_s: float
+    kind: str
+    seconds: float
+    seed: str
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.kind}"
+
+
+Kind = Callable[["Cluster", Fault, Random], None]

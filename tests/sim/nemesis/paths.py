@@ -1,0 +1,38 @@
+"""Connections that are held back one way or both, late, or reset."""
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.sim.nemesis.fault import Fault
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+
+def block(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Some paths, one way or both, between some machines and some or all clients."""
+    machines = rng.sample(cluster.machines, rng.randint(1, len(cluster.machines)))
+    clients = cluster.client_names()
+    chosen = clients if rng.random() < 0.5 else rng.sample(clients, rng.randint(1, len(clients)))
+    ways = rng.choice(["to", "from", "both"])
+    for machine in machines:
+        for client in chosen:
+            paths = [(client, machine.name)] if ways != "from" else []
+            paths += [(machine.name, client)] if ways != "to" else []
+            for path in paths:
+                cluster.network.block(path)
+                cluster.world.after(fault.seconds, partial(cluster.network.unblock, path))
+
+
+def slow(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    machine, client = rng.choice(cluster.machines), rng.choice(cluster.client_names())
+    path = rng.choice([(machine.name, client), (client, machine.name)])
+    cluster.network.slow[path] = rng.choice([10.0, 100.0, 1000.0])
+    cluster.world.after(fault.seconds, partial(cluster.network.quicken, path))
+
+
+def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    wires = [wire for wire in cluster.network.wires if wire.open and not wire.muted]
+    for wire in rng.sample(wires, min(len(wires), rng.randint(1, 4))):
+        wire.reset()
