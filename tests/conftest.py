@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+pytest_plugins = ["tests.support.second_chance"]
+
 SPARK_TESTS = "tests/spark_integration/"
 
 for name, examples in (("near", 100), ("long", 2_000)):

@@ -1,0 +1,56 @@
+"""What `./run test` does with tests that failed beside others: it runs them once more, alone.
+
+Real processes have real time limits, and on a machine that stands still for seconds one of three thousand
+misses its own. That one, when it passes alone, is named as flaky, and is to be mended; it does not stop the
+others' work. Rules of this file: nothing is excused that judges what is never allowed, whatever the machine
+does: tests of seeds, models, power cuts and chaos have no second chance, and neither have many at once.
+"""
+
+from typing import Final
+
+import pytest
+
+NEVER_AGAIN: Final = (
+    "tests/chaos/",
+    "tests/contract/",
+    "tests/fuzz/",
+    "tests/models/",
+    "tests/power/",
+    "tests/shells/",
+    "tests/sim/",
+)
+"""Tests that look for what a run lost or served wrongly: one failure is a finding."""
+AGAIN_MAX: Final = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--alone",
+        action="store_true",
+        help="with --last-failed: the second chance of what failed beside other tests",
+    )
+
+
+def no_second_chance(ids: list[str]) -> str:
+    """Why these tests have failed for good; '' when they may run once more."""
+    for one in ids:
+        if one.startswith(NEVER_AGAIN):
+            return f"{one} has no second chance: what it found, it found"
+    if len(ids) > AGAIN_MAX:
+        return f"{len(ids)} tests failed; at most {AGAIN_MAX} are a busy machine's"
+    return ""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After --last-failed has left out the others."""
+    if config.getoption("alone") and (why := no_second_chance([item.nodeid for item in items])):
+        raise pytest.UsageError(why)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("alone"):
+        for report in terminalreporter.getreports("passed"):
+            terminalreporter.write_line(
+                f"FLAKY {report.nodeid}: failed beside others, passed alone. It is to be mended.", yellow=True
+            )

@@ -1,0 +1,71 @@
+"""A second chance for what failed beside others, and for nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.second_chance import AGAIN_MAX, NEVER_AGAIN, no_second_chance
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAILS_ONCE = """
+from pathlib import Path
+
+def test_in_a_hurry():
+    marker = Path(__file__).with_name("ran")
+    ran = marker.exists()
+    marker.touch()
+    assert ran
+
+def test_patient():
+    pass
+"""
+FAILS_ALWAYS = """
+def test_wrong():
+    assert 1 == 2
+"""
+
+
+def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.second_chance", *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_passes_alone_is_named_and_what_fails_again_has_failed(tmp_path: Path) -> None:
+    again = ["--alone", "--last-failed", "--last-failed-no-failures", "none"]
+    (tmp_path / "test_hurry.py").write_text(FAILS_ONCE)
+    assert pytest_in(tmp_path, "-n", "2").returncode == 1
+    alone = pytest_in(tmp_path, *again)
+    assert alone.returncode == 0, alone.stdout
+    assert "FLAKY test_hurry.py::test_in_a_hurry" in alone.stdout
+    assert "1 passed" in alone.stdout
+    (tmp_path / "test_wrong.py").write_text(FAILS_ALWAYS)
+    assert pytest_in(tmp_path).returncode == 1
+    assert pytest_in(tmp_path, *again).returncode == 1
+
+
+@pytest.mark.parametrize("place", NEVER_AGAIN)
+def test_what_judges_losses_has_no_second_chance(place: str, tmp_path: Path) -> None:
+    assert (ROOT / place).is_dir() or place in ("tests/shells/", "tests/contract/")
+    assert "no second chance" in no_second_chance(
+        ["tests/journal/test_x.py::test_y", f"{place}test_x.py::test_y"]
+    )
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder / "test_wrong.py").write_text(FAILS_ALWAYS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    assert pytest_in(tmp_path).returncode == 1
+    assert "no second chance" in pytest_in(tmp_path, "--alone", "--last-failed").stderr
+
+
+def test_many_failures_are_no_busy_machine() -> None:
+    assert not no_second_chance([f"tests/journal/test_x.py::test_{n}" for n in range(AGAIN_MAX)])
+    assert "at most" in no_second_chance([f"tests/journal/test_x.py::test_{n}" for n in range(AGAIN_MAX + 1)])
