@@ -317,9 +317,7 @@ class ServerCore:
     def _record_stored(self, event: v.RecordStored) -> None:
         tables = self._tables
         self._storing_record = False
-        session = tables.sessions.get(event.session)
-        if session is not None:
-            session.pending -= 1
+        session = tables.answerable(event.session)
         if event.trouble is not v.Trouble.NONE:
             if session is not None:
                 text = "the store record could not be put on stable storage"
@@ -331,7 +329,6 @@ class ServerCore:
             self._end_older_generations(offered)
         if session is not None:
             tables.send(session, m.Configured(offered.generation), event.request_id)
-            self._finish_quit(session)
 
     def _end_older_generations(self, record: StoreRecord) -> None:
         """Sessions of an older record hear of the new one and end.

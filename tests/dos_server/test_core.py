@@ -501,6 +501,18 @@ def test_a_store_record_is_kept_and_only_a_newer_one_replaces_it() -> None:
     assert server.core.record_bytes == record(2)
 
 
+def test_a_session_that_leaves_behind_a_store_record_gets_its_bye_though_the_disk_fails() -> None:
+    server = Harness()
+    session = server.connect()
+    server.disk.fail("write", errno.EIO)
+    configured = server.send(session, m.Configure(record(1)))
+    left = server.send(session, m.Quit())
+    server.settle()
+    assert code_of(server.answer(session, configured)) == ErrorCode.NO_SPACE
+    assert isinstance(server.answer(session, left), m.Bye)
+    assert session in server.closed
+
+
 def test_a_newer_record_ends_the_sessions_of_the_older() -> None:
     server = Harness()
     admin = server.connect()
