@@ -10,27 +10,24 @@ Everything about *order* is decided here and nowhere else:
 
 The shell performs effects in order and reports. A request that is refused leaves no effect (P-8).
 
-Rules of this file: events in, effects out, and the requests about the session itself. Requests about objects
-are in `claims`, `appends`, `reads`, `mends` and `removals`, those of version 0 in `version0`; all see the
-same tables, and so does the `scrub`, which nobody asks for.
+Rules of this file: events in, effects out, and the end of a session. Requests about the session and the store
+are in `greetings`, those about objects in `claims`, `appends`, `reads`, `mends` and `removals`, those of
+version 0 in `version0`; all see the same tables, and so does the `scrub`, which nobody asks for.
 """
 
-import hmac
 from collections.abc import Callable
 from typing import Any, Final
 
-from dos_protocol import limits as wire
 from dos_protocol import messages as m
-from dos_protocol.errors import CorruptDataError, ErrorCode, RemoteProtocolError
+from dos_protocol.errors import ErrorCode, RemoteProtocolError
 from dos_protocol.frames import Frame
-from dos_protocol.names import NO_ID, id_text
-from dos_protocol.session_states import SessionEvent, SessionState
-from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_protocol.session_states import SessionState
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
 from dos_server.core.append_runs import take_run
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
+from dos_server.core.greetings import Greetings
 from dos_server.core.mends import Mends
 from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
@@ -58,7 +55,7 @@ class ServerCore:
     ) -> None:
         names = directory_names or set()
         self._tables = tables = Tables(server_id, record, token, names, damaged_names or set(), reserve_bytes)
-        self._storing_record = False
+        greetings = Greetings(tables)
         claims = Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
@@ -81,7 +78,7 @@ class ServerCore:
             v.Synced: self._synced,
             v.GotData: reads.got_data,
             v.GotDigest: reads.got_digest,
-            v.RecordStored: self._record_stored,
+            v.RecordStored: greetings.record_stored,
             v.MendWritten: mends.written,
             v.MendInstalled: mends.installed,
             v.Removed: self._removed,
@@ -94,9 +91,9 @@ class ServerCore:
             looks.Looked: scrub_.looked,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
-            m.Hello: self._hello,
-            m.Configure: self._configure,
-            m.Ping: self._ping,
+            m.Hello: greetings.hello,
+            m.Configure: greetings.configure,
+            m.Ping: greetings.ping,
             m.Quit: self._quit,
             m.ChangeDirectory: claims.change_directory,
             m.Append: appends.append,
@@ -241,111 +238,7 @@ class ServerCore:
         else:
             self._removals.answer(outcome, event.name)
 
-    # Requests about the session
-
-    def _hello(self, session: Session, hello: m.Hello, request_id: int) -> None:
-        tables = self._tables
-        if session.state is not SessionState.NEW:
-            tables.refuse(session, ErrorCode.BAD_FRAME, "HELLO comes once", request_id)
-            return
-        problem = self._hello_problem(hello)
-        if problem is not None:
-            tables.refuse(session, *problem, request_id)
-            return
-        session.store_id, session.generation = hello.store_id, hello.generation
-        session.move(SessionEvent.WELCOMED)
-        welcome = m.Welcome(
-            wire.PROTOCOL_VERSION,
-            tables.server_id,
-            wire.payload_bytes_max,
-            in_flight_bytes_max,
-            wire.entries_max,
-            tables.record_bytes,
-        )
-        tables.send(session, welcome, request_id)
-
-    def _hello_problem(self, hello: m.Hello) -> tuple[ErrorCode, str] | None:
-        tables, record = self._tables, self._tables.record
-        if hello.version != wire.PROTOCOL_VERSION:
-            return (
-                ErrorCode.BAD_VERSION,
-                f"version {hello.version}, this server speaks {wire.PROTOCOL_VERSION}",
-            )
-        if not hmac.compare_digest(hello.token, tables.token):
-            return ErrorCode.UNAUTHORISED, "the token is not this server's"
-        if hello.store_id == NO_ID:
-            return None
-        if record is None or record.store_id != hello.store_id:
-            held = "none" if record is None else id_text(record.store_id)
-            return (
-                ErrorCode.WRONG_STORE,
-                f"store {id_text(hello.store_id)} asked for, this server is in {held}",
-            )
-        if record.generation != hello.generation:
-            text = f"generation {hello.generation} asked for, this server has {record.generation}"
-            return ErrorCode.STALE_GENERATION, text
-        if record.member(tables.server_id) is None:
-            return ErrorCode.NOT_A_MEMBER, f"server {id_text(tables.server_id)} is not in the store record"
-        return None
-
-    def _configure(self, session: Session, request: m.Configure, request_id: int) -> None:
-        tables = self._tables
-        try:
-            record = decode_store_record(request.store_record)
-        except CorruptDataError as error:
-            tables.refuse(session, ErrorCode.BAD_FRAME, str(error), request_id)
-            return
-        held = tables.record
-        if held is None and record.member(tables.server_id) is None:
-            text = f"server {id_text(tables.server_id)} is not in the record it is to keep"
-            tables.refuse(session, ErrorCode.NOT_A_MEMBER, text, request_id)
-        elif held is not None and held.store_id != record.store_id:
-            text = f"this server is in store {id_text(held.store_id)}, not {id_text(record.store_id)}"
-            tables.refuse(session, ErrorCode.WRONG_STORE, text, request_id)
-        elif held is not None and request.store_record == tables.record_bytes:
-            tables.send(session, m.Configured(record.generation), request_id)
-        elif held is not None and held.generation >= record.generation:
-            text = f"generation {record.generation} offered, this server has {held.generation}"
-            tables.refuse(session, ErrorCode.STALE_GENERATION, text, request_id)
-        elif self._storing_record:  # two at once could reach the disk in the wrong order
-            tables.refuse(session, ErrorCode.BUSY, "another store record is being stored", request_id)
-        else:
-            self._storing_record = True
-            session.pending += 1
-            tables.effects.append(v.StoreRecord(session.number, request_id, request.store_record))
-
-    def _record_stored(self, event: v.RecordStored) -> None:
-        tables = self._tables
-        self._storing_record = False
-        session = tables.answerable(event.session)
-        if event.trouble is not v.Trouble.NONE:
-            if session is not None:
-                text = "the store record could not be put on stable storage"
-                tables.refuse(session, ErrorCode.NO_SPACE, text, event.request_id)
-            return
-        offered = decode_store_record(event.record)
-        if tables.record is None or offered.generation > tables.record.generation:
-            tables.record, tables.record_bytes = offered, event.record
-            self._end_older_generations(offered)
-        if session is not None:
-            tables.send(session, m.Configured(offered.generation), event.request_id)
-
-    def _end_older_generations(self, record: StoreRecord) -> None:
-        """Sessions of an older record hear of the new one and end.
-
-        They would count members that no longer count.
-        """
-        for other in list(self._tables.sessions.values()):
-            if other.store_id != NO_ID and not other.closed and other.generation < record.generation:
-                text = f"this server now has generation {record.generation} of its store record"
-                self._tables.refuse(other, ErrorCode.STALE_GENERATION, text, 0)
-
-    def _ping(self, session: Session, request: m.Ping, request_id: int) -> None:
-        if len(request.payload) > wire.ping_bytes_max:
-            text = f"a ping carries at most {wire.ping_bytes_max} bytes"
-            self._tables.refuse(session, ErrorCode.TOO_LARGE, text, request_id, wire.ping_bytes_max)
-        else:
-            self._tables.send(session, m.Pong(bytes(request.payload)), request_id)
+    # Leaving
 
     def _quit(self, session: Session, request: m.Quit, request_id: int) -> None:
         del request

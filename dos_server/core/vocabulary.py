@@ -11,12 +11,22 @@ from typing import NamedTuple
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_protocol.messages import Message
-from dos_server.core import looks
+from dos_server.core import copies, loads, looks, readings
+from dos_server.core.copies import DropMend as DropMend
+from dos_server.core.copies import InstallMend as InstallMend
+from dos_server.core.copies import MendInstalled as MendInstalled
+from dos_server.core.copies import MendWritten as MendWritten
+from dos_server.core.copies import WriteMend as WriteMend
 from dos_server.core.endings import Removal as Removal
 from dos_server.core.endings import Trouble as Trouble
-from dos_server.core.index import Place
+from dos_server.core.loads import DirectoryLoaded as DirectoryLoaded
+from dos_server.core.loads import ForgetDirectory as ForgetDirectory
+from dos_server.core.loads import LoadDirectory as LoadDirectory
+from dos_server.core.readings import GotData as GotData
+from dos_server.core.readings import GotDigest as GotDigest
+from dos_server.core.readings import ReadData as ReadData
+from dos_server.core.readings import ReadDigest as ReadDigest
 from dos_server.core.records import Claim
-from dos_server.core.recovery_scan import Found
 
 # Events
 
@@ -55,16 +65,6 @@ class Ended(NamedTuple):
     session: int
 
 
-class DirectoryLoaded(NamedTuple):
-    """`objects` by name; `problem` non-empty: it cannot be used, and why."""
-
-    directory: str
-    exists: bool
-    claim: Claim
-    objects: dict[str, Found]
-    problem: str = ""
-
-
 class ClaimStored(NamedTuple):
     directory: str
     claim: Claim
@@ -90,45 +90,11 @@ class Synced(NamedTuple):
     trouble: Trouble
 
 
-class GotData(NamedTuple):
-    """The answer to ReadData. `damaged_at`: the logical offset where stored bytes are not good, else None.
-    `missed`: why nothing was read, when that says nothing about what is stored."""
-
-    read: "ReadData"
-    data: bytes
-    damaged_at: int | None = None
-    missed: str = ""
-
-
-class GotDigest(NamedTuple):
-    read: "ReadDigest"
-    digest: int
-    damaged_at: int | None = None
-    missed: str = ""
-
-
 class RecordStored(NamedTuple):
     session: int
     request_id: int
     record: bytes
     trouble: Trouble
-
-
-class MendWritten(NamedTuple):
-    """Bytes of a new copy are in its file, or not."""
-
-    session: int
-    trouble: Trouble
-
-
-class MendInstalled(NamedTuple):
-    """The new copy stands in the place of the old one; `found` is what is there now. None: it failed, and
-    which of the two is there only a restart can say."""
-
-    session: int
-    directory: str
-    name: str
-    found: Found | None
 
 
 class Removed(NamedTuple):
@@ -183,22 +149,20 @@ Event = (
     | BatchEnded
     | HalfClosed
     | Ended
-    | DirectoryLoaded
     | ClaimStored
     | Written
     | SyncBegins
     | Synced
-    | GotData
-    | GotDigest
     | RecordStored
-    | MendWritten
-    | MendInstalled
     | Removed
     | DirectoryMade
     | Requested
     | Streamed
     | SpaceSeen
     | Tick
+    | loads.Event
+    | readings.Event
+    | copies.Event
     | looks.Event
 )
 
@@ -215,16 +179,6 @@ class CloseSession(NamedTuple):
     """Close the connection once everything before this has been sent."""
 
     session: int
-
-
-class LoadDirectory(NamedTuple):
-    directory: str
-
-
-class ForgetDirectory(NamedTuple):
-    """Nothing of it is in use: close its files."""
-
-    directory: str
 
 
 class StoreClaim(NamedTuple):
@@ -264,81 +218,12 @@ class SetMark(NamedTuple):
     damaged: bool = False
 
 
-class ReadData(NamedTuple):
-    """Verified content [start, end) of an object, found by walking from `place`."""
-
-    session: int
-    request_id: int
-    directory: str
-    name: str
-    place: Place
-    start: int
-    end: int
-    version: int = 0
-    """Of the object's file: a mended object has another."""
-
-
-class ReadDigest(NamedTuple):
-    """The prefix digest at a size, found by walking from `place`."""
-
-    session: int
-    request_id: int
-    directory: str
-    name: str
-    place: Place
-    size: int
-    version: int = 0
-
-
 class StoreRecord(NamedTuple):
     """Put the store record on stable storage, then report."""
 
     session: int
     request_id: int
     record: bytes
-
-
-class WriteMend(NamedTuple):
-    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it. `copy`:
-    a number that no other new copy has in this life of the server."""
-
-    session: int
-    directory: str
-    name: str
-    copy: int
-    position: int
-    buffers: list[Buffer]
-    create: bool
-
-
-class InstallMend(NamedTuple):
-    """Put the new copy on stable storage, and in the place of the old one; then report. `keep`: the old one
-    goes aside; else the new one begins with all of it.
-
-    After a crash anywhere on the way there is the old copy, the new one, or one that is known to be lost.
-    `durable`: what the old one had synced at least, `poisoned`, `damaged` as its mark is to say;
-    `exists`: there is an old one.
-    """
-
-    session: int
-    directory: str
-    name: str
-    copy: int
-    exists: bool
-    durable: int
-    poisoned: bool
-    damaged: bool
-    keep: bool
-    goal_size: int
-
-
-class DropMend(NamedTuple):
-    """Nobody wants the new copy: take its file away."""
-
-    session: int
-    directory: str
-    name: str
-    copy: int
 
 
 class RemoveObject(NamedTuple):
@@ -379,21 +264,17 @@ class Note(NamedTuple):
 Effect = (
     Send
     | CloseSession
-    | LoadDirectory
-    | ForgetDirectory
     | StoreClaim
     | Write
     | Sync
     | SetMark
-    | ReadData
-    | ReadDigest
     | StoreRecord
-    | WriteMend
-    | InstallMend
-    | DropMend
     | RemoveObject
     | MakeDirectory
     | SendBytes
     | Note
+    | loads.Effect
+    | readings.Effect
+    | copies.Effect
     | looks.Effect
 )

@@ -1,0 +1,34 @@
+"""Directories on their way into memory and out of it: events and effects as in `vocabulary`, of which they
+are a part.
+
+Rules of this file: values only.
+"""
+
+from typing import NamedTuple
+
+from dos_server.core.records import Claim
+from dos_server.core.recovery_scan import Found
+
+
+class LoadDirectory(NamedTuple):
+    directory: str
+
+
+class ForgetDirectory(NamedTuple):
+    """Nothing of it is in use: close its files."""
+
+    directory: str
+
+
+class DirectoryLoaded(NamedTuple):
+    """`objects` by name; `problem` non-empty: it cannot be used, and why."""
+
+    directory: str
+    exists: bool
+    claim: Claim
+    objects: dict[str, Found]
+    problem: str = ""
+
+
+Event = DirectoryLoaded
+Effect = LoadDirectory | ForgetDirectory
