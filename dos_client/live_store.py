@@ -5,12 +5,12 @@ are in `claim`, reads in `reading`, the making and changing of stores in `foundi
 """
 
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
@@ -56,7 +56,7 @@ class Store:
         self.record = record
         self.token = token
         self.client = client
-        self.chance = random.Random()  # noqa: S311 - spreads load, no secret
+        self.chance = chance.stream()
         self.server_record: StoreRecord | None = None
         self.counts = Counts()
         self.damage = Damage()

@@ -4,12 +4,12 @@ Rules of this file: from a URL to a live `Store`, and back. Which record counts 
 `core.membership`.
 """
 
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
@@ -84,7 +84,7 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
         if membership.record is not None:
             return membership.record
         attempt += 1
-        pause = backoff_s(attempt, random.random())  # noqa: S311 - jitter is no secret
+        pause = backoff_s(attempt, chance.jitter())
         if (membership.newest is None and not seen.errors) or trio.current_time() + pause > deadline:
             raise _not_ready(url, membership, seen)
         await trio.sleep(pause)

@@ -12,13 +12,13 @@ claiming again. Only bytes of old members are ever appended, each behind the dig
 """
 
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import climb
 from dos_client.core.record_log import longest
@@ -143,7 +143,7 @@ class Filling:
                 log.info("filling %s: %s", name, error)
                 attempt += 1
                 last = (wanted.done, trio.current_time())
-                await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+                await trio.sleep(backoff_s(attempt, chance.jitter()))
         self._finished += 1
         self._count()
 

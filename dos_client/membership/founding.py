@@ -7,16 +7,14 @@ identity, so a making that died half-way is finished by whoever comes next: the 
 name the others.
 """
 
-import secrets
-
 import trio
 
+from dos_client import chance
 from dos_client.errors import NotEmptyError, StoreNotReadyError
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import find_membership, hand_over, survey
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import DosError, LocalProtocolError
-from dos_protocol.limits import id_bytes
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
@@ -53,7 +51,7 @@ async def init_store(
         for address in parsed.servers
     )
     await _all_empty(members, token, client)
-    record = StoreRecord(secrets.token_bytes(id_bytes), 1, _quorum(ack_quorum, len(members)), members)
+    record = StoreRecord(chance.fresh_id(), 1, _quorum(ack_quorum, len(members)), members)
     return await _hand_to_all(record, token, client)
 
 

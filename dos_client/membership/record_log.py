@@ -3,12 +3,12 @@
 Rules of this file: take the log over, append, wait for the quorum. What is decided, `core.replacement` says.
 """
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
 
+from dos_client import chance
 from dos_client.core import override_log, record_log
 from dos_client.core.backoff import backoff_s
 from dos_client.limits import take_over_attempts_max
@@ -17,7 +17,6 @@ from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import FencedError
-from dos_protocol.limits import id_bytes
 from dos_protocol.store_record import StoreRecord
 
 
@@ -86,7 +85,7 @@ async def _take_over(store: Store) -> tuple[Claim, RecordLog]:
 
 async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
     view = await store.look(record_log.DIRECTORY)
-    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, secrets.token_bytes(id_bytes))
+    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, chance.fresh_id())
     try:
         last = record_log.last_of(await _settle_all(claim), store.record)
         writer = claim.open_object(record_log.object_name(claim.epoch))

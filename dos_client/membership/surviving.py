@@ -6,7 +6,6 @@ and `replacing`'s; which record is forced, `core.recovery`'s; what all that risk
 
 import getpass
 import logging
-import secrets
 import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.comparing import Copy, Verdict, copy_of, judge
 from dos_client.core.mending import Mend, plan
@@ -31,7 +31,7 @@ from dos_client.mending.walking import Walk, open_walk
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import Survey, find_membership, hand_over
 from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
-from dos_protocol.limits import epoch_jump_max, id_bytes, u64_max
+from dos_protocol.limits import epoch_jump_max, u64_max
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import ObjectInfo
@@ -226,7 +226,7 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
     async def jump(name: str) -> None:
         async with limiter:
             seen = (await store.look(name)).epoch_seen
-            async with await store.claim(name, seen + epoch_jump_max, secrets.token_bytes(id_bytes)) as claim:
+            async with await store.claim(name, seen + epoch_jump_max, chance.fresh_id()) as claim:
                 done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
 
     async with trio.open_nursery() as nursery:

@@ -8,13 +8,13 @@ A member that cannot be reached, is another server, or falls silent is out for t
 """
 
 import logging
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.comparing import Copies, Copy, Digests, copy_of, questions
 from dos_client.limits import look_timeout_s, read_bytes_max, verify_pause_s
@@ -180,7 +180,7 @@ class Walk:
                 self.errors[member.address] = str(error.args[0])
                 attempt += 1
                 if trio.current_time() < deadline:
-                    await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+                    await trio.sleep(backoff_s(attempt, chance.jitter()))
                     continue
             except DosError as error:
                 self.errors[member.address] = str(error.args[0])

@@ -18,9 +18,14 @@ async def dial(address: str) -> trio.socket.SocketType:
     host, port = split_address(address)
     try:
         with trio.fail_after(connect_timeout_s):
-            return (await trio.open_tcp_stream(host, port)).socket
+            return await connect(host, port)
     except (OSError, trio.TooSlowError) as error:
         raise BrokenConnectionError(f"cannot connect to {address}: {_cause_text(error)}") from error
+
+
+async def connect(host: str, port: int) -> trio.socket.SocketType:
+    """The network itself. A simulated client has another."""
+    return (await trio.open_tcp_stream(host, port)).socket
 
 
 def _cause_text(error: BaseException) -> str:

@@ -4,12 +4,12 @@ Rules of this file: connection state for people and for listings. Nothing here d
 """
 
 import logging
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.admission import Admission, admit
 from dos_client.core.backoff import backoff_s
 from dos_client.sessions.connection import Connection, open_connection
@@ -74,7 +74,7 @@ class Watch:
                 except DosError as error:
                     attempt = 1 if self._was_connected else attempt
                     self._give_up(error)
-                await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+                await trio.sleep(backoff_s(attempt, chance.jitter()))
 
     def _give_up(self, error: DosError) -> None:
         self.error, self.tried = str(error.args[0]), True

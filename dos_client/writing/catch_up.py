@@ -13,12 +13,12 @@ other bytes. A source that breaks is replaced by the next.
 """
 
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.milestones import stretch
 from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
@@ -77,7 +77,7 @@ async def fill(copies: "Copies", copy: "Copy") -> None:
         except DosError as error:
             log.debug("%s from %s: %s", copy.target.name, source.address, error)
             attempt = 1 if _offset(copy) > before else attempt + 1
-            await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+            await trio.sleep(backoff_s(attempt, chance.jitter()))
 
 
 def _offset(copy: "Copy") -> int:

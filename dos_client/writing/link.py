@@ -13,11 +13,11 @@ is back, not of each attempt.
 """
 
 import logging
-import random
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import Refusal, climb, judge_fenced
 from dos_client.limits import session_worked_s, superseded_joining_s
@@ -115,7 +115,7 @@ class Link:
                 except DosError as error:
                     self._failed(error)
                 attempt = 1 if self.copies.worked else attempt + 1
-                await trio.sleep(backoff_s(attempt, random.random()))  # noqa: S311 - jitter is no secret
+                await trio.sleep(backoff_s(attempt, chance.jitter()))
 
     def _failed(self, error: DosError) -> None:
         self.error = str(error.args[0])
