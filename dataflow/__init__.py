@@ -4,6 +4,7 @@ and output.
     from dataflow import FileSink, FileSource, Graph
 """
 
+from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
 from dataflow.sinks.files import FileSink
@@ -19,4 +20,6 @@ __all__ = [
     "OperatorError",
     "SchemaError",
     "Stream",
+    "autonomous",
+    "consistent",
 ]

@@ -19,7 +19,9 @@ import pyarrow as pa
 
 from checkpoint.core.fingerprint import fingerprint
 from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, Plan, find_problems, in_order, make_plan
+from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Choice, Consistent, choose_regions
 from dataflow.errors import GraphError, SchemaError
+from dataflow.explaining import explain
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
@@ -51,6 +53,25 @@ class GraphPlan:
     operators: dict[str, str]
     """Name -> canonical description, for the fingerprint."""
     fingerprint: str
+    choice: Choice
+    """Which operators are in which region."""
+
+    def the_region(self) -> Consistent:
+        """The settings of the one region that this graph is. Raises GraphError if it is something else: more
+        than one region, or operators outside, do not run yet.
+        """
+        regions, outside = self.choice.regions, self.choice.outside
+        if len(regions) != 1 or outside:
+            apart = f", with {', '.join(map(repr, outside))} outside" if outside else ""
+            count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
+            problem = (
+                f"it has {count}{apart}, and only a graph that is one region runs yet; take away annotations,"
+                " or make it graphs of their own"
+            )
+            raise GraphError(self.name, (problem,))
+        if regions[0].settings.trigger != "periodic":
+            raise GraphError(self.name, ("trigger='operator' does not run yet; use trigger='periodic'",))
+        return regions[0].settings
 
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
         """Columns of each input, in order."""
@@ -66,6 +87,7 @@ class Graph:
             raise GraphError(str(name), ("a graph needs a name; write Graph('wordcount')",))
         self.name = name
         self._nodes: list[Node] = []
+        self._annotations: dict[str, Annotation] = {}
 
     def __repr__(self) -> str:
         return f"<Graph {self.name!r}: {' '.join(node.name or '?' for node in self._nodes)}>"
@@ -86,12 +108,32 @@ class Graph:
         """Several streams of one schema as one. The same as `first.union(name, *others)`."""
         return self._add(name, UnionSpec(), streams)
 
+    def annotate(self, name: str, annotation: Annotation) -> None:
+        """Say of the operator `name`, which may be given later, that it starts a consistent region, or is
+        autonomous. The same as `stream.annotate(annotation)`; also for a sink, which is no stream.
+        """
+        if type(annotation) not in (Consistent, Autonomous):
+            problem = f"an annotation is consistent(...) or autonomous, not {annotation!r}"
+            raise GraphError(self.name, (problem,))
+        said = self._annotations.setdefault(name, annotation)
+        if said != annotation:
+            problem = f"operator {name!r} is annotated as {said} and as {annotation}; keep one"
+            raise GraphError(self.name, (problem,))
+
+    def explain(self) -> None:
+        """Print the regions of this graph, with their operators. Raises GraphError as `plan` does."""
+        plan = self.plan()
+        print(explain(self.name, plan.plan, plan.choice))
+
     def plan(self) -> GraphPlan:
         """Check everything and plan it. Raises GraphError with all problems found; starts nothing."""
         specs = self._node_specs()
         problems = find_problems(specs)
         if problems:
             raise GraphError(self.name, tuple(problems))
+        choice = choose_regions(specs, self._annotated(specs))
+        if choice.problems:
+            raise GraphError(self.name, choice.problems)
         schemas = self._schemas(specs)
         plan = make_plan(specs)
         operators = {
@@ -99,7 +141,24 @@ class Graph:
             for node, spec in zip(self._nodes, specs, strict=True)
         }
         by_name = {node.name: node.spec for node in self._nodes}
-        return GraphPlan(self.name, plan, by_name, schemas, operators, fingerprint(operators))
+        return GraphPlan(self.name, plan, by_name, schemas, operators, fingerprint(operators), choice)
+
+    def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
+        """Index -> what was said of the operator: by name, or on its class or function."""
+        unknown = [name for name in self._annotations if all(spec.name != name for spec in specs)]
+        if unknown:
+            known = ", ".join(sorted(repr(spec.name) for spec in specs))
+            problem = (
+                f"annotated is {', '.join(map(repr, unknown))}, which no operator is named; known are {known}"
+            )
+            raise GraphError(self.name, (problem,))
+        found = {}
+        for index, node in enumerate(self._nodes):
+            carried = getattr(getattr(node.spec, "function", node.spec), ANNOTATION, None)
+            said = self._annotations.get(node.name, carried)
+            if said is not None:
+                found[index] = said
+        return found
 
     def _add(self, name: str, spec: OperatorSpec, inputs: "Sequence[Stream]") -> "Stream":
         for stream in inputs:
@@ -194,6 +253,11 @@ class Stream:
     def sink(self, name: str, sink: SinkSpec) -> None:
         """Write the stream out."""
         self._then(name, sink)
+
+    def annotate(self, annotation: Annotation) -> "Stream":
+        """Say that the operator whose output this is starts a consistent region, or is autonomous."""
+        self.graph.annotate(self.node if isinstance(self.node, str) else self.node.name, annotation)
+        return self
 
     def _then(self, name: str, spec: OperatorSpec) -> "Stream":
         return self.graph._add(name, spec, (self,))  # noqa: SLF001 - one class in two halves

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from checkpoint.coordinator import Observer, RegionControl
 from checkpoint.core.region import RegionSpec
+from dataflow.core.regions import region_options
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.worker import WorkerSpec, run_worker
@@ -55,6 +56,7 @@ def run_local(
     anything is started.
     """
     plan = graph.plan()
+    settings = plan.the_region()
     spec = RegionSpec(
         name=name,
         workers=workers,
@@ -63,7 +65,7 @@ def run_local(
         job_key=os.urandom(_key_bytes),
         operators=plan.operators,
         graph_fingerprint=plan.fingerprint,
-        **options,
+        **{**region_options(settings), **options},
     )
     control = RegionControl(spec, observer=observer)
     address = control.listen()

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from checkpoint.coordinator import RegionControl
 from checkpoint.core.region import RegionEvent, RegionSpec
+from dataflow.core.regions import region_options
 from dataflow.graph import Graph
 from spark_integration import on_executor
 from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
@@ -39,7 +40,7 @@ def run(
     store: str | None = None,
     token: bytes = b"",
     data_dir: str | Path | None = None,
-    checkpoint_interval: float = 1.0,
+    checkpoint_interval: float | None = None,
     scratch: str | Path | None = None,
     coordinator_address: str | None = None,
     port_range: tuple[int, int] | None = None,
@@ -58,7 +59,8 @@ def run(
       life.
     - `store`: `dos://host[:port][,host2...]`. When not given, on a local master: one server in this
       process, which keeps its data in `data_dir`, or in a temporary directory.
-    - `checkpoint_interval`: seconds between cuts.
+    - `checkpoint_interval`: seconds between cuts; when not given, the `period` of the graph's
+      `consistent(...)`, and without one, 1 second.
     - `scratch`: a directory on the executors' machines where workers cache; none when not given. Recovery
       never needs it, it makes it faster.
     - `coordinator_address`: the host at which workers dial this driver; `spark.driver.host` when not given.
@@ -74,6 +76,9 @@ def run(
     later is in the handle's `exception()`.
     """
     plan = graph.plan()
+    options = region_options(plan.the_region())
+    if checkpoint_interval is not None:
+        options["checkpoint_interval_s"] = checkpoint_interval
     region = name or plan.name
     shipped = ship(graph, f"the graph {plan.name!r}")
     master = read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
@@ -92,10 +97,10 @@ def run(
             token=token,
             job_key=secrets.token_bytes(32),
             operators=plan.operators,
-            checkpoint_interval_s=checkpoint_interval,
             start_timeout_s=start_timeout,
             listen_host=listen_host,
             port_range=port_range,
+            **options,
         )
         events = RegionEvents()
         control = RegionControl(spec, observer=events)

@@ -1,0 +1,41 @@
+"""What a graph is, in words: its consistent regions, their operators, what is outside.
+
+Rules of this file: text only, a line an operator; what is told was decided in `core/regions.py` and
+`core/plan.py`.
+"""
+
+from collections.abc import Sequence
+
+from dataflow.core.plan import NodePlan, Plan
+from dataflow.core.regions import Choice
+
+
+def explain(name: str, plan: Plan, choice: Choice) -> str:
+    """Several lines, without a newline at the end."""
+    lines = [
+        f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
+    ]
+    width = max(len(node.name) for node in plan.nodes)
+    for number, region in enumerate(choice.regions, 1):
+        lines += ["", f"region {number}: {region.settings}"]
+        lines += [
+            _line(plan.node(member), width, starts=region.starts, ends=region.ends)
+            for member in region.members
+        ]
+    if choice.outside:
+        lines += [
+            "",
+            "outside of any region: nothing is kept across a reset, and what comes again is taken again",
+        ]
+        lines += [_line(plan.node(member), width) for member in choice.outside]
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _line(node: NodePlan, width: int, *, starts: Sequence[str] = (), ends: Sequence[str] = ()) -> str:
+    roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
+    inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
+    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}"
