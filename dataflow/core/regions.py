@@ -242,14 +242,18 @@ def _disagreements(nodes: Sequence[NodeSpec], given: Mapping[int, Any]) -> list[
 
 def _entered(nodes: Sequence[NodeSpec], groups: Sequence[tuple[list[int], set[int]]]) -> list[str]:
     """What comes into a region from outside can not be had again after a reset."""
-    problems = []
-    for _, members in groups:
-        for index in sorted(members):
-            node = nodes[index]
-            for source in (nodes[one].name for one in node.inputs if one not in members):
-                problems.append(
-                    f"{node.kind.value} {node.name!r} is in a consistent region and takes input from {source!r},"
-                    " which is not: nobody could give it again after a reset; annotate"
-                    f" {source!r} as consistent, or {node.name!r} as autonomous"
-                )
-    return problems
+    return [
+        _entry(nodes[index], nodes[source].name)
+        for _, members in groups
+        for index in sorted(members)
+        for source in nodes[index].inputs
+        if source not in members
+    ]
+
+
+def _entry(node: NodeSpec, source: str) -> str:
+    return (
+        f"{node.kind.value} {node.name!r} is in a consistent region and takes input from {source!r}, which is"
+        " not: nobody could give it again after a reset; annotate"
+        f" {source!r} as consistent, or {node.name!r} as autonomous"
+    )
