@@ -52,6 +52,17 @@ class Marks:
         self._free = [slot for slot, mark in enumerate(marks) if mark is None]
         return {mark.name: mark for mark in marks if mark is not None}
 
+    def of(self, name: str) -> Mark | None:
+        """The mark of an object, as it is now; None when it has none that is valid."""
+        with self._guard:
+            slot = self._slots.get(name)
+            if slot is None:
+                return None
+            (mark,) = records.decode_marks(self._disk.read(self._open(), slot * mark_bytes, mark_bytes)) or [
+                None
+            ]
+        return mark
+
     def write(self, mark: Mark, *, durable: bool) -> None:
         """Overwrite the mark of an object, or give it a slot; `durable`: it is on stable storage after."""
         with self._guard:  # mending and removing write marks from a thread

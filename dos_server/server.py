@@ -104,6 +104,7 @@ class ObjectServer:
             v.CloseSession: self._close_session,
             v.LoadDirectory: self._load,
             v.ForgetDirectory: self._forget,
+            v.LoadObject: lambda one: self._load_threads.start(lambda: storage.load_object(*one)),
             v.StoreClaim: self._store_claim,
             v.Write: self._write,
             v.Sync: self._sync_threads.ask,

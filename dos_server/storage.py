@@ -141,6 +141,15 @@ class Storage(StoredReads):
             )
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
 
+    def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
+        """Judge an object of a loaded directory anew, by its mark as it is now."""
+        try:
+            mark = self._folders[directory].marks.of(name)
+        except OSError as error:
+            log.error("mark of %s/%s: %s", directory, name, error)
+            return v.ObjectLoaded(directory, name, None)
+        return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
+
     def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
         try:
             with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
@@ -189,8 +198,8 @@ class Storage(StoredReads):
         except OSError as error:
             if trouble_of(error) is not v.Trouble.NO_SPACE:
                 raise
-            log.error("tail of %s/%s: no space to copy it aside; free some, and restart", directory, name)
-            found = found.uncut()
+            log.error("tail of %s/%s: no space to copy it aside; free some, then it is done", directory, name)
+            found = found.uncut(size)
         if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
             side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
         return found

@@ -1,5 +1,5 @@
-"""Directories on their way into memory and out of it: events and effects as in `vocabulary`, of which they
-are a part.
+"""Directories and objects on their way into memory and out of it: events and effects as in `vocabulary`, of
+which they are a part.
 
 Rules of this file: values only.
 """
@@ -30,5 +30,20 @@ class DirectoryLoaded(NamedTuple):
     problem: str = ""
 
 
-Event = DirectoryLoaded
-Effect = LoadDirectory | ForgetDirectory
+class LoadObject(NamedTuple):
+    """Judge an object of a loaded directory anew: its tail is to be copied and cut; then report."""
+
+    directory: str
+    name: str
+
+
+class ObjectLoaded(NamedTuple):
+    """What an object is now. None: it could not be judged, and is what it was."""
+
+    directory: str
+    name: str
+    found: Found | None
+
+
+Event = DirectoryLoaded | ObjectLoaded
+Effect = LoadDirectory | ForgetDirectory | LoadObject

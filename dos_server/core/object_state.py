@@ -71,6 +71,7 @@ class ObjectState:
     """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical.
 
     `appender`: the version 0 session that streams to it, which nobody else may append to meanwhile.
+    `uncut_bytes`: of a torn tail that found no room for its copy; `judging`: it is tried again.
     """
 
     def __init__(self, directory: str, name: str, found: Found | None = None, version: int = 0) -> None:
@@ -88,8 +89,10 @@ class ObjectState:
         self.poisoned = False
         self.wounded = found is not None and found.letter == "R"
         self.version = version
+        self.uncut_bytes = found.uncut_bytes if found else 0
         self.mending = False
         self.removing = False
+        self.judging = False
         self.appender: int | None = None
         self._durable = found.durable if found else 0
         self.pieces: list[Piece] = []
@@ -123,6 +126,8 @@ class ObjectState:
         """Why its file cannot be used just now."""
         if self.mending:
             return f"{self.name} is being mended"
+        if self.judging:
+            return f"{self.name} is being looked at: its torn tail is copied and cut"
         return f"{self.name} is being removed" if self.removing else None
 
     @property
@@ -131,7 +136,8 @@ class ObjectState:
 
     @property
     def settled(self) -> bool:
-        """Nothing accepted is on its way to the disk, or ever will be; nor is a new copy, or its end."""
+        """Nothing accepted is on its way to the disk, or ever will be; nor is a new copy, its end, or
+        another judgement."""
         return (
             self.batch is None
             and self.changing is None

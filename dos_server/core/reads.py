@@ -110,7 +110,7 @@ class Reads:
         """Bytes that were good are not: the copy counts no more, nor after a restart, until it is mended."""
         state = self._tables.find(directory_name, name)
         if state is not None:
-            if state.corrupt_from is None:
+            if state.corrupt_from is None or (state.uncut_bytes and not state.wounded):
                 self._tables.effects.append(
                     v.SetMark(directory_name, name, state.synced, poisoned=state.poisoned, damaged=True)
                 )

@@ -32,7 +32,7 @@ four facts:
     R       an object whose mark says that it was found damaged before: QUARANTINE, whatever the table says.
             A second wound must not make the first one look like a crash
     N       a tail that is to be copied aside and cut, and no space for the copy: QUARANTINE, and not for
-            ever: a start that finds space does it
+            ever: it is judged again when there is space (`tails`)
 
 Rules of this file: the table alone. The facts are collected in `recovery_scan`, the decision is carried out
 by the shell. A test enumerates every combination of facts and demands exactly one row.

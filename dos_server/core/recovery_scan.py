@@ -38,7 +38,8 @@ class Found:
 
     size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
     prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched;
-    durable: as much as may have been synced at some time, as far as the file shows.
+    durable: as much as may have been synced at some time, as far as the file shows; uncut_bytes: of a tail
+    that is left where it is for want of space.
     """
 
     size: int
@@ -48,14 +49,17 @@ class Found:
     letter: str
     decision: Decision
     durable: int = 0
+    uncut_bytes: int = 0
 
     @property
     def corrupt(self) -> bool:
         return self.decision is Decision.QUARANTINE
 
-    def uncut(self) -> "Found":
-        """The same, with its tail left where it is for want of space: what is below is served."""
-        return replace(self, letter=NO_ROOM, decision=Decision.QUARANTINE)
+    def uncut(self, file_bytes: int) -> "Found":
+        """The same, with its tail left where it is for want of space: what is below is served. `file_bytes`:
+        with the tail."""
+        tail = file_bytes - self.file_bytes
+        return replace(self, letter=NO_ROOM, decision=Decision.QUARANTINE, uncut_bytes=tail)
 
 
 def lost(durable: int = 0) -> Found:

@@ -34,6 +34,7 @@ from dos_server.core.removals import Removals
 from dos_server.core.scrub import NO_SCRUB, Scrub, ScrubPlan
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
+from dos_server.core.tails import Tails
 from dos_server.core.version0.service import Version0
 from dos_server.limits import in_flight_bytes_max, reads_queued_of_one_max, requests_in_flight_max
 
@@ -59,6 +60,7 @@ class ServerCore:
         claims = Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
+        self._claims, self._tails = claims, Tails(tables, claims)
         mends = Mends(tables, claims, reads)
         self._removals = removals = Removals(tables, claims, reads)
         off = _why_no_version0(version0=version0, token=token)
@@ -71,7 +73,8 @@ class ServerCore:
             v.BatchEnded: appends.batch_ended,
             v.HalfClosed: self._half_closed,
             v.Ended: self._ended,
-            v.DirectoryLoaded: claims.directory_loaded,
+            v.DirectoryLoaded: self._directory_loaded,
+            v.ObjectLoaded: self._tails.object_loaded,
             v.ClaimStored: claims.claim_stored,
             v.Written: self._written,
             v.SyncBegins: appends.sync_begins,
@@ -222,6 +225,11 @@ class ServerCore:
 
     def _space_seen(self, event: v.SpaceSeen) -> None:
         self._tables.warn(self._tables.space.seen(*event, self._tables.now))
+        self._tails.space_seen(event)
+
+    def _directory_loaded(self, event: v.DirectoryLoaded) -> None:
+        self._claims.directory_loaded(event)
+        self._tails.directory_loaded(event)
 
     def _written(self, event: v.Written) -> None:
         self._appends.written(event)

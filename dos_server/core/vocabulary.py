@@ -22,6 +22,8 @@ from dos_server.core.endings import Trouble as Trouble
 from dos_server.core.loads import DirectoryLoaded as DirectoryLoaded
 from dos_server.core.loads import ForgetDirectory as ForgetDirectory
 from dos_server.core.loads import LoadDirectory as LoadDirectory
+from dos_server.core.loads import LoadObject as LoadObject
+from dos_server.core.loads import ObjectLoaded as ObjectLoaded
 from dos_server.core.readings import GotData as GotData
 from dos_server.core.readings import GotDigest as GotDigest
 from dos_server.core.readings import ReadData as ReadData

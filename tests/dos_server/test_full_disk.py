@@ -155,6 +155,30 @@ def test_where_nothing_is_kept_a_full_disk_refuses_whole_appends_all_the_same(di
         assert content_of(wire, "o") == content
 
 
+def test_a_tail_torn_on_a_full_disk_is_cut_when_there_is_space_without_a_restart(disk: SmallDisk) -> None:
+    # EVIDENCE-OF: P-1, P-2
+    with ServerProcess(disk.path / "server", options=("--reserve-mib", "0")) as server:
+        with Wire(server.address) as wire:
+            wire.ask(m.ChangeDirectory("dir"))
+            wire.append("o", b"", BLOCK)
+            wire.wait_synced("o", len(BLOCK))
+        server.kill()
+        with file_of(server, "o").open("ab") as file:
+            file.write(b"\xd0\x58\x01" + bytes(47))  # a header that a crash cut short
+        ballast = disk.fill()
+        server.restart()
+        with Wire(server.address) as wire:
+            assert [info.corrupt for info in wire.ask(m.ChangeDirectory("dir")).entries] == [True]
+            assert wire.ask(m.Get("o", 0, 1 << 20)).payload == BLOCK
+            assert wire.ask(m.Append("o", len(BLOCK), prefix_digest(BLOCK), b"x")).code == ErrorCode.CORRUPT
+            ballast.unlink()
+            while wire.ask(m.Stat("o")).info.corrupt:
+                pass
+            append_when_there_is_space(wire, "o", BLOCK, BLOCK)
+            assert content_of(wire, "o") == 2 * BLOCK
+        assert len(list(file_of(server, "o").parent.glob(".torn.o.*"))) == 1
+
+
 def test_a_disk_that_fills_within_a_write_takes_a_part_of_it_and_says_so(
     disk: SmallDisk,
 ) -> None:

@@ -213,6 +213,10 @@ class Harness:
         self.settle()
         return self.answer(session, request_id)
 
+    def ask_now(self, session: int, message: m.Message) -> Any:
+        """A request whose answer needs no thread, while others may be at work."""
+        return self.answer(session, self.send(session, message))
+
     def answer(self, session: int, request_id: int) -> Any:
         """The answer to a request; None if there is none yet."""
         return next((message for number, message in self.heard[session] if number == request_id), None)

@@ -12,6 +12,8 @@ def thread_work(storage: Storage, effect: v.Effect) -> Callable[[], v.Event]:
     match effect:
         case v.LoadDirectory(directory):
             return lambda: storage.load(directory)
+        case v.LoadObject(directory, name):
+            return lambda: storage.load_object(directory, name)
         case v.StoreClaim(directory, claim):
             return lambda: v.ClaimStored(directory, claim, storage.store_claim(directory, claim))
         case v.ReadData():
