@@ -42,6 +42,7 @@ from checkpoint.core.region import (
     RegionStatus,
 )
 from checkpoint.link import Link, serve_links
+from checkpoint.manifest_host import StoreHost
 from checkpoint.manifest_log import ManifestLog
 from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
@@ -209,7 +210,7 @@ async def run_region(
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         if opened is not None:
             opened(store)
-        return await shell.run(launcher, ManifestLog(store, spec.name, shell.post))
+        return await shell.run(launcher, ManifestLog(StoreHost(store), spec.name, shell.post))
 
 
 @asynccontextmanager

@@ -1,22 +1,19 @@
-"""The manifest of a region on its store: taken over, read, appended to. The shell of OpenManifest, AppendCut.
+"""The manifest of a region on its store: taken over, read, appended to. Answers OpenManifest and AppendCut.
 
 Rules of this file: one `ManifestLog` holds at most one claim, and reports by events of
 `core/coordinator_vocabulary.py`; what follows from them is the coordinator core's. The order inside an
 opening: look, claim, take over, read, open a segment; ManifestOpened only when the start of that segment is
-acknowledged (R8, R11). Records are not pipelined: each proves the one before (R9).
+acknowledged (R8, R11). Records are not pipelined: each proves the one before (R9). The store, time and
+chance are its host's (`manifest_host.py`): no trio here.
 """
 
 import logging
-import os
-import random
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
 import msgspec
-import trio
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
@@ -33,31 +30,30 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import Cut, check_cut, decode_cut, encode_cut
 from checkpoint.core.region import coordinator_directory
-from dos_client import Claim, Store
+from checkpoint.manifest_host import ManifestClaim, ManifestHost
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import DosError, FencedError, StaleGenerationError
-from dos_protocol.limits import id_bytes
 from dos_protocol.vocabulary import ObjectInfo
 from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, Record, read_records, take_over
 from journal.core.segment import parse_segment_name
+from journal.ports import ClaimPort
 
 logger: Final = logging.getLogger("dos.checkpoint")
 CHAIN: Final = "manifest"
 
 
 class ManifestLog:
-    """One region's manifest. Make it with an open store; run `open` and `append` one at a time.
+    """One region's manifest. Make it with the host of an open store; run `open` and `append` one at a time.
 
-    `emit` takes the events; it is called on the trio thread of the store and must not block. After a
+    `emit` takes the events; it is called on the thread of the store and must not block. After a
     cancellation the claim is given up with `aclose`; what was appended may be found by the next opening.
     """
 
-    def __init__(self, store: Store, region: str, emit: Callable[[Event], None]) -> None:
-        self._store = store
+    def __init__(self, host: ManifestHost, region: str, emit: Callable[[Event], None]) -> None:
+        self._host = host
         self._directory = coordinator_directory(region)
         self._emit = emit
-        self._chance = random.Random()  # noqa: S311 - spreads rivals in time, no secret
-        self._claim: Claim | None = None
+        self._claim: ManifestClaim | None = None
         self._writer: ChainWriter | None = None
         self._kept: deque[Cut] = deque(maxlen=limits.cuts_retained)
         self._waiting = ""
@@ -69,14 +65,14 @@ class ManifestLog:
         """Take the manifest over with a new epoch. Emits one of the answers that OpenManifest names."""
         await self.aclose()
         try:
-            while not await self._try_open(order):  # noqa: ASYNC110 - asks servers, not this process
-                await trio.sleep(limits.store_poll_s)
+            while not await self._try_open(order):
+                await self._host.sleep(limits.store_poll_s)
         except FencedError as error:
-            self._emit(ManifestSuperseded(error.epoch_held, self._chance.random()))
+            self._emit(ManifestSuperseded(error.epoch_held, self._host.chance()))
         except DosError as error:
             lost = self._claim.lost if self._claim is not None else None
             if lost is not None:  # what could not be read may have been removed by who holds it now
-                self._emit(ManifestSuperseded(lost.epoch_held, self._chance.random()))
+                self._emit(ManifestSuperseded(lost.epoch_held, self._host.chance()))
                 return
             logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
             self._emit(ManifestUnreadable(error))
@@ -84,18 +80,17 @@ class ManifestLog:
     async def _try_open(self, order: OpenManifest) -> bool:
         """False when too few members answer now, and waiting may cure it."""
         try:
-            view = await self._store.look(self._directory)
+            view = await self._host.look(self._directory)
             taken_by = _newest_segment(view.answers)
             if order.held and taken_by > order.held:
                 self._emit(ManifestTaken(taken_by))
                 return True
             if order.held and view.epoch_seen > max(order.held, self._given_way_to):
                 self._given_way_to = view.epoch_seen  # a newer driver may be about to open: once, let it
-                await trio.sleep(limits.claimant_wait_s)
+                await self._host.sleep(limits.claimant_wait_s)
                 return False
             epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
-            with trio.move_on_after(limits.claim_patience_s):
-                self._claim = await self._store.claim(self._directory, epoch, os.urandom(id_bytes))
+            self._claim = await self._host.claim(self._directory, epoch, limits.claim_patience_s)
             if self._claim is None:
                 self.waiting("too few members of the store take the claim of the manifest")
                 return False
@@ -108,8 +103,8 @@ class ManifestLog:
         self._emit(ManifestOpened(epoch, last))
         return True
 
-    async def _take_over(self, claim: Claim) -> Cut | None:
-        generation = self._store.record.generation
+    async def _take_over(self, claim: ClaimPort) -> Cut | None:
+        generation = self._host.record.generation
         state = await take_over(claim, CHAIN, generation=generation)
         self._kept.clear()
         async with aclosing(_cuts(claim, state)) as cuts:
@@ -129,7 +124,7 @@ class ManifestLog:
         writer = self._writer
         if writer is None:
             return  # given up meanwhile: the next opening finds out
-        cut = msgspec.structs.replace(order.cut, wall_time_ms=time.time_ns() // 1_000_000)
+        cut = msgspec.structs.replace(order.cut, wall_time_ms=self._host.wall_time_ms())
         try:
             await writer.wait_synced(writer.append(cut_record(cut)))
             self._kept.append(cut)
@@ -146,7 +141,7 @@ class ManifestLog:
         appended. Runs until cancelled.
         """
         while True:
-            await trio.sleep(limits.store_poll_s)
+            await self._host.sleep(limits.store_poll_s)
             claim = self._claim
             if claim is None:
                 continue
@@ -184,7 +179,7 @@ def cut_record(cut: Cut) -> Record:
     return Record(Op.CUT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
 
 
-async def _cuts(claim: Claim, state: ChainState) -> AsyncGenerator[Cut]:
+async def _cuts(claim: ClaimPort, state: ChainState) -> AsyncGenerator[Cut]:
     """The cuts of the chain in order, each checked against the one before. Raises ManifestError."""
     before: Cut | None = None
     async with aclosing(read_records(claim, state)) as records:

@@ -38,7 +38,7 @@ from dataflow.worker_messages import (
     ToCircuit,
     ToLinks,
 )
-from dataflow.worker_run import Identity, Incarnation
+from dataflow.worker_run import Clock, Identity, Incarnation
 from dos_protocol.errors import CorruptDataError
 
 logger = logging.getLogger("dos.dataflow")
@@ -68,7 +68,9 @@ class CircuitLoop:
         inbox: Inbox,
         shared: Shared,
         post: Callable[[ToLinks], None],
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock
         self._graph = graph
         self._identity = identity
         self._limits = worker_limits
@@ -88,23 +90,26 @@ class CircuitLoop:
                 message = self._next_message()
                 if isinstance(message, LinksEnded):
                     return message
-                self._guarded(message)
+                self.turn(message)
         finally:
-            self._drop()
+            self.drop()
+
+    @property
+    def busy(self) -> bool:
+        """There may be work to do without a message."""
+        return self._state is LoopState.RUNNING and not self._waiting
 
     def _next_message(self) -> ToCircuit | None:
         """A message if there is one; None if there is work to do meanwhile; else wait for one."""
-        if self._state is LoopState.RUNNING and not self._waiting:
-            return self._inbox.take_nowait()
-        self._waiting = False
-        return self._inbox.take()
+        return self._inbox.take_nowait() if self.busy else self._inbox.take()
 
     def _advance(self) -> None:
         assert self._run is not None
         self._waiting = not self._run.advance()
 
-    def _guarded(self, message: ToCircuit | None) -> None:
-        """Take a message or do a piece of work; an error ends the incarnation, and is told."""
+    def turn(self, message: ToCircuit | None) -> None:
+        """Take a message, or (None) do a piece of work; an error ends the incarnation, and is told."""
+        self._waiting = False
         number = self._shared.incarnation if self._run is None else self._run.number
         if isinstance(message, Restoring):
             number = message.incarnation
@@ -114,10 +119,11 @@ class CircuitLoop:
             else:
                 self._handle(message)
         except Exception as error:
-            self._drop()
+            self.drop()
             self._post(_failure(number, error))
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Let go of the incarnation, if there is one."""
         self._state = LoopState.IDLE
         self._waiting = False
         if self._run is not None:
@@ -131,7 +137,7 @@ class CircuitLoop:
             self._in_incarnation(self._run, message)
 
     def _restoring(self, order: Restoring) -> None:
-        self._drop()
+        self.drop()
         self._run = Incarnation(
             self._graph,
             self._identity,
@@ -139,6 +145,7 @@ class CircuitLoop:
             worker_limits=self._limits,
             shared=self._shared,
             post=self._post,
+            clock=self._clock,
         )
         self._state = LoopState.LOADING
         self.incarnations += 1

@@ -1,11 +1,9 @@
 """The links between this worker and its peers in one incarnation.
 
-Rules of this file: frames out and in, and who broke. A pair of workers has two links, each dialled by its
-sender: so one slow receiver holds up nothing that comes from it. Queues have no bound of their own: a sender
-is at most `steps_ahead` steps before its consumer, and the consumer cannot go on without its peers.
-
-The first frame of a link is RESET: nothing sent in an earlier incarnation counts. EOF says that the sender's
-sources are exhausted, DURABLE(n) that its division of step n is synced on the quorum; consumers note them.
+Rules of this file: links, and who broke. What is taken of frames is `core/heard.py`'s. A pair of workers has
+two links, each dialled by its sender: so one slow receiver holds up nothing that comes from it. Queues have
+no bound of their own: a sender is at most `steps_ahead` steps before its consumer, and the consumer cannot go
+on without its peers.
 """
 
 import logging
@@ -16,10 +14,11 @@ import trio
 
 from checkpoint.core.channel_frames import Frame, FrameType
 from checkpoint.core.handshake import Hello
-from checkpoint.core.messages import Peer, job_digest
+from checkpoint.core.messages import Peer
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from checkpoint.link import Link, connect_link
 from dataflow import limits
+from dataflow.core.heard import Heard
 from dataflow.errors import PeerLostError
 from dataflow.worker_messages import Arrived, Inbox, Shared
 from dataflow.worker_spec import WorkerSpec
@@ -46,17 +45,12 @@ class Exchange:
     ) -> None:
         self._spec = spec
         self._incarnation = incarnation
-        self._job = job_digest(spec.region)
         self._inbox = inbox
         self._shared = shared
         self._lost = lost
         self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
-        self._heard: set[int] = set()
+        self._heard = Heard(spec.region, spec.worker, spec.workers, incarnation)
         self._over = trio.Event()
-        self.durable: dict[int, int] = {}
-        """Peer -> the last step whose division it said to be durable."""
-        self.exhausted: set[int] = set()
-        """Peers whose sources are at their end."""
 
     def end(self) -> None:
         """Hear nothing more."""
@@ -88,7 +82,7 @@ class Exchange:
             raise PeerLostError(worker, str(error.args[0])) from error
         outgoing, queue = trio.open_memory_channel[Frames](math.inf)
         self._outgoing[worker] = outgoing
-        outgoing.send_nowait((self._mark(FrameType.RESET, step),))
+        outgoing.send_nowait((self._heard.mark(FrameType.RESET, step),))
         nursery.start_soon(self._send_all, worker, link, queue)
 
     async def _send_all(self, worker: int, link: Link, queue: "trio.MemoryReceiveChannel[Frames]") -> None:
@@ -109,20 +103,16 @@ class Exchange:
     def tell(self, kind: FrameType, step: int) -> None:
         """Queue a frame without content for every peer."""
         for outgoing in self._outgoing.values():
-            outgoing.send_nowait((self._mark(kind, step),))
-
-    def _mark(self, kind: FrameType, step: int) -> Frame:
-        return Frame(kind, self._spec.worker, self._job, self._incarnation, step)
+            outgoing.send_nowait((self._heard.mark(kind, step),))
 
     # --- in -----------------------------------------------------------------------------------------------
 
     async def hear(self, link: Link) -> None:
         """Everything a peer sends, on the link that it dialled, until the exchange is ended."""
         peer = link.hello.worker
-        if peer in self._heard or not 0 <= peer < self._spec.workers or peer == self._spec.worker:
+        if not self._heard.admits(peer, link.hello.incarnation):
             logger.warning("refused a second or strange exchange link of worker %d", peer)
             return
-        self._heard.add(peer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_over, nursery.cancel_scope)
             try:
@@ -139,14 +129,7 @@ class Exchange:
     def _take(self, peer: int, frame: Frame) -> None:
         if self._over.is_set():
             return  # frames that were here already when the exchange was ended
-        stated = (frame.sender, frame.job, frame.sender_epoch)
-        if stated != (peer, self._job, self._incarnation):
-            raise ChannelFrameError(f"worker {peer} sends frames of sender, job, incarnation {stated}")
-        if frame.type is FrameType.DURABLE:
-            self.durable[peer] = frame.step
-        elif frame.type is FrameType.EOF:
-            self.exhausted.add(peer)
-        elif frame.type is not FrameType.RESET:
-            if frame.type is FrameType.STEP_END:
-                self._shared.peers_at = max(self._shared.peers_at, frame.step)
-            self._inbox.put(Arrived(self._incarnation, frame))
+        shown = self._heard.take(peer, frame)
+        self._shared.peers_at = max(self._shared.peers_at, self._heard.peers_at)
+        if shown is not None:
+            self._inbox.put(Arrived(self._incarnation, shown))

@@ -1,32 +1,28 @@
 """One incarnation of a worker on the link thread: its claim, its chains, its votes.
 
 Rules of this file: trio only, no user code, nothing that takes long on the processor. Order of a restore:
-claim the directory with epoch = incarnation; open the state chain at the cut and the steps chain at its
-head; give the circuit its state; dial every peer; only then say RESTORED. Whatever fails ends the
-incarnation here, and is told once.
+claim the directory with epoch = incarnation; open the chains (`worker_journals.py`); give the circuit its
+state; dial every peer; only then say RESTORED. Whatever fails ends the incarnation here, and is told once.
 
-A vote: outputs synced, state committed and the step's division synced, all on stable storage or on the
-quorum. Votes are made one after the other, while the circuit runs the next steps.
+Votes are made one after the other, while the circuit runs the next steps.
 """
 
 import logging
 import math
 import os
-from contextlib import AsyncExitStack
+from contextlib import aclosing
 
 import trio
 
 from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Restore, Start
 from checkpoint.core.region import worker_directory
 from checkpoint.link import Link
 from checkpoint.participant import Participant
-from checkpoint.state_store import StateStore
-from checkpoint.steps_log import StepsLog
 from dataflow import limits
-from dataflow.errors import PeerLostError
 from dataflow.worker_exchange import Exchange
+from dataflow.worker_failures import first_error
+from dataflow.worker_journals import Journals, after_step
 from dataflow.worker_messages import (
     BlockLoaded,
     CutTaken,
@@ -75,18 +71,12 @@ class Life:
         self._over = trio.Event()
         self._failure: Exception | None = None
         self._ending = False
-        self._steps: StepsLog | None = None
+        self._journals: Journals | None = None
         self._to_serve, self._from_circuit = trio.open_memory_channel[StageEnded | Published](math.inf)
         self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._told_exhausted = False
-        self._cut_steps = {order.cut: self._after}
-
-    @property
-    def _after(self) -> int:
-        """The step of the cut that is restored."""
-        return 0 if self._order.restore is None else self._order.restore.step
 
     # --- from outside -------------------------------------------------------------------------------------
 
@@ -103,9 +93,8 @@ class Life:
 
     def start(self, order: Start) -> None:
         """All workers stand: the circuit runs, recorded steps first."""
-        assert self._steps is not None, "START before RESTORED"
-        divisions = self._steps.divisions(self._after, order.replay_until_step)
-        self._inbox.put(Started(self.number, tuple(divisions)))
+        assert self._journals is not None, "START before RESTORED"
+        self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
 
     async def hear(self, link: Link) -> None:
         """A peer has dialled in this incarnation."""
@@ -143,92 +132,72 @@ class Life:
 
     async def _live(self) -> None:
         begin = trio.current_time()
-        order = self._order
+        order, after = self._order, after_step(self._order)
         part = None if order.restore is None else order.restore.workers[self._spec.worker]
         store_id = self._store.record.store_id
-        self._inbox.put(Restoring(self.number, self._after, order.cut, part, order.layout, store_id))
+        self._inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store_id))
         directory = worker_directory(self._spec.region, self._spec.worker)
         claim = await self._store.claim(directory, self.number, os.urandom(16))
-        async with claim, AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        async with claim:
             self.claim = claim
-            state, steps = await self._open_chains(claim, part, stack)
-            self._steps = steps
-            await self._load(state)
-            await self._exchange.dial_all(nursery, order.peers, step=self._after)
-            await self._control.restored(
-                last_step=steps.last_step,
-                replayed_bytes=state.replayed_bytes + steps.replayed_bytes,
-                seconds=trio.current_time() - begin,
-            )
-            nursery.start_soon(self._serve, steps)
-            nursery.start_soon(self._vote_all, state, steps)
-            nursery.start_soon(self._watch, claim)
+            scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
+            generation = self._store.record.generation
+            journals = await Journals.open(claim, order, generation=generation, scratch=scratch)
+            async with aclosing(journals), trio.open_nursery() as nursery:
+                self._journals = journals
+                await self._load(journals)
+                await self._exchange.dial_all(nursery, order.peers, step=after)
+                await self._control.restored(
+                    last_step=journals.last_step,
+                    replayed_bytes=journals.replayed_bytes,
+                    seconds=trio.current_time() - begin,
+                )
+                nursery.start_soon(self._serve, journals)
+                nursery.start_soon(self._vote_all, journals)
+                nursery.start_soon(self._watch, claim)
 
-    async def _open_chains(
-        self, claim: Claim, part: WorkerCut | None, stack: AsyncExitStack
-    ) -> tuple[StateStore, StepsLog]:
-        generation = self._store.record.generation
-        scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
-        at = None if part is None else part.state
-        state = await StateStore.open(
-            claim, version=self._order.cut, at=at, generation=generation, scratch=scratch
-        )
-        stack.push_async_callback(state.aclose)
-        steps = await StepsLog.open(claim, after_step=self._after, generation=generation, scratch=scratch)
-        stack.push_async_callback(steps.aclose)
-        return state, steps
-
-    async def _load(self, state: StateStore) -> None:
-        async for cut, operator, data in state.blocks():
+    async def _load(self, journals: Journals) -> None:
+        async for cut, operator, data in journals.blocks():
             await self._block_room.acquire()
             self._inbox.put(StateBlock(self.number, cut, operator, data))
         self._inbox.put(StateComplete(self.number))
         await self._loaded.wait()
 
-    async def _serve(self, steps: StepsLog) -> None:
+    async def _serve(self, journals: Journals) -> None:
         """What the circuit hands over, in order: record, then send."""
         async for message in self._from_circuit:
             if isinstance(message, Published):
-                await self._published(message, steps)
+                await self._published(message, journals)
                 continue
-            if message.sources is not None:
-                steps.record(message.step, message.time_ms, message.sources)
+            journals.record(message)
             self._exchange.send(message.frames)
             if self._shared.exhausted and not self._told_exhausted:
                 self._told_exhausted = True
                 self._exchange.tell(FrameType.EOF, message.step)
 
-    async def _published(self, message: Published, steps: StepsLog) -> None:
-        """Divisions below the cut before this one are needed no more: no retained cut goes back there."""
-        before = max((cut for cut in self._cut_steps if cut < message.cut), default=None)
-        if before is not None:
-            await steps.forget(self._cut_steps[before])
-            self._cut_steps = {cut: step for cut, step in self._cut_steps.items() if cut >= before}
+    async def _published(self, message: Published, journals: Journals) -> None:
+        await journals.published(message.cut)
         if message.final:
             self._ending = True
             await self._control.finished()
 
-    async def _vote_all(self, state: StateStore, steps: StepsLog) -> None:
+    async def _vote_all(self, journals: Journals) -> None:
         async for cut in self._cuts:
-            await self._vote(cut, state, steps)
+            await self._vote(cut, journals)
 
-    async def _vote(self, taken: CutTaken, state: StateStore, steps: StepsLog) -> None:
+    async def _vote(self, taken: CutTaken, journals: Journals) -> None:
         begin = trio.current_time()
         async with trio.open_nursery() as nursery:
             for writer in taken.writers:
                 nursery.start_soon(trio.to_thread.run_sync, writer.sync)
-            state_end = await state.commit(taken.mark.cut, taken.blocks)
-            steps_end = await steps.synced(taken.step)
-        self._cut_steps[taken.mark.cut] = taken.step
+            positions = await journals.prepare(taken)
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
-        positions = WorkerCut(state=state_end, steps=steps_end, sources=taken.sources, sinks=taken.sinks)
         await self._control.prepared(
             cut=taken.mark.cut, step=taken.step, positions=positions, phases_s=phases
         )
         self._exchange.tell(FrameType.DURABLE, taken.step)
-        if taken.snapshot is not None:
-            await state.snapshot(taken.snapshot)
-        self._shared.snapshot_due = state.snapshot_due
+        await journals.voted(taken)
+        self._shared.snapshot_due = journals.snapshot_due
 
     async def _watch(self, claim: Claim) -> None:
         """Sources stop while the store takes nothing, and go on by themselves."""
@@ -254,16 +223,3 @@ class Life:
         if self.claim is None:
             return 0
         return sum(max(0, one.size - one.synced) for one in self.claim.targets.values())
-
-
-def first_error(error: BaseException) -> Exception:
-    """The first plain error in a group, or the error itself. A lost peer says less than what lost it."""
-    found = list(_flat(error))
-    plain = [one for one in found if not isinstance(one, PeerLostError)]
-    return (plain or found)[0]
-
-
-def _flat(error: BaseException) -> list[Exception]:
-    if isinstance(error, BaseExceptionGroup):
-        return [one for inner in error.exceptions for one in _flat(inner)]
-    return [error] if isinstance(error, Exception) else []

@@ -13,13 +13,14 @@ from functools import partial
 
 import trio
 
-from checkpoint.core.messages import Committed, Counters, FailureKind, RequestCut, Restore, Start
-from checkpoint.errors import ManifestError, OrphanedError, StaleIncarnationError, StoppedError
+from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start
+from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
 from dataflow import limits
-from dataflow.errors import CircuitStoppedError, PeerLostError
-from dataflow.worker_life import Life, first_error
+from dataflow.errors import CircuitStoppedError
+from dataflow.worker_failures import failure_of, first_error
+from dataflow.worker_life import Life
 from dataflow.worker_messages import (
     CircuitFailed,
     CutCommitted,
@@ -31,7 +32,6 @@ from dataflow.worker_messages import (
 )
 from dataflow.worker_spec import WorkerSpec
 from dos_client import Store, open_store
-from dos_protocol.errors import DosError, FencedError
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -182,15 +182,9 @@ class LinkThread:
     async def _report(self, error: Exception, control: Participant) -> None:
         """Tell the coordinator what ended an incarnation; end the process if nothing can follow."""
         logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
-        if isinstance(error, FencedError):
-            await control.failed("fenced", message=str(error), epoch_held=error.epoch_held)
-        elif isinstance(error, PeerLostError):
-            await control.failed("peer", message=str(error), peer=error.peer)
-        elif isinstance(error, DosError):
-            kind: FailureKind = "manifest" if isinstance(error, ManifestError) else "store"
-            await control.failed(kind, message=str(error))
-        else:
-            await control.failed("internal", message=f"{type(error).__name__}: {error}")
+        kind, message, peer, epoch_held = failure_of(error)
+        await control.failed(kind, message=message, peer=peer, epoch_held=epoch_held)
+        if kind == "internal":
             raise error
 
     async def _accepted(self, link: Link) -> None:

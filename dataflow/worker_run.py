@@ -43,6 +43,19 @@ Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview]"
 _batch_growth: Final = 4
 
 
+class Clock:
+    """What a circuit is told of time. The simulator has one of its own."""
+
+    @staticmethod
+    def seconds() -> float:
+        """For measuring how long things take."""
+        return time.perf_counter()
+
+    @staticmethod
+    def wall_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+
 class Identity(NamedTuple):
     """Who runs."""
 
@@ -63,6 +76,7 @@ class Incarnation:
         worker_limits: WorkerLimits,
         shared: Shared,
         post: Callable[[ToLinks], None],
+        clock: Clock | None = None,
     ) -> None:
         """Stand at the cut, without state. Raises InputChangedError, CorruptDataError and others."""
         self.number = order.incarnation
@@ -70,6 +84,7 @@ class Incarnation:
         self._limits = worker_limits
         self._shared = shared
         self._post = post
+        self._clock = Clock() if clock is None else clock
         self._job = job_digest(identity.region)
         self._stages = graph.plan.stages
         first, ahead = order.step + 1, worker_limits.steps_ahead
@@ -161,14 +176,14 @@ class Incarnation:
             room=self._shared.room,
             peers_at=self._shared.peers_at,
         )
-        begin = time.perf_counter()
+        begin = self._clock.seconds()
         if isinstance(action, Produce):
             self._produce(action)
         elif isinstance(action, RunStage):
             self._run_stage(action)
         else:
             return False
-        self._shared.busy_s += time.perf_counter() - begin
+        self._shared.busy_s += self._clock.seconds() - begin
         return True
 
     def _is_complete(self, channel: int, step: int) -> bool:
@@ -177,7 +192,7 @@ class Incarnation:
 
     def _produce(self, action: Produce) -> None:
         step = action.step
-        time_ms = time.time_ns() // 1_000_000
+        time_ms = self._clock.wall_ms()
         if action.replay:
             self._replay(step)
         else:
@@ -205,7 +220,7 @@ class Incarnation:
     def _read(self, step: int) -> None:
         """Read until the step is full, late, or ended by a peer; one batch at least, if there is input."""
         left = self._limits.step_bytes_max
-        deadline = time.perf_counter() + self._limits.step_ms_max / 1000
+        deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
         reading = [(name, reader) for name, reader in self._circuit.sources.items() if not reader.exhausted]
         while reading and self._shared.room:
             for name, reader in list(reading):
@@ -213,14 +228,14 @@ class Incarnation:
                 left -= size
                 if not size:
                     reading.remove((name, reader))
-            if left <= 0 or time.perf_counter() > deadline or self._interrupted(step):
+            if left <= 0 or self._clock.seconds() > deadline or self._interrupted(step):
                 return
 
     def _interrupted(self, step: int) -> bool:
         return self._shared.peers_at >= step or self._shared.incarnation != self.number
 
     def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
-        begin = time.perf_counter()
+        begin = self._clock.seconds()
         try:
             batch = reader.read(max(bytes_max, 1))
         except (InputEncodingError, InputReadError, LineTooLongError) as error:
@@ -229,7 +244,7 @@ class Incarnation:
             return 0
         self._shared.bytes_in += batch.bytes_read
         self._circuit.feed(step, name, batch)
-        took_ms = (time.perf_counter() - begin) * 1000
+        took_ms = (self._clock.seconds() - begin) * 1000
         aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
         aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
         self._batch_bytes = max(int(aim), limits.batch_bytes_min)
@@ -257,10 +272,10 @@ class Incarnation:
             self._schedule.step_aligned(step, CutMark(cut, final))
         mark = self._schedule.cut_at(step)
         received = {channel: self._decoded(channel, done.items) for channel, done in complete.items()}
-        begin = time.perf_counter()
+        begin = self._clock.seconds()
         sends = self._circuit.run_stage(stage, step, received, cut=bool(mark.cut))
         if mark.cut:
-            self._checkpoint(stage, step, drained_s=time.perf_counter() - begin)
+            self._checkpoint(stage, step, drained_s=self._clock.seconds() - begin)
         if self._stages[stage].sends:
             self._post(StageEnded(self.number, step, self._send(stage, step, sends, mark)))
         if self._schedule.stage_done(stage, step):
@@ -288,10 +303,10 @@ class Incarnation:
         if step not in self._checkpoints:
             self._checkpoints[step] = (Checkpoint(with_snapshot=self._shared.snapshot_due), {})
         taken, phases = self._checkpoints[step]
-        begin = time.perf_counter()
+        begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)
         phases["drain"] = phases.get("drain", 0.0) + drained_s
-        phases["write"] = phases.get("write", 0.0) + time.perf_counter() - begin
+        phases["write"] = phases.get("write", 0.0) + self._clock.seconds() - begin
 
     def _step_over(self, step: int) -> None:
         self._note_exhausted()
@@ -302,13 +317,13 @@ class Incarnation:
         if not mark.cut:
             return
         taken, phases = self._checkpoints.pop(step)
-        begin = time.perf_counter()
+        begin = self._clock.seconds()
         snapshot = None
         if taken.with_snapshot:
             pieces = ((name, piece) for name, block in taken.snapshots.items() for piece in slices(block))
             snapshot = tuple(encoded(pieces))
         blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
-        phases["write"] += time.perf_counter() - begin
+        phases["write"] += self._clock.seconds() - begin
         writers = tuple(self._circuit.sinks.values())
         self._post(
             CutTaken(self.number, step, mark, blocks, snapshot, positions, taken.sinks, writers, phases)

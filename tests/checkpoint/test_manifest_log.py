@@ -22,6 +22,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.manifest_host import StoreHost
 from checkpoint.manifest_log import ManifestLog, cut_record
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, look_chain, read_records, take_over
@@ -52,7 +53,7 @@ class Keeper:
 
     def __init__(self, store, region):
         self.events = []
-        self.log = ManifestLog(store, region, self._emit)
+        self.log = ManifestLog(StoreHost(store), region, self._emit)
         self._more = trio.Event()
 
     def _emit(self, event):
@@ -147,7 +148,7 @@ async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(keepers, m
     async with keepers(2) as (older, newer):
         await older.open()
         committed = await older.append(a_cut(1, 1))
-        store = newer.log._store
+        store = newer.log._host._store
         async with await store.claim(newer.log._directory, 7, b"x" * 16):
             pass
         assert isinstance(await older.append(a_cut(2, 1)), ManifestLost)
@@ -205,9 +206,9 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
         opened = await keeper.open(held=1)
         assert opened.last_cut.cut == 20
         assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
-        chain = await look_chain(keeper.log._store, keeper.log._directory, "manifest")
+        chain = await look_chain(keeper.log._host._store, keeper.log._directory, "manifest")
         records = [
-            r async for _, r in read_records(keeper.log._store, chain, directory=keeper.log._directory)
+            r async for _, r in read_records(keeper.log._host._store, chain, directory=keeper.log._directory)
         ]
         assert [record.ints[0] for record in records if record.op is Op.CUT] == [19, 20, 21]
         starts = [msgspec.json.decode(r.strings[0]) for r in records if r.op is Op.SEGMENT_START]
@@ -225,8 +226,8 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
 )
 async def test_a_manifest_with_a_cut_that_cannot_be_is_refused(keepers, record, reason) -> None:
     async with keepers() as keeper:
-        async with await keeper.log._store.claim(keeper.log._directory, 1, b"x" * 16) as claim:
-            state = await take_over(claim, "manifest", generation=keeper.log._store.record.generation)
+        async with await keeper.log._host._store.claim(keeper.log._directory, 1, b"x" * 16) as claim:
+            state = await take_over(claim, "manifest", generation=keeper.log._host._store.record.generation)
             writer = await ChainWriter.open(claim, "manifest", state, 1, pipelined=False)
             await writer.wait_synced(writer.append(record))
         answer = await keeper.open()

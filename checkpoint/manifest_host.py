@@ -1,0 +1,91 @@
+"""Where a manifest runs: what `manifest_log.py` needs of a store, of time and of chance, and trio's answer.
+
+Rules of this file: no decision about the manifest. The simulator has an answer of its own, so that the order
+of an opening is tried on virtual time as it is.
+"""
+
+import os
+import random
+import time
+from typing import Any, Protocol
+
+import trio
+
+from dos_client import Store
+from dos_protocol.errors import FencedError
+from dos_protocol.limits import id_bytes
+from dos_protocol.store_record import StoreRecord
+from journal.ports import ClaimPort, DirectoryViewPort
+
+
+class ManifestClaim(ClaimPort, Protocol):
+    """A claim as the manifest needs it. See `dos_client.Claim`."""
+
+    @property
+    def lost(self) -> FencedError | None: ...
+
+    @property
+    def waiting(self) -> bool: ...
+
+    def status(self) -> Any:
+        """How it stands; `waiting` in words."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class ManifestView(DirectoryViewPort, Protocol):
+    """What a look found. `epoch_seen`: the highest claim that any member names."""
+
+    @property
+    def epoch_seen(self) -> int: ...
+
+
+class ManifestHost(Protocol):
+    """See the module."""
+
+    @property
+    def record(self) -> StoreRecord: ...
+
+    async def look(self, directory: str) -> ManifestView: ...
+
+    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
+        """Claim it; None: not granted within that time. Raises FencedError."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def chance(self) -> float:
+        """A random number from 0 to 1."""
+        ...
+
+    def wall_time_ms(self) -> int: ...
+
+
+class StoreHost:
+    """On a real store, under trio."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._chance = random.Random()  # noqa: S311 - spreads rivals in time, no secret
+
+    @property
+    def record(self) -> StoreRecord:
+        return self._store.record
+
+    async def look(self, directory: str) -> ManifestView:
+        return await self._store.look(directory)
+
+    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
+        with trio.move_on_after(patience_s):
+            return await self._store.claim(directory, epoch, os.urandom(id_bytes))
+        return None
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    def chance(self) -> float:
+        return self._chance.random()
+
+    def wall_time_ms(self) -> int:
+        return time.time_ns() // 1_000_000

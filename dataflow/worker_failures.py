@@ -1,0 +1,44 @@
+"""What a worker tells the coordinator of an error that ended an incarnation.
+
+Rules of this file: errors in, reports out, by the kinds of `FailureKind`.
+"""
+
+from typing import NamedTuple
+
+from checkpoint.core.messages import FailureKind
+from checkpoint.errors import ManifestError
+from dataflow.errors import PeerLostError
+from dos_protocol.errors import DosError, FencedError
+
+
+class Failure(NamedTuple):
+    """The fields of a FAILED. After kind internal the process ends; after the others it awaits RESTORE."""
+
+    kind: FailureKind
+    message: str
+    peer: int = -1
+    epoch_held: int = 0
+
+
+def failure_of(error: Exception) -> Failure:
+    """The report of what ended an incarnation on the links' side."""
+    if isinstance(error, FencedError):
+        return Failure("fenced", str(error), epoch_held=error.epoch_held)
+    if isinstance(error, PeerLostError):
+        return Failure("peer", str(error), peer=error.peer)
+    if isinstance(error, DosError):
+        return Failure("manifest" if isinstance(error, ManifestError) else "store", str(error))
+    return Failure("internal", f"{type(error).__name__}: {error}")
+
+
+def first_error(error: BaseException) -> Exception:
+    """The first plain error in a group, or the error itself. A lost peer says less than what lost it."""
+    found = list(_flat(error))
+    plain = [one for one in found if not isinstance(one, PeerLostError)]
+    return (plain or found)[0]
+
+
+def _flat(error: BaseException) -> list[Exception]:
+    if isinstance(error, BaseExceptionGroup):
+        return [one for inner in error.exceptions for one in _flat(inner)]
+    return [error] if isinstance(error, Exception) else []

@@ -1,0 +1,98 @@
+"""The two chains of a worker in one incarnation: opened at the cut, appended to, synced before a vote.
+
+Rules of this file: the order of what must be durable before what; no trio, no links, no user code. A restore
+opens the state chain at the cut ordered and the steps chain at its head. A division is recorded before the
+frames of its step are sent. A vote says that outputs, state and the step's division are on stable storage or
+on the quorum.
+"""
+
+from collections.abc import AsyncGenerator
+
+from checkpoint.core.divisions import Division
+from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.messages import Restore
+from checkpoint.state_store import StateStore
+from checkpoint.steps_log import StepsLog
+from dataflow.worker_messages import CutTaken, StageEnded
+from journal import Scratch
+from journal.ports import ClaimPort
+
+
+class Journals:
+    """See the module. Make it with `open`; `aclose` it before the claim."""
+
+    def __init__(self, order: Restore, state: StateStore, steps: StepsLog) -> None:
+        self._state = state
+        self._steps = steps
+        self._after = after_step(order)
+        self._cut_steps = {order.cut: self._after}
+
+    @classmethod
+    async def open(
+        cls, claim: ClaimPort, order: Restore, *, generation: int, scratch: Scratch | None = None
+    ) -> "Journals":
+        """Stand at the cut ordered. Raises what `StateStore.open` and `StepsLog.open` raise."""
+        at = None if order.restore is None else order.restore.workers[order.worker].state
+        state = await StateStore.open(claim, version=order.cut, at=at, generation=generation, scratch=scratch)
+        try:
+            after = after_step(order)
+            steps = await StepsLog.open(claim, after_step=after, generation=generation, scratch=scratch)
+        except BaseException:
+            await state.aclose()
+            raise
+        return cls(order, state, steps)
+
+    @property
+    def replayed_bytes(self) -> int:
+        return self._state.replayed_bytes + self._steps.replayed_bytes
+
+    @property
+    def last_step(self) -> int:
+        """The highest step whose division is on record here."""
+        return self._steps.last_step
+
+    @property
+    def snapshot_due(self) -> bool:
+        return self._state.snapshot_due
+
+    def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
+        """The state of the cut, as `StateStore.blocks` gives it."""
+        return self._state.blocks()
+
+    def divisions(self, until: int) -> tuple[Division, ...]:
+        """Of the steps to be replayed exactly."""
+        return tuple(self._steps.divisions(self._after, until))
+
+    def record(self, ended: StageEnded) -> None:
+        """Before the frames of this stage are sent."""
+        if ended.sources is not None:
+            self._steps.record(ended.step, ended.time_ms, ended.sources)
+
+    async def prepare(self, taken: CutTaken) -> WorkerCut:
+        """Make what a cut took durable; what to vote with, once the sinks are synced as well."""
+        state = await self._state.commit(taken.mark.cut, taken.blocks)
+        steps = await self._steps.synced(taken.step)
+        self._cut_steps[taken.mark.cut] = taken.step
+        return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks)
+
+    async def voted(self, taken: CutTaken) -> None:
+        """The vote is out: a snapshot that was taken with the cut may follow."""
+        if taken.snapshot is not None:
+            await self._state.snapshot(taken.snapshot)
+
+    async def published(self, cut: int) -> None:
+        """Divisions below the cut before this one are needed no more: no retained cut goes back there."""
+        before = max((known for known in self._cut_steps if known < cut), default=None)
+        if before is not None:
+            await self._steps.forget(self._cut_steps[before])
+            self._cut_steps = {known: step for known, step in self._cut_steps.items() if known >= before}
+
+    async def aclose(self) -> None:
+        """Stop appending."""
+        await self._steps.aclose()
+        await self._state.aclose()
+
+
+def after_step(order: Restore) -> int:
+    """The step of the cut that is restored."""
+    return 0 if order.restore is None else order.restore.step
