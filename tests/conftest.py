@@ -19,6 +19,15 @@ for name, examples in (("near", 100), ("long", 2_000)):
 settings.load_profile(os.environ.get("DOS_TEST_PROFILE", "near"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of our own."""
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="stories: write what happens, instead of comparing",
+    )
+
+
 class SparkInOneProcess(LoadScopeScheduling):
     """Each test is handed out by itself, but Spark's all to one process: starting Spark takes seconds."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,8 @@ from tests.sim.campaign import Totals, run_campaign
 from tests.sim.nemesis import plan_of
 from tests.sim.run import SAFETY_S, Result, run_seed
 from tests.sim.shrink import numbers, shrink
+from tests.stories.replay import retell
+from tests.stories.script import StoryError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 console = Console()
@@ -37,6 +40,20 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
         f"seed {seed}: {len(result.faults)} faults, {result.steps:,} steps, {result.seconds:.0f} s of virtual"
         f" time, nothing wrong; digest {result.digest}"
     )
+
+
+def _story(path: Path) -> None:
+    """A story, told as it happens now."""
+    try:
+        before = path.read_text(encoding="utf-8")
+        after = retell(path, before)
+    except (OSError, StoryError) as error:
+        errors.print(f"{error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    print(after, end="")
+    if after != before:
+        errors.print(f"{path} has it otherwise: ./run test tests/stories --rewrite", highlight=False)
+        sys.exit(1)
 
 
 def _tell(result: Result, only: str | None) -> None:
@@ -77,16 +94,21 @@ def main(
     trace: Annotated[bool, typer.Option("--trace", help="Print everything that happens.")] = False,
     faults: Annotated[str | None, typer.Option(help="Only these faults of the plan, by number.")] = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print only the digest of the run.")] = False,
+    story: Annotated[Path | None, typer.Option(help="Tell this story of tests/stories.")] = None,
 ) -> None:
     """Run whole simulated clusters, one from each seed, and stop at the first that breaks a promise.
 
     [dim]./run sim --seeds 2000[/dim]               two thousand runs
     [dim]./run sim --seed 42 --trace[/dim]          one run, told line by line
+    [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, told as it happens now
     [dim]./run sim --minutes 60 --seed 100000[/dim] for an hour, from that seed on
 
-    Exit: 0 nothing wrong, 1 a promise is broken (the line that shows it again is printed), 2 a run is not
-    the same a second time.
+    Exit: 0 nothing wrong, 1 a promise is broken (the line that shows it again is printed) or a story goes
+    otherwise, 2 a run is not the same a second time.
     """
+    if story is not None:
+        _story(story)
+        return
     logging.disable(logging.CRITICAL)
     if seed is not None and (trace or digest or faults is not None):
         _one(seed, faults, trace=trace, digest=digest)

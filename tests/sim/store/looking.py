@@ -39,7 +39,7 @@ class SimStore:
                 opened[member.server_id] = await session.open_directory(directory)
                 self._sessions[member.server_id] = session
             except DosError as error:
-                errors[member.address] = str(error)
+                errors[member.address] = str(error.args[0])
                 session.fail(BrokenConnectionError("not used"))
             changed.set()
 

@@ -221,7 +221,10 @@ class Server(Process):
 
 
 class Machine:
-    """An address, a disk, and whoever runs there. `slowness`: how many times longer its disk takes."""
+    """An address, a disk, and whoever runs there. `life`: what runs there; `slowness`: how many times longer
+    its disk takes."""
+
+    life: type[Server] = Server
 
     def __init__(self, world: World, network: Network, name: str, chance: Random) -> None:
         self.world = world
@@ -258,7 +261,7 @@ class Machine:
             return
         was_without_power, self.without_power = self.without_power, False
         try:
-            self.server = Server(self)
+            self.server = self.life(self)
         except (CorruptDataError, OSError) as error:
             self._note(f"cannot start: {error}")
             self.world.after(RESTART_S, self.start)

@@ -1,0 +1,153 @@
+"""A store, its time, and who is there.
+
+Rules of this file: a step happens, then time passes until what it began is done, or for as long as a person
+would wait; then a little longer, so that nothing of it is still under way. Whatever happens meanwhile is told
+in its order; what is said again and again, once.
+"""
+
+import logging
+from collections.abc import Callable
+from random import Random
+
+from dos_protocol.store_record import Member, StoreRecord
+from tests.sim.engine.network import Network
+from tests.sim.engine.trace import Trace
+from tests.sim.engine.world import Process, World
+from tests.sim.store.looking import SimStore
+from tests.sim.store.writer import Stores
+from tests.stories.store.copies import Book, short
+from tests.stories.store.machine import Log, StoryMachine
+from tests.stories.store.middle import Middle
+from tests.stories.store.writer import StoryWriter
+from tests.stories.words import WrongStepError
+
+PATIENCE_S = 4.5
+"""How long a step that comes to nothing is waited for."""
+SETTLE_S = 0.2
+LATENCY_S = 0.001
+READER = "the reader"
+
+
+class Play:
+    """See the module. `told`: what happened since somebody emptied it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.world = World(Trace())
+        self.network = Network(self.world, Middle("network"), lambda here, there: LATENCY_S)
+        self.book = Book()
+        self.machines: dict[str, StoryMachine] = {}
+        self.writers: dict[str, StoryWriter] = {}
+        self.reader = Process(self.world, READER)
+        self.stores: Stores
+        self._log = Log(self.tell)
+        self._logger = logging.getLogger("dos.server")
+        self._logger.addHandler(self._log)
+
+    def tell(self, what: str) -> None:
+        said = self.book.in_plain_words(what)
+        if said not in self.told:
+            self.told.append(said)
+
+    def end(self) -> None:
+        """Nothing runs any more, and nobody listens."""
+        self._logger.removeHandler(self._log)
+        for writer in self.writers.values():
+            writer.kill()
+        self.reader.kill()
+
+    def make_store(self, count: int, quorum: int) -> None:
+        """So many servers, of which so many acknowledge."""
+        if not 1 <= quorum <= count <= 9:
+            raise WrongStepError("a store has 1 to 9 servers, and no larger quorum than that")
+        names = [f"s{number}" for number in range(1, count + 1)]
+        for name in names:
+            self.machines[name] = StoryMachine(
+                self.world, self.network, name, Middle(name), self._log, self.tell
+            )
+        members = tuple(Member(one.fresh_id, one.address) for one in self.machines.values())
+        record = StoreRecord(Random("store").randbytes(16), 1, quorum, members)
+        self.book.calls[record.store_id.hex()] = "this one"
+        for machine in self.machines.values():
+            machine.prepare(record)
+            machine.start()
+        self.stores = Stores(self.network, record)
+
+    # Who is there
+
+    def machine(self, name: str) -> StoryMachine:
+        if name not in self.machines:
+            raise WrongStepError(f"there is no server {name}: there are {', '.join(self.machines)}")
+        return self.machines[name]
+
+    def running(self, name: str) -> StoryMachine:
+        """That machine, whose server runs."""
+        if not self.machine(name).up:
+            raise WrongStepError(f"{name} is down")
+        return self.machines[name]
+
+    def down(self, name: str) -> StoryMachine:
+        """That machine, whose server does not run."""
+        if self.machine(name).up:
+            raise WrongStepError(f"{name} is running: kill it first")
+        return self.machines[name]
+
+    def path_of(self, machine: StoryMachine, called: str) -> str:
+        """The file of a segment, by the name that stories have for it."""
+        paths = [
+            f"d/{folder}/{name}"
+            for folder in sorted(machine.disk.names("d") or [])
+            for name in sorted(machine.disk.names(f"d/{folder}") or [])
+            if short(name) == called
+        ]
+        if len(paths) != 1:
+            raise WrongStepError(f"{machine.name} has {len(paths)} files of segment {called}")
+        return paths[0]
+
+    def writer(self, name: str) -> StoryWriter:
+        if name not in self.writers:
+            raise WrongStepError(f"there is no writer {name} yet")
+        return self.writers[name]
+
+    def new_writer(self, name: str) -> StoryWriter:
+        """That writer; another process of the same name when it had died."""
+        writer = self.writers.get(name)
+        if writer is None or not writer.alive:
+            writer = self.writers[name] = StoryWriter(name, self.stores, self.book, self.tell)
+        return writer
+
+    def new_store(self, process: Process) -> SimStore:
+        """That process's own view of the store."""
+        return SimStore(process, self.network, self.stores.record)
+
+    def block(self, client: str, servers: list[str]) -> None:
+        """Nothing goes between them any more, and nobody is told."""
+        for server in servers:
+            self.machine(server)
+            self.network.block((client, server))
+            self.network.block((server, client))
+
+    # Time
+
+    def until_idle(self, *writers: StoryWriter) -> None:
+        """Until they have done what they were told, or are waited for in vain: then what for is told."""
+        waiting = list(writers)
+        took = self._run(lambda: not any(one.busy for one in waiting), PATIENCE_S)
+        for one in waiting:
+            if one.busy:
+                self.tell(f"{one.name} waits for {one.waits_for()}")
+        self._tell_time(took)
+
+    def pass_time(self, done: Callable[[], bool] = lambda: False, seconds: float = 0.0) -> None:
+        """Until it is done, or for so long; and a little longer."""
+        self._tell_time(self._run(done, seconds))
+
+    def _run(self, done: Callable[[], bool], seconds: float) -> float:
+        begun = self.world.now
+        self.world.run(done, begun + seconds)
+        self.world.run(lambda: False, self.world.now + SETTLE_S)
+        return self.world.now - begun
+
+    def _tell_time(self, took: float) -> None:
+        if took >= 1.0:
+            self.tell(f"({took:.0f} s later)")

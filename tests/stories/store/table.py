@@ -1,0 +1,210 @@
+"""The words of stories of a store: each form, what happens, and what does it.
+
+Rules of this file: one function a form, named as what it does, with the blanks as its arguments.
+"""
+
+from tests.stories.store import showing
+from tests.stories.store.play import Play
+from tests.stories.words import Vocabulary, WrongStepError
+
+WORDS = Vocabulary()
+FREE_BYTES = 1_000_000_000
+
+
+@WORDS.form(
+    "servers {count}, quorum {quorum:number}", "a store of so many servers, of which so many acknowledge"
+)
+def servers(play: Play, count: int, quorum: int) -> None:
+    play.make_store(count, quorum)
+
+
+# Writers
+
+
+@WORDS.form(
+    "writer {writer} takes over {directory} [one at a time]",
+    "it claims the directory, finds the journal and opens a segment; "
+    "one at a time: each record waits for the one before, as a manifest's do (R9)",
+)
+def takes_over(play: Play, writer: str, directory: str, one_at_a_time: bool) -> None:
+    one = play.new_writer(writer)
+    one.take_over(directory, one_at_a_time=one_at_a_time)
+    play.until_idle(one)
+
+
+@WORDS.form("writers {writer} and {other:writer} take over {directory} at once", "both look, then both claim")
+def take_over_at_once(play: Play, writer: str, other: str, directory: str) -> None:
+    both = [play.new_writer(writer), play.new_writer(other)]
+    for one in both:
+        one.take_over(directory, one_at_a_time=False)
+    play.until_idle(*both)
+
+
+@WORDS.form(
+    "{writer} appends {count} record(s) [of {bytes} bytes] [without waiting]",
+    "and waits for the quorum, or goes on without",
+)
+def appends(play: Play, writer: str, count: int, bytes: int | None, without_waiting: bool) -> None:  # noqa: A002
+    one = play.writer(writer)
+    one.append(count, bytes or 0)
+    if without_waiting:
+        play.pass_time()
+    else:
+        play.until_idle(one)
+
+
+@WORDS.form(
+    "before its start, {writer} is cut off from {servers}",
+    "when it takes over next: between reading the journal and opening a segment",
+)
+def cut_off_before_start(play: Play, writer: str, servers: list[str]) -> None:
+    one = play.new_writer(writer)
+    one.before_start = lambda: play.block(writer, servers)
+
+
+@WORDS.form("{writer} dies", "its process is killed; what it had under way is lost with it")
+def dies(play: Play, writer: str) -> None:
+    one = play.writer(writer)
+    play.network.process_died(one, power=False)
+    one.kill()
+    play.pass_time()
+
+
+@WORDS.form("{writer} sleeps", "its process is stopped, as a suspended machine or a long collection would")
+def sleeps(play: Play, writer: str) -> None:
+    play.writer(writer).pause()
+    play.pass_time()
+
+
+@WORDS.form("{writer} wakes up", "and goes on with whatever it was at")
+def wakes_up(play: Play, writer: str) -> None:
+    one = play.writer(writer)
+    one.resume()
+    play.until_idle(one)
+
+
+# Paths
+
+
+@WORDS.form("cut {client} off from {servers}", "nothing goes through, either way, and nobody is told")
+def cut_off(play: Play, client: str, servers: list[str]) -> None:
+    play.block(client, servers)
+    play.pass_time()
+
+
+@WORDS.form("hold back what {servers} answer(s) {client}", "what it sends them still arrives")
+def hold_back(play: Play, servers: list[str], client: str) -> None:
+    for server in servers:
+        play.machine(server)
+        play.network.block((server, client))
+    play.pass_time()
+
+
+@WORDS.form("connect {client} with {servers}", "everything goes through again, what was held back first")
+def connect(play: Play, client: str, servers: list[str]) -> None:
+    for server in servers:
+        play.machine(server)
+        play.network.unblock((client, server))
+        play.network.unblock((server, client))
+    play.pass_time()
+
+
+@WORDS.form(
+    "everything between {writer} and {servers} takes {count} times as long",
+    "both ways, for as long as the story",
+)
+def takes_longer(play: Play, writer: str, servers: list[str], count: int) -> None:
+    for server in servers:
+        play.machine(server)
+        play.network.slow[writer, server] = play.network.slow[server, writer] = count
+
+
+@WORDS.form("reset the connections of {writer}", "half of what is under way each way is lost with them")
+def reset(play: Play, writer: str) -> None:
+    one = play.writer(writer)
+    for wire in list(play.network.wires):
+        if one in wire.processes:
+            wire.reset()
+    play.until_idle(one)
+
+
+# Servers and disks
+
+
+@WORDS.form("{server} is killed", "its process, not the machine: what was written is in the cache")
+def is_killed(play: Play, server: str) -> None:
+    play.running(server).kill()
+    play.pass_time()
+
+
+@WORDS.form("cut the power of {server}", "what was not synced is lost, or half of it is")
+def cut_the_power(play: Play, server: str) -> None:
+    play.running(server).power_cut()
+    play.pass_time()
+
+
+@WORDS.form("{server} starts", "on what its disk has")
+def starts(play: Play, server: str) -> None:
+    machine = play.machine(server)
+    if machine.up:
+        raise WrongStepError(f"{server} is running")
+    machine.start()
+    play.pass_time()
+
+
+@WORDS.form("wipe {server}", "its disk is replaced by an empty one; it has to be down")
+def wipe(play: Play, server: str) -> None:
+    machine = play.down(server)
+    machine.lose_disk(machine.chance.randbytes(16))
+    play.pass_time()
+
+
+@WORDS.form(
+    "flip a bit of {object} on {server}", "in the middle of the file, on the platters; it has to be down"
+)
+def flip_a_bit(play: Play, object: str, server: str) -> None:  # noqa: A002
+    machine = play.down(server)
+    path = play.path_of(machine, object)
+    machine.disk.flip(path, machine.chance)
+    machine.flipped[path] = None
+    play.pass_time()
+
+
+@WORDS.form(
+    "a sync takes {seconds} s on {servers}", "from the next one on; disks that are slow, or hang for a while"
+)
+def sync_takes(play: Play, seconds: float, servers: list[str]) -> None:
+    for server in servers:
+        machine = play.machine(server)
+        machine.slowness = seconds / machine.speed.sync_s
+    play.pass_time()
+
+
+@WORDS.form("the disk of {server} is full", "to the last byte")
+def is_full(play: Play, server: str) -> None:
+    play.machine(server).disk.fill(0)
+    play.pass_time()
+
+
+@WORDS.form("the disk of {server} has room again", "somebody deleted something else")
+def has_room(play: Play, server: str) -> None:
+    play.machine(server).disk.fill(FREE_BYTES)
+    play.pass_time()
+
+
+# Looking
+
+
+@WORDS.form("the reader looks at {directory}", "without a claim: it is shown what is committed (R10)")
+def looks(play: Play, directory: str) -> None:
+    showing.read(play, directory)
+
+
+@WORDS.form("show {directory}", "what each server says it holds; this is no part of what happens")
+def show(play: Play, directory: str) -> None:
+    showing.show(play, directory)
+
+
+@WORDS.form("{seconds} s pass", "and nobody does anything new")
+def time_passes(play: Play, seconds: float) -> None:
+    play.pass_time(seconds=seconds)
