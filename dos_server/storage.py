@@ -24,7 +24,7 @@ from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
 from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
-from dos_server.core import records
+from dos_server.core import findings, records
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
@@ -187,10 +187,7 @@ class Storage(StoredReads):
         size = disk.size(handle)
         found = judge(lambda position, count: disk.read(handle, position, count), size, seed, mark)
         if found.decision is not Decision.KEEP:
-            log.warning(
-                "object %s/%s: case %s, %s; good to %d, file %d of %d bytes",
-                directory, name, found.letter, found.decision.value, found.size, found.file_bytes, size,
-            )  # fmt: skip
+            log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
         if found.corrupt:
             return found
         try:

@@ -64,9 +64,8 @@ class Claims:
     def _claim(self, directory: DirectoryState, opening: Opening) -> None:
         claim = Claim(opening.request.epoch, opening.request.writer_id)
         if not directory.may_claim(claim):
-            held = directory.claim
-            text = f"epoch {claim.epoch} of {directory.name}: {id_text(held.writer_id)} holds {held.epoch}"
-            self._not_opened(opening, ErrorCode.FENCED, text, held.epoch)
+            refusal = directory.why_no_claim(claim)
+            self._not_opened(opening, ErrorCode.FENCED, refusal, directory.claim.epoch)
             return
         self._supersede(directory, claim, opening.session)
         directory.hold(claim, opening)

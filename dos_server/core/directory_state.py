@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from dos_protocol.limits import epoch_jump_max
 from dos_protocol.messages import ChangeDirectory
+from dos_protocol.names import id_text
 from dos_server.core.object_state import ObjectState
 from dos_server.core.records import NO_CLAIM, Claim
 from dos_server.core.session import Session
@@ -84,10 +85,18 @@ class DirectoryState:
 
     def may_claim(self, claim: Claim) -> bool:
         """Whether the rules of epochs allow the claim."""
-        held = self.claim
-        if claim.epoch < 1 or claim.epoch > held.epoch + epoch_jump_max:
-            return False
-        return claim.epoch > held.epoch or claim == held
+        return not self.why_no_claim(claim)
+
+    def why_no_claim(self, claim: Claim) -> str:
+        """The rule of epochs that forbids the claim; '' when none does."""
+        held, asked = self.claim, f"epoch {claim.epoch} of {self.name}"
+        if claim.epoch < 1:
+            return f"{asked}: epochs begin at 1"
+        if claim.epoch > held.epoch + epoch_jump_max:
+            return f"{asked} is more than {epoch_jump_max} above epoch {held.epoch}, which is held"
+        if claim.epoch > held.epoch or claim == held:
+            return ""
+        return f"{asked} is not above epoch {held.epoch}, which writer {id_text(held.writer_id)} holds"
 
     def hold(self, claim: Claim, claimant: Claimant) -> None:
         """The claim is accepted; answer it when `claim_ready`."""

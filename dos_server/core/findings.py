@@ -112,6 +112,20 @@ def of_object(place: str, found: Found, file_bytes: int, mark: Mark | None) -> F
     )
 
 
+def logged(place: str, found: Found, file_bytes: int) -> str:
+    """What a start writes in its log of an object that it cannot just keep."""
+    expected, what, means = _CASES[found.letter]
+    seen = f"expected {expected}, found {what}: {means} (case {found.letter})"
+    where = f"object {place}, byte {found.file_bytes} of {file_bytes} in its file: {seen}"
+    if found.corrupt:
+        return f"{where}. It is CORRUPT from {found.size} on; {REPAIR}"
+    cut_bytes = file_bytes - found.file_bytes
+    aside = ", which are copied aside," if cut_bytes and found.decision is Decision.COPY_CUT else ""
+    return (
+        f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off, it ends at {found.size}"
+    )
+
+
 def of_rot(place: str, damage: DamagedExtentError) -> Finding:
     """Stored bytes that no start reads, and that are not good."""
     means = f"rot, or a block of another time. A read or the scrub makes it CORRUPT from {damage.offset} on"

@@ -7,7 +7,6 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from dos_protocol.limits import epoch_jump_max
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
 from tests.support.core_harness import SERVER_ID, Harness
@@ -175,14 +174,22 @@ def test_a_superseded_writer_is_refused_for_ever_and_may_still_read() -> None:
     assert code_of(server.ask(old, append(b"mine", b"zombie"))) == ErrorCode.FENCED
 
 
-@pytest.mark.parametrize(("epoch", "writer"), [(4, W2), (5, W2), (0, W1), (5 + epoch_jump_max + 1, W2)])
-def test_epochs_that_are_lower_taken_zero_or_wild_are_refused(epoch: int, writer: bytes) -> None:
+@pytest.mark.parametrize(
+    ("epoch", "writer", "why"),
+    [
+        (4, W2, f"epoch 4 of dir is not above epoch 5, which writer {W1.hex()} holds"),
+        (5, W2, f"epoch 5 of dir is not above epoch 5, which writer {W1.hex()} holds"),
+        (0, W1, "epoch 0 of dir: epochs begin at 1"),
+        (1048582, W2, "epoch 1048582 of dir is more than 1048576 above epoch 5, which is held"),
+    ],
+)
+def test_epochs_that_are_lower_taken_zero_or_wild_are_refused(epoch: int, writer: bytes, why: str) -> None:
     # EVIDENCE-OF: P-4
     server = Harness()
     claimed(server, 5, W1)
     other = server.connect()
     answer = server.ask(other, m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=writer))
-    assert (code_of(answer), answer.actual) == (ErrorCode.FENCED, 5)
+    assert (code_of(answer), answer.actual, answer.message) == (ErrorCode.FENCED, 5, why)
     assert code_of(server.ask(other, m.Stat("o"))) == ErrorCode.NOT_READY
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.findings import REPAIR, logged
+from dos_server.core.index import SparseIndex
 from dos_server.core.records import Mark
-from dos_server.core.recovery import CASES, Decision, Facts, Remainder, Wound, decide
+from dos_server.core.recovery import CASES, Case, Decision, Facts, Remainder, Wound, decide
 from dos_server.core.recovery_scan import Found, recover
 from dos_server.core.scan import DamagedExtentError, read_content
 
@@ -65,6 +67,19 @@ def test_only_what_was_never_acknowledged_is_cut() -> None:
     for case in CASES:
         if case.decision in {Decision.CUT, Decision.COPY_CUT, Decision.KEEP}:
             assert case.below == {False}, case.letter
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.decision is not Decision.KEEP])
+def test_a_start_logs_what_it_found_what_that_means_and_what_is_done(case: Case) -> None:
+    found = Found(80, 120, PrefixDigest(), SparseIndex(), case.letter, case.decision)
+    said = logged("dir/obj", found, 500)
+    assert said.startswith("object dir/obj, byte 120 of 500 in its file: expected ")
+    assert f"(case {case.letter})" in said
+    if found.corrupt:
+        assert said.endswith(f"It is CORRUPT from 80 on; {REPAIR}")
+    else:
+        aside = ", which are copied aside," if case.decision is Decision.COPY_CUT else ""
+        assert said.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off, it ends at 80")
 
 
 WHOLE = b"".join(extents_of(TEXTS))
