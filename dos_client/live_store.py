@@ -63,7 +63,7 @@ class Store:
         self.pace = Pace()
         self.wrote = trio.Event()
         self._nursery = nursery
-        self._claims: set[Claim] = set()
+        self._claims: dict[Claim, None] = {}
         self._watches: dict[bytes, Watch] = {}
         self.readers = Readers(self)
         self._reread = trio.Event()
@@ -245,7 +245,7 @@ class Store:
 
     def forget(self, claim: Claim) -> None:
         """The claim is over."""
-        self._claims.discard(claim)
+        self._claims.pop(claim, None)
 
     def member_moved(self) -> None:
         """A member came or went."""
@@ -303,7 +303,7 @@ class Store:
             self._nursery.start_soon(watch.run)
 
     async def _begin(self, claim: Claim) -> Claim:
-        self._claims.add(claim)
+        self._claims[claim] = None
         await self._nursery.start(claim.run)
         return claim
 

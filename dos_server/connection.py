@@ -33,6 +33,7 @@ from dos_server.limits import (
     shrink_seconds,
 )
 from dos_server.owner import Owner
+from dos_server.ports import Socket
 
 log = logging.getLogger("dos.server")
 
@@ -56,7 +57,7 @@ class Connection:
     `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read.
     """
 
-    def __init__(self, session: int, sock: socket.socket, owner: Owner) -> None:
+    def __init__(self, session: int, sock: Socket, owner: Owner) -> None:
         self.session = session
         self.outgoing_bytes = 0
         self.reserved_bytes = 0
@@ -364,6 +365,6 @@ class Connection:
             self._sock.shutdown(socket.SHUT_WR)
             scratch = bytearray(_SCRATCH_BYTES)
             while True:
-                await trio.lowlevel.wait_readable(self._sock)
+                await self._owner.readiness.wait_readable(self._sock)
                 if not self._sock.recv_into(scratch):
                     return

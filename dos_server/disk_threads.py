@@ -13,12 +13,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from dos_server.readiness import Readiness
+from dos_server.readiness import Call
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+class Bell(Protocol):
+    """What `readiness` is to a thread."""
+
+    def done(self, call: Call) -> None:
+        """Call in the event loop. From any thread, in order."""
 
 
 class DiskThreads(Generic[Job, Result]):
@@ -32,7 +39,7 @@ class DiskThreads(Generic[Job, Result]):
         self,
         work: Callable[[Job], Result],
         hear: Callable[[Result], None],
-        readiness: Readiness,
+        readiness: Bell,
         threads_max: int,
     ) -> None:
         self._work = work

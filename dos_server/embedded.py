@@ -52,7 +52,7 @@ class OpenServer:
             self._disk.shut()
             raise
         try:
-            self.listener = _listen(host, port)
+            self.listener = listen_on(host, port)
             self.server = ObjectServer(
                 Storage(self._disk), token=token, version0=version0, reserve_bytes=reserve_bytes, scrub=scrub
             )
@@ -75,7 +75,8 @@ class OpenServer:
         self._disk.shut()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -9,7 +9,7 @@ from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core.version0 import wire as wire0
-from dos_server.readiness import Readiness
+from dos_server.ports import Rounds
 
 
 class Resumable(Protocol):
@@ -31,7 +31,7 @@ class Owner(Protocol):
     def received_appends(self, session: int, frames: list[Frame]) -> None:
         """Whole frames, all of them APPEND."""
 
-    readiness: Readiness
+    readiness: Rounds
     buffers: BufferAccount
     outgoing: OutgoingAccount
 

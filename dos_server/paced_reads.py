@@ -10,14 +10,13 @@ from functools import partial
 from dos_server.buffers import OutgoingAccount
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
-from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     outgoing_bytes_max,
     outgoing_pressed_bytes,
     outgoing_total_bytes_max,
     reads_in_flight_max,
 )
-from dos_server.readiness import Readiness
+from dos_server.ports import Ports, Rounds
 from dos_server.storage import Storage
 
 
@@ -32,15 +31,16 @@ class PacedReads:
         storage: Storage,
         connections: Mapping[int, Connection],
         outgoing: OutgoingAccount,
-        readiness: Readiness,
+        readiness: Rounds,
         hear: Callable[[v.GotData], None],
+        ports: Ports,
     ) -> None:
         self._connections = connections
         self._outgoing = outgoing
         self._reserved_bytes = 0
         self._hear = hear
         self._readiness = readiness
-        self._threads = DiskThreads(storage.read, self._ended, readiness, reads_in_flight_max)
+        self._threads = ports.workers(storage.read, self._ended, readiness, reads_in_flight_max)
         self.waiting: dict[int, deque[v.ReadData]] = {}
 
     @property

@@ -60,6 +60,10 @@ class Readiness:
             self._calls[descriptor] = call
             self._epoll.register(descriptor, events)
 
+    async def wait_readable(self, sock: socket.socket) -> None:
+        """Wait outside of rounds until there is something to read, or to accept."""
+        await trio.lowlevel.wait_readable(sock)
+
     def soon(self, call: Call) -> None:
         """Call at the end of this round, or in one that begins at once."""
         self._soon.append(call)

@@ -4,14 +4,15 @@ One look at a time, in a thread of its own, so that readers never wait for a pla
 """
 
 import logging
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
 
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
+from dos_server.ports import Ports
 from dos_server.storage import Storage
 
 log = logging.getLogger("dos.server")
@@ -21,9 +22,10 @@ class Scrubber:
     """See the module. `feed` gives an event to the core; `is_busy`: the disk is at work for clients."""
 
     def __init__(
-        self, storage: Storage, feed: Callable[[v.Event], None], is_busy: Callable[[], bool]
+        self, storage: Storage, feed: Callable[[v.Event], None], is_busy: Callable[[], bool], ports: Ports
     ) -> None:
         self._storage = storage
+        self._ports = ports
         self._feed = feed
         self._is_busy = is_busy
         self._limiter = trio.CapacityLimiter(1)
@@ -52,9 +54,8 @@ class Scrubber:
         self._nursery.start_soon(self._look_in_thread, effect)
 
     async def _look_in_thread(self, effect: looks.Look) -> None:
-        looked = await trio.to_thread.run_sync(
-            self._storage.look, effect, time.monotonic, limiter=self._limiter
-        )
+        look = partial(self._storage.look, effect, self._ports.monotonic)
+        looked = await self._ports.in_thread(look, self._limiter)
         self._feed(looked)
 
     def _tell(self, effect: looks.Tell) -> None:

@@ -7,8 +7,6 @@ given, and reported.
 """
 
 import logging
-import os
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,7 +23,6 @@ from dos_server.core import vocabulary as v
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.core.version0 import wire as wire0
-from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     claim_threads_max,
     connections_max,
@@ -37,7 +34,7 @@ from dos_server.limits import (
 )
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
-from dos_server.readiness import Readiness
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
 from dos_server.wording import record_text
@@ -61,11 +58,13 @@ class ObjectServer:
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
+        ports: Ports = OPERATING_SYSTEM,
     ) -> None:
         """Read identity and store record, make an identity where there is none. `reserve_bytes`: of the disk,
         not for appends; None: what fits its size. Raises CorruptDataError."""
         self._storage = storage
-        server_id, record, names = storage.start(os.urandom(16))
+        self._ports = ports
+        server_id, record, names = storage.start(ports.fresh_id())
         self.server_id = server_id
         self._core = ServerCore(
             server_id=server_id,
@@ -82,12 +81,12 @@ class ObjectServer:
         self._descriptors = sockets.descriptors_for_connections()
         self._nursery: trio.Nursery | None = None
         self._tick_wanted = trio.Event()
-        self._stalled: set[Resumable] = set()
+        self._stalled: dict[Resumable, None] = {}  # in the order in which they came to a stop
         self._to_flush: dict[int, Connection] = {}
-        self.readiness = Readiness()
+        self.readiness = ports.rounds()
         self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
         self._batch_is_open = False
-        self._sync_threads: DiskThreads[v.Sync, v.Synced] = DiskThreads(
+        self._sync_threads: Workers[v.Sync] = ports.workers(
             lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
             self._hear,
             self.readiness,
@@ -97,8 +96,8 @@ class ObjectServer:
         self._load_threads = self._threads(load_threads_max)
         self._mend_threads = self._threads(mend_threads_max)
         self._digest_threads = self._threads(reads_in_flight_max)
-        self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear)
-        self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy), scrub
+        self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear, ports)
+        self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
             v.CloseSession: self._close_session,
@@ -122,7 +121,7 @@ class ObjectServer:
             **self._scrubber.performs,
         }
 
-    async def serve(self, listener: socket.socket) -> None:
+    async def serve(self, listener: Listener) -> None:
         """Accept and serve until cancelled; then let the disk finish what it is at, sync and close the files.
 
         The listener is closed on the way out. Raises nothing for what peers or the disk do.
@@ -142,15 +141,15 @@ class ObjectServer:
         finally:
             listener.close()
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._join_threads)
+                await self._ports.in_thread(self._join_threads)
             self.readiness.close()
             self._storage.stop()
 
     # Connections
 
-    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+    async def _accept(self, listener: Listener, nursery: trio.Nursery) -> None:
         while True:
-            await trio.lowlevel.wait_readable(listener)
+            await self.readiness.wait_readable(listener)
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -194,7 +193,7 @@ class ObjectServer:
         self._feed(v.HalfClosed(session))
 
     def stalled(self, connection: Resumable) -> None:
-        self._stalled.add(connection)
+        self._stalled[connection] = None
 
     def has_sent(self, session: int) -> None:
         if session in self._reads.waiting:
@@ -252,7 +251,7 @@ class ObjectServer:
         if self._core.wants_tick():
             self._tick_wanted.set()
         for one in [one for one in self._stalled if one.wanted()]:
-            self._stalled.remove(one)
+            del self._stalled[one]
             one.resume()
 
     def _feed_one(self, event: v.Event) -> None:
@@ -286,7 +285,7 @@ class ObjectServer:
     async def _look_at_space(self) -> None:
         """In a thread: a file system may take its time to say what is free."""
         before = self._core.room_bytes
-        self._feed(v.SpaceSeen(*await trio.to_thread.run_sync(self._storage.free_space), before))
+        self._feed(v.SpaceSeen(*await self._ports.in_thread(self._storage.free_space), before))
 
     # Effects that need no disk
 
@@ -394,5 +393,5 @@ class ObjectServer:
         for threads in (self._sync_threads, self._reads, *of_work):
             threads.close()
 
-    def _threads(self, threads_max: int) -> DiskThreads[Work, v.Event | None]:
-        return DiskThreads(lambda work: work(), self._hear, self.readiness, threads_max)
+    def _threads(self, threads_max: int) -> Workers[Work]:
+        return self._ports.workers(lambda work: work(), self._hear, self.readiness, threads_max)

@@ -16,6 +16,7 @@ from dos_server.limits import (
     open_files_max,
     version0_silence_seconds_max,
 )
+from dos_server.ports import Socket
 
 log = logging.getLogger("dos.server")
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -28,7 +29,7 @@ def descriptors_for_connections() -> int:
     return max(soft - reserved, soft // 4)
 
 
-def prepare(sock: socket.socket) -> None:
+def prepare(sock: Socket) -> None:
     """Of a connection just accepted."""
     sock.setblocking(False)  # noqa: FBT003
     if sock.family in _INTERNET:
@@ -36,7 +37,7 @@ def prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def notice_silence(sock: socket.socket) -> None:
+def notice_silence(sock: Socket) -> None:
     """Of a connection that speaks version 0: nothing else ends the lock of a client whose machine is gone."""
     if sock.family in _INTERNET:
         pause = version0_silence_seconds_max // 4
@@ -47,7 +48,7 @@ def notice_silence(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-def turn_away(sock: socket.socket, open_now: int) -> None:
+def turn_away(sock: Socket, open_now: int) -> None:
     """One connection too many: say so, and close it."""
     text = f"{open_now} connections are open"
     busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
@@ -58,7 +59,7 @@ def turn_away(sock: socket.socket, open_now: int) -> None:
     sock.close()
 
 
-def peer_of(sock: socket.socket) -> str:
+def peer_of(sock: Socket) -> str:
     """Where the peer is, for the log."""
     try:
         name = sock.getpeername()

@@ -30,6 +30,7 @@ from dos_client.limits import (
 )
 from dos_client.sessions.dialling import again, broken, dial
 from dos_client.sessions.requests import Requests
+from dos_client.world import Stream
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -89,7 +90,7 @@ class Connection(Requests):
     `feed(buffers)` is asked for more to send whenever the socket takes more; it appends to the list.
     `on_watermark` and `on_append_refused(tag, error)` are called from the reader and must not block."""
 
-    def __init__(self, sock: trio.socket.SocketType, address: str) -> None:
+    def __init__(self, sock: Stream, address: str) -> None:
         self.address = address
         self.welcome: Welcome
         self.record: StoreRecord | None = None

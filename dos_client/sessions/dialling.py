@@ -1,4 +1,4 @@
-"""From an address to a socket, and from the world's troubles to our errors. The one place that translates
+"""From an address to a connection, and from the world's troubles to our errors. The one place that translates
 OSError."""
 
 import os
@@ -8,11 +8,12 @@ import trio
 from dos_client.core.replacement import GONE_SUFFIX
 from dos_client.limits import connect_timeout_s
 from dos_client.urls import split_address
+from dos_client.world import Stream, world
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, ErrorCode, RefusedError
 
 
-async def dial(address: str) -> trio.socket.SocketType:
-    """A connected socket. Raises BrokenConnectionError."""
+async def dial(address: str) -> Stream:
+    """A connection. Raises BrokenConnectionError."""
     if address.endswith(GONE_SUFFIX):
         raise BrokenConnectionError("its address belongs to the server that replaces it")
     host, port = split_address(address)
@@ -23,9 +24,9 @@ async def dial(address: str) -> trio.socket.SocketType:
         raise BrokenConnectionError(f"cannot connect to {address}: {_cause_text(error)}") from error
 
 
-async def connect(host: str, port: int) -> trio.socket.SocketType:
+async def connect(host: str, port: int) -> Stream:
     """The network itself. A simulated client has another."""
-    return (await trio.open_tcp_stream(host, port)).socket
+    return await world().connect(host, port)
 
 
 def _cause_text(error: BaseException) -> str:

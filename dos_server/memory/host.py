@@ -1,0 +1,136 @@
+"""A machine in memory: an address, a disk, and one life of the server process after the other.
+
+The server is the real one, `server.ObjectServer`: its tasks, its core, its storage. What ends a life ends it
+as it would end a process: nothing that it does in its last moment reaches the disk or a peer.
+
+Rules of this file: how lives begin and end. When, whoever uses it says.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+import trio
+
+from dos_protocol.names import id_text
+from dos_protocol.store_record import StoreRecord, encode_store_record
+from dos_server.core.scrub import NO_SCRUB, ScrubPlan
+from dos_server.memory.disk import MemoryDisk
+from dos_server.memory.ports import MemoryPorts
+from dos_server.ports import Listener
+from dos_server.server import ObjectServer
+from dos_server.storage import Storage
+
+
+class Ground(Protocol):
+    """What a host stands on: a network."""
+
+    def listen(self, host: str, port: int) -> Listener: ...
+
+    def process_died(self, host: str) -> None: ...
+
+    def power_lost(self, host: str) -> None: ...
+
+    def power_back(self, host: str) -> None: ...
+
+
+class MemoryHost:
+    """See the module. `make_ports`: what each life takes from outside. `server`: of the life that is now."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        host: str,
+        port: int,
+        make_ports: Callable[[], MemoryPorts],
+        *,
+        disk: MemoryDisk | None = None,
+        **options: Any,
+    ) -> None:
+        self.ground = ground
+        self.host = host
+        self.port = port
+        self.disk = disk if disk is not None else MemoryDisk()
+        self.server: ObjectServer | None = None
+        self.without_power = False
+        self._make_ports = make_ports
+        self._ports = make_ports()
+        self._options = options
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def up(self) -> bool:
+        """Whether a server runs, and was not ended."""
+        return self.server is not None and not self._scope.cancel_called
+
+    def prepare(self, fresh_id: bytes, record: StoreRecord | None = None) -> None:
+        """Before its first life: who it is, and the store it is in."""
+        storage = Storage(self.disk)
+        storage.start(fresh_id)
+        if record is not None:
+            storage.store_record(encode_store_record(record))
+        storage.stop()
+
+    def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB) -> None:
+        """Begin a life; it takes connections when this returns. Raises CorruptDataError, OSError."""
+        assert self.server is None, "it runs"
+        self.disk.off = False
+        self._ports = self._make_ports()
+        server = ObjectServer(Storage(self.disk), ports=self._ports, scrub=scrub, **self._options)
+        if self.without_power:
+            self.without_power = False
+            self.ground.power_back(self.host)
+        listener = self.ground.listen(self.host, self.port)
+        self.server, self._scope, self._ended = server, trio.CancelScope(), trio.Event()
+        nursery.start_soon(self._live, server, listener, self._scope, self._ended)
+
+    async def _live(
+        self, server: ObjectServer, listener: Listener, scope: trio.CancelScope, ended: trio.Event
+    ) -> None:
+        try:
+            with scope:
+                await server.serve(listener)
+        finally:
+            self.server = None
+            ended.set()
+
+    def stop(self) -> None:
+        """End it as SIGTERM does: what it has begun is done, files are synced and closed."""
+        self._scope.cancel()
+
+    def crash(self) -> None:
+        """End it as SIGKILL does: what was written stays in the page cache, its connections are closed."""
+        if self._gone():
+            self.ground.process_died(self.host)
+            self.disk.kill()
+
+    def power_cut(self, chance: Random) -> None:
+        """End the machine: of what was not synced, chance says what stays; nobody is told."""
+        self._gone()
+        self.without_power = True
+        self.ground.power_lost(self.host)
+        self.disk.power_cut(chance)
+
+    def _gone(self) -> bool:
+        """Its tasks are cancelled before anything happens that they would notice."""
+        if self.server is None:
+            return False
+        self._scope.cancel()
+        self.disk.off = True
+        self._ports.hurried = True
+        return True
+
+    async def wait_ended(self) -> None:
+        """Until the life that was ended is over."""
+        if self.server is not None:
+            await self._ended.wait()
+
+    @property
+    def server_id(self) -> str:
+        """In hex; of the life that is now."""
+        return id_text(self.server.server_id) if self.server is not None else ""

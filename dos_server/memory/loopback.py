@@ -1,0 +1,75 @@
+"""Real sockets of loopback as the network of hosts in memory: so that other threads and processes reach them.
+
+Rules of this file: what `MemoryNetwork` does for a host, done to real sockets. A host without power cannot be
+told here from a killed process: the kernel that has the sockets lives on.
+"""
+
+import contextlib
+import socket
+from weakref import WeakSet
+
+from dos_server.embedded import listen_on
+
+
+class LoopbackListener:
+    """A listening socket that knows what came in. The words are a socket's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._came: WeakSet[socket.socket] = WeakSet()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def setblocking(self, flag: bool, /) -> None:
+        self._sock.setblocking(flag)
+
+    def accept(self) -> tuple[socket.socket, object]:
+        sock, peer = self._sock.accept()
+        self._came.add(sock)
+        return sock, peer
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def cut(self) -> None:
+        """Close it, and end every connection that came in, before whoever serves it can say another word."""
+        self._sock.close()
+        for sock in list(self._came):
+            with contextlib.suppress(OSError):  # it is over already
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class Loopback:
+    """See the module. A host is an address of loopback: 127.0.0.1, 127.0.0.2 and so on."""
+
+    def __init__(self) -> None:
+        self._reserved: dict[tuple[str, int], socket.socket] = {}
+        self._listeners: dict[str, LoopbackListener] = {}
+
+    def reserve(self, host: str) -> int:
+        """A free port for a host, which is kept for it until it listens."""
+        sock = listen_on(host, 0)
+        port: int = sock.getsockname()[1]
+        self._reserved[host, port] = sock
+        return port
+
+    def listen(self, host: str, port: int) -> LoopbackListener:
+        sock = self._reserved.pop((host, port), None)
+        listener = self._listeners[host] = LoopbackListener(listen_on(host, port) if sock is None else sock)
+        return listener
+
+    def process_died(self, host: str) -> None:
+        listener = self._listeners.pop(host, None)
+        if listener is not None:
+            listener.cut()
+
+    power_lost = process_died
+
+    def power_back(self, host: str) -> None:
+        """The kernel was never gone."""
+
+    def close(self) -> None:
+        """Give back what nobody listened on."""
+        for sock in self._reserved.values():
+            sock.close()

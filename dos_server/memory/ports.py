@@ -1,0 +1,217 @@
+"""What `dos_server.ports` wants, in memory: rounds over memory sockets, and work on the disk without threads.
+
+Work takes virtual time: it begins, some time later the disk is touched, some time later the end is heard.
+So what is written while a sync runs is covered or not, as on a real disk, and nothing of it needs a thread,
+which trio could not run the same way twice.
+
+Rules of this file: order, and when. The real ones are `readiness` and `disk_threads`.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import trio
+
+from dos_server.memory.network import MemoryListener
+from dos_server.memory.pipes import MemorySocket
+from dos_server.memory.timers import Timers
+from dos_server.ports import Rounds, Workers
+from dos_server.readiness import Call, ReadyCall
+
+T = TypeVar("T")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class MemoryRounds:
+    """See `readiness.Readiness`. `chance`: in which order what is ready at once has its turn."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
+        self._chance = chance
+        self._watched: dict[MemorySocket, tuple[ReadyCall, bool, bool]] = {}
+        self._soon: deque[Call] = deque()
+        self._done: deque[Call] = deque()
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def watch(self, sock: MemorySocket, call: ReadyCall, *, reading: bool, writing: bool) -> None:
+        if reading or writing:
+            known = self._watched.get(sock)
+            self._watched[sock] = (known[0] if known is not None else call, reading, writing)
+            sock.moved = self._ring
+            self._ring()
+        elif self._watched.pop(sock, None) is not None:
+            sock.moved = None
+
+    async def wait_readable(self, sock: MemorySocket | MemoryListener) -> None:
+        await trio.lowlevel.checkpoint()
+        while not sock.readable:
+            await sock.wait()
+
+    def soon(self, call: Call) -> None:
+        self._soon.append(call)
+        self._ring()
+
+    def done(self, call: Call) -> None:
+        self._done.append(call)
+        self._ring()
+
+    def _ring(self) -> None:
+        self._lot.unpark_all()
+
+    def _ready(self) -> list[tuple[MemorySocket, bool]]:
+        """What is ready, and whether to be read. An end that broke is ready whatever is wanted."""
+        ready = []
+        for sock, (_, reading, writing) in self._watched.items():
+            readable = sock.broken or (reading and sock.readable)
+            if readable or (writing and sock.writable):
+                ready.append((sock, readable))
+        return ready
+
+    async def run(self, round_ended: Call) -> None:
+        while True:
+            ready = self._ready()
+            if not (ready or self._done or self._soon):
+                await self._lot.park()
+                continue
+            if self._chance is not None:
+                self._chance.shuffle(ready)
+            for sock, readable in ready:
+                watched = self._watched.get(sock)
+                if watched is not None:
+                    watched[0](readable=readable)
+            while self._done:
+                self._done.popleft()()
+            for _ in range(len(self._soon)):
+                self._soon.popleft()()
+            round_ended()
+            await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        for sock in self._watched:
+            sock.moved = None
+        self._watched.clear()
+
+
+class MemoryWorkers(Generic[Job, Result]):
+    """See `disk_threads.DiskThreads`. `takes_s`: from the begin until the disk is touched, and from then
+    until the end is heard; each time anew."""
+
+    def __init__(
+        self,
+        work: Callable[[Job], Result],
+        hear: Callable[[Result], None],
+        rounds: Rounds,
+        threads_max: int,
+        timers: Timers,
+        takes_s: Callable[[], tuple[float, float]],
+    ) -> None:
+        self._work = work
+        self._hear = hear
+        self._rounds = rounds
+        self._threads_max = threads_max
+        self._timers = timers
+        self._takes_s = takes_s
+        self._due: deque[Job] = deque()
+        self._eager: deque[Job] = deque()
+        self._begun: dict[int, Job] = {}
+        self._last = 0
+        self._running = 0
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        return self._running > 0
+
+    def ask(self, job: Job) -> None:
+        self._due.append(job)
+
+    def next_due(self) -> Job | None:
+        return self._due.popleft() if self._due and self._running < self._threads_max else None
+
+    def start(self, job: Job) -> None:
+        if self._running < self._threads_max:
+            self.begin(job)
+        else:
+            self._eager.append(job)
+
+    def begin(self, job: Job) -> None:
+        self._running += 1
+        self._last += 1
+        self._begun[self._last] = job
+        before_s, after_s = self._takes_s()
+        self._later(before_s, partial(self._touch, self._last, after_s))
+
+    def _later(self, seconds: float, call: Call) -> None:
+        if seconds > 0:
+            self._timers.after(seconds, lambda: self._rounds.done(call))
+        else:
+            self._rounds.done(call)
+
+    def _touch(self, number: int, after_s: float) -> None:
+        """The disk does it. What the work raises, which it must not, is raised in the round."""
+        job = self._begun.pop(number, None)
+        if job is not None and not self._closed:
+            self._later(after_s, partial(self._ended, self._work(job)))
+
+    def _ended(self, result: Result) -> None:
+        if self._closed:
+            return
+        self._running -= 1
+        if self._eager:
+            self.begin(self._eager.popleft())
+        self._hear(result)
+
+    def close(self) -> None:
+        """What began is done, at once; nobody hears of it."""
+        self._closed = True
+        while self._begun:
+            self._work(self._begun.pop(next(iter(self._begun))))
+
+
+class MemoryPorts:
+    """See the module. `chance` makes every choice; without it, work takes no time."""
+
+    def __init__(
+        self,
+        timers: Timers,
+        chance: random.Random | None = None,
+        takes_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        make_rounds: Callable[[random.Random | None], Rounds] = MemoryRounds,
+        ids: random.Random | None = None,
+    ) -> None:
+        self._timers = timers
+        self._chance = chance
+        self._make_rounds = make_rounds
+        self._ids = ids or chance or random.SystemRandom()
+        self._takes_s = takes_s
+        self.hurried = False
+        """The machine is gone: what is still to be waited for takes no time."""
+
+    def rounds(self) -> Rounds:
+        return self._make_rounds(self._chance)
+
+    def workers(
+        self,
+        work: Callable[[Job], Result],
+        hear: Callable[[Result], None],
+        rounds: Rounds,
+        threads_max: int,
+    ) -> Workers[Job]:
+        return MemoryWorkers(work, hear, rounds, threads_max, self._timers, self._takes_s)
+
+    async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
+        del limiter  # there are no threads to be bounded
+        before_s, after_s = (0.0, 0.0) if self.hurried else self._takes_s()
+        await trio.sleep(before_s)
+        result = call()
+        await trio.sleep(after_s)
+        return result
+
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+    def fresh_id(self) -> bytes:
+        return self._ids.randbytes(16)

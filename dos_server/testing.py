@@ -1,0 +1,355 @@
+"""Servers in memory, for tests of programs that use DOS: the real server, on a disk that is none.
+
+A test starts one in no time, and can do to it what happens to servers: `crash` (SIGKILL), `power_cut` (what
+was not synced goes by chance), a disk that is full (`disk.space`) or fails (`disk.fail`), `restart`.
+
+In one trio run, with connections in memory too; on trio's `MockClock` nothing ever waits:
+
+    async with memory_store() as servers, open_store(servers.url) as store:
+        ...
+        servers[0].power_cut()
+        await servers[0].restart()
+
+On real ports of loopback, for whoever cannot be in the same trio run: `dos_client.blocking`, Spark and its
+workers, other processes:
+
+    with threaded_store() as servers:
+        run(spark, graph, store=servers.url)
+
+Rules of this file: putting together. The parts are in `dos_server.memory`.
+"""
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from random import Random, SystemRandom
+from typing import Final, Generic, Protocol, TypeVar
+
+import trio
+
+from dos_client.world import Stream, World, replace_world, world
+from dos_protocol.limits import id_bytes
+from dos_protocol.store_record import Member, StoreRecord
+from dos_server.memory.disk import MemoryDisk
+from dos_server.memory.host import MemoryHost
+from dos_server.memory.loopback import Loopback
+from dos_server.memory.network import MemoryNetwork
+from dos_server.memory.ports import MemoryPorts
+from dos_server.memory.timers import Timers
+from dos_server.readiness import Readiness
+
+_PORT: Final = 9999
+_LOOPBACK: Final = "127.0.0"
+_QUORUM: Final = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3}
+
+
+class HasAddress(Protocol):
+    """A server, as its store names it."""
+
+    @property
+    def address(self) -> str: ...
+
+
+S = TypeVar("S", bound=HasAddress)
+
+
+class MemoryServer:
+    """One server. `disk`: what it stands on. All but `restart` are at once; use it in the trio run that made
+    it."""
+
+    def __init__(self, host: MemoryHost, nursery: trio.Nursery, chance: Random) -> None:
+        self.host = host
+        self._nursery = nursery
+        self._chance = chance
+
+    @property
+    def disk(self) -> MemoryDisk:
+        return self.host.disk
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self.host.address
+
+    @property
+    def url(self) -> str:
+        """Of this one server."""
+        return f"dos://{self.address}"
+
+    @property
+    def running(self) -> bool:
+        return self.host.up
+
+    def crash(self) -> None:
+        """The process is killed. What it had written is in the page cache, and is found again."""
+        self.host.crash()
+
+    def power_cut(self) -> None:
+        """The machine loses its power. What was acknowledged as synced is found again; of the rest, chance
+        says what is."""
+        self.host.power_cut(self._chance)
+
+    async def stop(self) -> None:
+        """The clean end."""
+        self.host.stop()
+        await self.host.wait_ended()
+
+    async def restart(self) -> None:
+        """Start it again, at its address, on what its disk has; one that runs is crashed first."""
+        self.host.crash()
+        await self.host.wait_ended()
+        self.host.start(self._nursery)
+
+
+class Servers(Generic[S]):
+    """Some servers that are one store. By number: one of them."""
+
+    def __init__(self, servers: list[S]) -> None:
+        self.servers = servers
+
+    @property
+    def url(self) -> str:
+        """Of the store."""
+        return "dos://" + ",".join(server.address for server in self.servers)
+
+    def __getitem__(self, number: int) -> S:
+        return self.servers[number]
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self.servers)
+
+
+class _InMemory:
+    """What clients of a trio run with servers in memory live in: these servers, and what there was."""
+
+    def __init__(self, network: MemoryNetwork, chance: Random, outside: World) -> None:
+        self.network = network
+        self.chance = chance
+        self.outside = outside
+        self.hosts = count(1)
+        self.users = 0
+
+    def fresh_id(self, size: int) -> bytes:
+        return self.chance.randbytes(size)
+
+    async def connect(self, host: str, port: int) -> Stream:
+        if host.endswith(".memory"):
+            return await self.network.connect(host, port)
+        return await self.outside.connect(host, port)
+
+
+def _chance(seed: int | None) -> Random:
+    return SystemRandom() if seed is None else Random(seed)  # noqa: S311 - chance of tests is no secret
+
+
+@asynccontextmanager
+async def _in_memory(seed: int | None) -> AsyncIterator[_InMemory]:
+    """The network of this trio run, made for the first who wants it."""
+    now = world()
+    if not isinstance(now, _InMemory):
+        now = _InMemory(MemoryNetwork(Timers()), _chance(seed), now)
+        replace_world(now)
+    now.users += 1
+    try:
+        yield now
+    finally:
+        now.users -= 1
+        if not now.users:
+            replace_world(now.outside)
+
+
+@asynccontextmanager
+async def memory_server(*, seed: int | None = None, token: bytes = b"") -> AsyncIterator[MemoryServer]:
+    """One server, in no store, for `dos_client.connect` and `init_store`. `seed`: what chance decides is the
+    same each time."""
+    async with _hosts(1, seed, token) as hosts:
+        yield hosts[0]
+
+
+@asynccontextmanager
+async def memory_store(
+    members: int = 3, *, seed: int | None = None, token: bytes = b""
+) -> AsyncIterator[Servers[MemoryServer]]:
+    """So many servers that are a store, for `dos_client.open_store`."""
+    async with _hosts(members, seed, token, a_store=True) as servers:
+        yield Servers(servers)
+
+
+@asynccontextmanager
+async def _hosts(
+    members: int, seed: int | None, token: bytes, *, a_store: bool = False
+) -> AsyncIterator[list[MemoryServer]]:
+    failure: Exception | None = None
+    async with _in_memory(seed) as here, trio.open_nursery() as nursery:
+        names = [f"server{next(here.hosts)}.memory" for _ in range(members)]
+        hosts = [
+            MemoryHost(
+                here.network,
+                name,
+                _PORT,
+                lambda: MemoryPorts(here.network.timers, ids=here.chance),
+                token=token,
+            )
+            for name in names
+        ]
+        if a_store:
+            _make_store(hosts, here.chance)
+        for host in hosts:
+            host.start(nursery)
+        nursery.start_soon(here.network.timers.run)
+        try:
+            yield [MemoryServer(host, nursery, here.chance) for host in hosts]
+        except Exception as error:  # handed on below: a nursery would wrap it in a group
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _make_store(hosts: list[MemoryHost], chance: Random) -> None:
+    """What `init_store` does to servers that run, done to their disks before they do."""
+    if len(hosts) not in _QUORUM:
+        raise ValueError(f"a store has one to {max(_QUORUM)} members, not {len(hosts)}")
+    ids = [chance.randbytes(id_bytes) for _ in hosts]
+    members = tuple(Member(one, host.address) for one, host in zip(ids, hosts, strict=True))
+    record = StoreRecord(chance.randbytes(id_bytes), 1, _QUORUM[len(hosts)], members)
+    for one, host in zip(ids, hosts, strict=True):
+        host.prepare(one, record)
+
+
+class ThreadedServer:
+    """A server of `threaded_server`: `MemoryServer`, from any thread. Each call returns when it is done."""
+
+    def __init__(self, server: MemoryServer, token: trio.lowlevel.TrioToken) -> None:
+        self._server = server
+        self._token = token
+
+    @property
+    def disk(self) -> MemoryDisk:
+        """Do not touch it while the server is at work, but for what is to fail."""
+        return self._server.disk
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def running(self) -> bool:
+        return self._server.running
+
+    def crash(self) -> None:
+        """See `MemoryServer.crash`."""
+        self._ended_by(self._server.crash)
+
+    def power_cut(self) -> None:
+        """See `MemoryServer.power_cut`. Its connections end as in a crash: the kernel is a living one."""
+        self._ended_by(self._server.power_cut)
+
+    def stop(self) -> None:
+        """See `MemoryServer.stop`."""
+        trio.from_thread.run(self._server.stop, trio_token=self._token)
+
+    def restart(self) -> None:
+        """See `MemoryServer.restart`."""
+        trio.from_thread.run(self._server.restart, trio_token=self._token)
+
+    def _ended_by(self, call: Callable[[], None]) -> None:
+        async def end() -> None:
+            call()
+            await self._server.host.wait_ended()
+
+        trio.from_thread.run(end, trio_token=self._token)
+
+
+@contextmanager
+def threaded_server(*, seed: int | None = None, token: bytes = b"") -> Iterator[ThreadedServer]:
+    """One server, in no store, on a free port of loopback."""
+    with _threaded(1, seed, token, a_store=False) as servers:
+        yield servers[0]
+
+
+@contextmanager
+def threaded_store(
+    members: int = 3, *, seed: int | None = None, token: bytes = b""
+) -> Iterator[Servers[ThreadedServer]]:
+    """So many servers that are a store, on free ports of loopback."""
+    with _threaded(members, seed, token, a_store=True) as servers:
+        yield Servers(servers)
+
+
+class _Thread:
+    """The thread in which threaded servers run."""
+
+    def __init__(self, members: int, seed: int | None, token: bytes, *, a_store: bool) -> None:
+        self._wanted = (members, seed, token, a_store)
+        self._ready = threading.Event()
+        self._scope = trio.CancelScope()
+        self._failure: BaseException | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self.servers: list[ThreadedServer] = []
+        self._thread = threading.Thread(target=self._run, name="dos-memory-servers", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._serve)
+        except BaseException as error:  # handed to the thread that waits
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        members, seed, token, a_store = self._wanted
+        self._token = trio.lowlevel.current_trio_token()
+        chance = _chance(seed)
+        ground, timers = Loopback(), Timers()
+
+        def make_ports() -> MemoryPorts:
+            return MemoryPorts(timers, ids=chance, make_rounds=lambda _: Readiness())
+
+        names = [f"{_LOOPBACK}.{number + 1}" for number in range(members)]
+        try:
+            hosts = [
+                MemoryHost(ground, name, ground.reserve(name), make_ports, token=token) for name in names
+            ]
+            if a_store:
+                _make_store(hosts, chance)
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for host in hosts:
+                        host.start(nursery)
+                    made = [MemoryServer(host, nursery, chance) for host in hosts]
+                    self.servers = [ThreadedServer(one, self._token) for one in made]
+                    self._ready.set()
+                    await trio.sleep_forever()
+        finally:
+            ground.close()
+
+    def end(self) -> None:
+        if self._token is not None and self._thread.is_alive():
+            self._token.run_sync_soon(self._scope.cancel)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+@contextmanager
+def _threaded(
+    members: int, seed: int | None, token: bytes, *, a_store: bool
+) -> Iterator[list[ThreadedServer]]:
+    thread = _Thread(members, seed, token, a_store=a_store)
+    try:
+        yield thread.servers
+    finally:
+        thread.end()

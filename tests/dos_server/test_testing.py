@@ -1,0 +1,156 @@
+"""`dos_server.testing`: what a program's tests can do with servers in memory."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dos_client import blocking, connect, open_store
+from dos_client.errors import QuorumUnavailableError
+from dos_client.store import init_store
+from dos_server.testing import MemoryServer, memory_server, memory_store, threaded_server, threaded_store
+from journal import ChainWriter, Op, Record, read_records, take_over
+
+
+async def written(server: MemoryServer, epoch: int, *parts: bytes) -> None:
+    """The parts, each synced, as one object named by the epoch."""
+    async with connect(server.url) as store, await store.claim("app", epoch, os.urandom(16)) as claim:
+        writer = claim.open_object(f"o{epoch}")
+        for part in parts:
+            await writer.wait_synced(writer.append(part))
+
+
+@pytest.mark.trio
+async def test_what_was_acknowledged_is_there_after_crash_power_cut_and_restart() -> None:
+    # EVIDENCE-OF: P-1
+    async with memory_server() as server:
+        await written(server, 1, b"one ", b"two")
+        for epoch, end in enumerate((server.crash, server.power_cut), start=2):
+            end()
+            assert not server.running
+            await server.restart()
+            await written(server, epoch, b"more")
+        await server.stop()
+        await server.restart()
+        async with connect(server.url) as store:
+            assert await store.read("app", "o1", 0, 100) == b"one two"
+            assert await store.read("app", "o2", 0, 100) == await store.read("app", "o3", 0, 100) == b"more"
+
+
+def test_a_power_cut_loses_what_was_not_synced() -> None:
+    """The disk can be told to: a sync fails, so what it was for is not acknowledged, and not there."""
+
+    async def main() -> None:
+        async with memory_server(seed=3) as server:
+            await written(server, 1, b"synced")
+            server.disk.fail_at("sync", "d/app/o2", errno.EIO)
+            with trio.move_on_after(5) as patience:
+                await written(server, 2, b"never synced")
+            assert patience.cancelled_caught
+            server.power_cut()
+            await server.restart()
+            async with connect(server.url) as store:
+                assert await store.read("app", "o1", 0, 100) == b"synced"
+                (answers,) = (await store.look("app")).answers.values()
+                assert "o2" not in answers or answers["o2"].synced == 0
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.trio
+async def test_a_store_of_three_goes_on_without_one_and_takes_over_what_was_acknowledged() -> None:
+    # EVIDENCE-OF: P-5
+    async with memory_store() as servers, open_store(servers.url) as store:
+        async with await store.claim("app.w0000", 1, os.urandom(16)) as claim:
+            state = await take_over(claim, "J", generation=1)
+            writer = await ChainWriter.open(claim, "J", state, 1)
+            for number in range(1, 31):
+                await writer.wait_synced(writer.append(Record(Op.OUTPUT, number)))
+                if number == 10:
+                    servers[0].power_cut()
+                if number == 20:
+                    await servers[0].restart()
+        for server in servers:
+            server.power_cut()
+        for server in servers:
+            await server.restart()
+        async with await store.claim("app.w0000", 2, os.urandom(16)) as claim:
+            state = await take_over(claim, "J", generation=1)
+            found = [record.tag async for _, record in read_records(claim, state) if record.op is Op.OUTPUT]
+        assert found == list(range(1, 31))
+
+
+def test_on_the_mock_clock_nothing_waits() -> None:
+    """Two of three are away, the client looks for as long as it does, and no time passes."""
+
+    async def main() -> float:
+        async with memory_store() as servers, open_store(servers.url) as store:
+            servers[1].crash()
+            servers[2].power_cut()
+            with pytest.raises(QuorumUnavailableError):
+                await store.look("app")
+            return trio.current_time()
+
+    assert trio.run(main, clock=MockClock(autojump_threshold=0)) > 2
+
+
+@pytest.mark.trio
+async def test_servers_in_memory_become_a_store_by_init_store() -> None:
+    async with memory_server() as one, memory_server() as two:
+        url = f"{one.url},{two.address}"
+        await init_store(url)
+        async with open_store(url) as store:
+            assert [member.address for member in store.record.members] == [one.address, two.address]
+
+
+@pytest.mark.trio
+async def test_clients_of_the_run_are_outside_again_when_the_last_server_is_gone() -> None:
+    async with memory_server() as server:
+        url = server.url
+    with pytest.raises(Exception, match="cannot connect"):
+        async with connect(url):
+            pass
+
+
+def test_threads_and_the_blocking_client_reach_a_server_on_loopback() -> None:
+    # EVIDENCE-OF: P-1
+    with threaded_server() as server:
+        with blocking.connect(server.url) as store, store.claim("app", 1, os.urandom(16)) as claim:
+            writer = claim.open_object("o")
+            writer.wait_synced(writer.append(b"hello"))
+            server.power_cut()
+            assert not server.running
+            server.restart()
+        with blocking.connect(server.url) as store:
+            assert store.read("app", "o", 0, 100) == b"hello"
+
+
+def test_a_store_on_loopback_loses_a_member_and_gets_it_back() -> None:
+    # EVIDENCE-OF: P-5
+    with threaded_store() as servers, blocking.open_store(servers.url) as store:
+        with store.claim("app", 1, os.urandom(16)) as claim:
+            writer = claim.open_object("o")
+            writer.wait_synced(writer.append(b"one "))
+            servers[0].crash()
+            writer.wait_synced(writer.append(b"two "))
+            servers[0].restart()
+            servers[1].power_cut()
+            writer.wait_synced(writer.append(b"three"))
+        assert store.read("app", "o", 0, 100, committed=True) == b"one two three"
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    with pytest.raises(ValueError, match="one to 5 members, not 7"), threaded_store(7):
+        pass
+
+
+@pytest.mark.parametrize("name", ["trio", "threads"])
+def test_the_examples_of_the_manual_run(name: str) -> None:
+    manual = (Path(__file__).parent.parent.parent / "docs" / "testing.md").read_text(encoding="utf-8")
+    found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", manual, re.DOTALL)
+    assert found is not None
+    exec(compile(found[1], f"docs/testing.md, {name}", "exec"), {"__name__": "example"})
