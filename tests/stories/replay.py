@@ -8,6 +8,8 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Protocol
 
+from tests.stories.region import play as region_play
+from tests.stories.region.table import WORDS as REGION_WORDS
 from tests.stories.script import StoryError, parse, render
 from tests.stories.store import play as store_play
 from tests.stories.store.table import WORDS as STORE_WORDS
@@ -25,7 +27,10 @@ class Play(Protocol):
         """Nothing runs any more."""
 
 
-PLAYS: list[tuple[Vocabulary, Callable[[], Play]]] = [(STORE_WORDS, store_play.Play)]
+PLAYS: list[tuple[Vocabulary, Callable[[], Play]]] = [
+    (STORE_WORDS, store_play.Play),
+    (REGION_WORDS, region_play.Play),
+]
 """A kind of story is known by its first step."""
 
 

@@ -1,0 +1,129 @@
+"""A region, and what happens in it next.
+
+Rules of this file: after each step everything that can happen without a fault happens, but for what is held
+back and for the steps of workers, which the story lets them do. Always in the same order.
+"""
+
+from typing import Any
+
+from checkpoint.core.coordinator_vocabulary import (
+    CutAppended,
+    Effect,
+    ManifestLost,
+    ManifestOpened,
+    Refused,
+    Send,
+)
+from checkpoint.core.participant import ParticipantState
+from tests.checkpoint.region_model import Driver, Process, World
+from tests.stories.region.telling import Told, cut_in_words, performed, reported
+from tests.stories.words import WrongStepError
+
+_ACTIONS_MAX = 1_000
+
+
+class StoryWorld(World):
+    """The model, which tells what happens."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.told = Told()
+
+    def owner(self, driver: Driver) -> str:
+        """Of which driver a worker is, where there are several."""
+        return f"driver {driver.number + 1}'s " if len(self.drivers) > 1 else ""
+
+    def feed(self, driver: Driver, event: Any) -> None:
+        name = f"driver {driver.number + 1}"
+        match event:
+            case ManifestOpened(incarnation, last):
+                goes_on = f"it goes on from {cut_in_words(last)}"
+                self.told.say(f"{name}'s start is acknowledged: incarnation {incarnation}; {goes_on}")
+            case CutAppended(cut):
+                self.told.say(f"the manifest has cut {cut.cut} on its quorum: it is committed")
+            case ManifestLost(_, held):
+                self.told.say(f"the manifest refuses {name}: it is claimed with epoch {held}")
+        super().feed(driver, event)
+
+    def _perform(self, driver: Driver, effect: Effect) -> None:
+        text, worker = performed(effect)
+        if isinstance(effect, Send | Refused):
+            process = self._process(driver, effect.link)
+            worker = process.worker if process is not None else None
+        if text and worker is not None:
+            self.told.say_of(worker, f"driver {driver.number + 1} {text}")
+        elif text:
+            self.told.say(f"driver {driver.number + 1} {text}")
+        super()._perform(driver, effect)
+
+    def _open(self, driver: Driver, job: Any) -> None:
+        super()._open(driver, job)
+        if driver.claim:
+            self.told.say(f"driver {driver.number + 1} claims the manifest with epoch {driver.claim}")
+
+    def deliver_to_worker(self, process: Process) -> None:
+        if process.to_worker[0] is None:
+            self.told.say_of(process.worker, "{} has lost its driver, and ends", self.owner(process.driver))
+        super().deliver_to_worker(process)
+
+    def report(self, process: Process, message: Any, of: int | None = None) -> None:
+        text = reported(message)
+        if text:
+            self.told.say_of(process.worker, text, self.owner(process.driver))
+        super().report(process, message, of)
+
+
+class Play:
+    """See the module. `held`: beginnings of names of actions that wait."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.world: StoryWorld
+        self.held: list[str] = []
+
+    def end(self) -> None:
+        """Nothing runs by itself here."""
+
+    def make(self, workers: int) -> None:
+        if not 1 <= workers <= 9:
+            raise WrongStepError("a region has 1 to 9 workers here")
+        self.world = StoryWorld(workers)
+
+    # Who is there
+
+    def driver(self, number: int) -> Driver:
+        if not 1 <= number <= len(self.world.drivers):
+            raise WrongStepError(f"there is no driver {number} yet")
+        driver = self.world.drivers[number - 1]
+        if not driver.alive or driver.end is not None:
+            raise WrongStepError(f"driver {number} has ended")
+        return driver
+
+    def worker(self, number: int) -> Process:
+        """The newest living process of that worker."""
+        living = [one for one in self.world.processes if one.alive and one.worker == number]
+        if not living:
+            raise WrongStepError(f"no process of worker {number} lives")
+        return living[-1]
+
+    def running(self) -> list[Process]:
+        return [
+            one for one in self.world.processes if one.alive and one.core.state is ParticipantState.RUNNING
+        ]
+
+    # What happens
+
+    def settle(self) -> None:
+        """Everything that can happen now, and what follows from it; then it is told."""
+        for _ in range(_ACTIONS_MAX):
+            action = next(
+                (act for name, act in self.world.actions() if not name.startswith(("step ", *self.held))),
+                None,
+            )
+            if action is None:
+                break
+            action()
+        else:
+            raise AssertionError("it goes round in circles")
+        self.told += self.world.told.lines()
+        self.world.told = Told()

@@ -1,0 +1,101 @@
+"""The words of stories of a region: each form, what happens, and what does it.
+
+Rules of this file: one function a form, named as what it does, with the blanks as its arguments.
+"""
+
+from checkpoint.core.coordinator_vocabulary import CutWanted
+from tests.stories.region.play import Play
+from tests.stories.words import Vocabulary, WrongStepError
+
+WORDS = Vocabulary()
+
+
+@WORDS.form("region of {count} worker(s)", "a region that was never started")
+def region(play: Play, count: int) -> None:
+    play.make(count)
+
+
+@WORDS.form("driver {number} starts", "it takes the manifest over and launches workers of its own")
+def driver_starts(play: Play, number: int) -> None:
+    if number != len(play.world.drivers) + 1:
+        raise WrongStepError(f"the next driver is {len(play.world.drivers) + 1}")
+    play.world.start_driver()
+    play.settle()
+
+
+@WORDS.form("every worker does {count} step(s)", "those that are running")
+def every_worker_steps(play: Play, count: int) -> None:
+    for _ in range(count):
+        for process in play.running():
+            play.world.work(process)
+    play.settle()
+
+
+@WORDS.form("worker {number} does {count} step(s)", "it alone")
+def worker_steps(play: Play, number: int, count: int) -> None:
+    for _ in range(count):
+        play.world.work(play.worker(number))
+    play.settle()
+
+
+@WORDS.form("driver {number} wants a cut", "it asks its workers for one")
+def wants_a_cut(play: Play, number: int) -> None:
+    play.world.feed(play.driver(number), CutWanted())
+    play.settle()
+
+
+@WORDS.form("hold back what worker {number} says", "its messages are on their way, and do not arrive")
+def hold_back_worker(play: Play, number: int) -> None:
+    process = play.worker(number)
+    play.held.append(f"to driver {process.driver.number}.{number}.")
+
+
+@WORDS.form("what worker {number} said arrives", "in its order")
+def worker_arrives(play: Play, number: int) -> None:
+    play.held = [one for one in play.held if not one.endswith(f".{number}.")]
+    play.settle()
+
+
+@WORDS.form("hold back what driver {number} appends", "it is on its way to the manifest, and does not arrive")
+def hold_back_driver(play: Play, number: int) -> None:
+    play.driver(number)
+    play.held.append(f"manifest {number - 1}")
+
+
+@WORDS.form("what driver {number} appended arrives", "and the manifest answers")
+def driver_arrives(play: Play, number: int) -> None:
+    play.held.remove(f"manifest {number - 1}")
+    play.settle()
+
+
+@WORDS.form("worker {number} dies", "its process is killed")
+def worker_dies(play: Play, number: int) -> None:
+    play.world.kill(play.worker(number))
+    play.settle()
+
+
+@WORDS.form("driver {number} dies", "its process is killed; what it had appended is lost with it")
+def driver_dies(play: Play, number: int) -> None:
+    play.world.kill_driver(play.driver(number))
+    play.settle()
+
+
+@WORDS.form("driver {number} dies, and its append arrives", "nobody is there to hear of it")
+def driver_dies_append_arrives(play: Play, number: int) -> None:
+    driver = play.driver(number)
+    if not driver.jobs:
+        raise WrongStepError(f"driver {number} has nothing on its way to the manifest")
+    play.world.append_and_die(driver)
+    play.settle()
+
+
+@WORDS.form("show the manifest", "its claim, and its cuts; this is no part of what happens")
+def show(play: Play) -> None:
+    manifest = play.world.manifest
+    play.told.append(f"claimed with epoch {manifest.claimed}")
+    for cut in manifest.cuts:
+        at = ", ".join(f"worker {number} at {one.state}" for number, one in sorted(cut.workers.items()))
+        behind = f"behind cut {cut.parent}" if cut.parent else "the first"
+        play.told.append(
+            f"cut {cut.cut}, {behind}: end of step {cut.step}, incarnation {cut.incarnation}; {at}"
+        )

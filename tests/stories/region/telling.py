@@ -1,0 +1,130 @@
+"""Who says what to whom, in words.
+
+Rules of this file: messages and effects in, words out; `{}` stands for the worker. Heartbeats are not told.
+"""
+
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CancelWorker,
+    Effect,
+    End,
+    LaunchWorker,
+    Send,
+    Tell,
+)
+from checkpoint.core.coordinator_vocabulary import Refused as CoordinatorRefused
+from checkpoint.core.manifest import Cut
+from checkpoint.core.messages import (
+    Committed,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    Prepared,
+    RequestCut,
+    Restore,
+    Restored,
+    Start,
+    Stop,
+)
+from checkpoint.core.region import WorkerLost
+from tests.stories.store.copies import in_words
+
+
+def cut_in_words(cut: Cut | None) -> str:
+    """`cut 2, the end of step 5`, or `the beginning`."""
+    return "the beginning" if cut is None else f"cut {cut.cut}, the end of step {cut.step}"
+
+
+def ordered(message: Message) -> str:
+    """What a coordinator tells a worker; '' for what is not told."""
+    match message:
+        case Restore():
+            return f"tells {{}} to stand at {cut_in_words(message.restore)}"
+        case Start():
+            return "tells {} to go"
+        case RequestCut():
+            return f"asks {{}} for cut {message.cut}"
+        case Committed():
+            return f"tells {{}} that cut {message.cut} is committed"
+        case Stop():
+            return f"tells {{}} to stop: {message.reason}"
+    return ""
+
+
+def reported(message: Message) -> str:
+    """What a worker tells its coordinator; '' for what is not told."""
+    match message:
+        case Join():
+            return "{} joins"
+        case Restored():
+            return "{} stands there, and owns its directory"
+        case Prepared():
+            at = message.positions.state
+            return f"{{}} votes for cut {message.cut}: all of step {message.step} is synced, up to {at}"
+        case Failed():
+            return f"{{}} fails: {message.kind}, its directory is claimed by incarnation {message.epoch_held}"
+        case Finished():
+            return "{} has finished"
+    return ""
+
+
+def performed(effect: Effect) -> tuple[str, int | None]:
+    """What a coordinator does, with the worker that it does it to; '' for what is told elsewhere."""
+    match effect:
+        case LaunchWorker(worker, attempt):
+            return f"launches {{}}, attempt {attempt}", worker
+        case CancelWorker(worker):
+            return "ends {}", worker
+        case AppendCut(cut):
+            return f"has every vote, and appends cut {cut.cut} to the manifest", None
+        case CoordinatorRefused(_, refusal):
+            return f"refuses {{}}: {refusal.name}, {refusal.text}", None
+        case End(state, reason):
+            return f"ends: {state.name}, {reason}", None
+        case Send(_, message):
+            return ordered(message), None
+        case Tell(WorkerLost(worker, _, reason)):
+            return f"has lost {{}}: {reason}", worker
+    return "", None
+
+
+_OF_SEVERAL = {
+    " joins": " join",
+    " stands ": " stand ",
+    " owns its directory": " own their directories",
+    " has ": " have ",
+    " its driver": " their driver",
+    " ends": " end",
+}
+"""What is said of one worker, and of several."""
+
+
+class Told:
+    """Lines, in order. What is said of several workers, one after the other, is one line."""
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[str, str, list[int]]] = []
+
+    def say(self, text: str) -> None:
+        self._groups.append((text, "", []))
+
+    def say_of(self, worker: int, text: str, owner: str = "") -> None:
+        """`{}` in the text is the worker; `owner`: of which driver, '' where there is one only."""
+        if self._groups and self._groups[-1][:2] == (text, owner):
+            self._groups[-1][2].append(worker)
+        else:
+            self._groups.append((text, owner, [worker]))
+
+    def lines(self) -> list[str]:
+        return [_line(*group) for group in self._groups]
+
+
+def _line(text: str, owner: str, workers: list[int]) -> str:
+    if not workers:
+        return text
+    who = f"workers {in_words(map(str, workers))}" if len(workers) > 1 else f"worker {workers[0]}"
+    if len(workers) > 1 and text.startswith("{}"):
+        for one, many in _OF_SEVERAL.items():
+            text = text.replace(one, many)
+    return text.replace("{}", f"{owner}{who}")
