@@ -6,6 +6,7 @@ ones; disks, network, clocks and the order of things are models. Its rooms, from
     engine/    one seed and a stream of random numbers for each purpose, what happened, the event heap and
                virtual time, disks that lose, tear and fill up, connections
     store/     machines with their server processes, clients' sessions, claims, writers and readers
+    regions/   whole regions on that store: drivers, workers, their cuts and outputs
     history    what really happened, as the oracles see it
     oracles/   what must be true, one module each
     nemesis/   the faults of a run, planned from the seed

@@ -18,7 +18,9 @@ from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import World
 from tests.sim.history import History, ViolationError
 from tests.sim.nemesis import Fault
-from tests.sim.oracles import ORACLES
+from tests.sim.oracles import ORACLES, cuts
+from tests.sim.regions.audit import Auditor
+from tests.sim.regions.region import Region, has_region
 from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
 from tests.sim.store.writer import Stores, Writer
@@ -71,6 +73,8 @@ class Cluster:
         self.victim = topology.choice(self.machines)
         self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 2]))]
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
+        if has_region(chance):
+            self.directories = []
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
         self.healed = False
@@ -81,12 +85,15 @@ class Cluster:
         for directory in self.directories:
             self.new_writer(directory)
             self.new_reader(directory)
+        self.region = Region(self) if has_region(chance) else None
         self._supervise()
 
     def may_fail(self, machine: Machine) -> bool:
         """Whether that machine's disk may be damaged or fail: one a run, where the others are enough to go on
         without it, and when they need it no more to make the journals (R16)."""
         if len(self.history.starts) < len(self.directories):
+            return False
+        if self.region is not None and not self.region.made:
             return False
         needed = claims_needed(len(self.machines), self.record.ack_quorum)
         return machine is self.victim and len(self.machines) - 1 >= needed
@@ -112,7 +119,8 @@ class Cluster:
         return [writer for writer in self.writers if writer.alive and not writer.paused]
 
     def client_names(self) -> list[str]:
-        return [one.name for one in (*self.writers, *self.readers) if one.alive]
+        names = [one.name for one in (*self.writers, *self.readers) if one.alive]
+        return names + (self.region.names() if self.region is not None else [])
 
     def note(self, who: str, what: str) -> None:
         self.world.trace.note(self.world.now, who, what)
@@ -128,6 +136,8 @@ class Cluster:
         """Nothing runs any more."""
         for process in (*self.writers, *self.readers):
             process.kill()
+        if self.region is not None:
+            self.region.kill_all()
 
     def heal(self) -> None:
         """All that can be put right is."""
@@ -143,6 +153,8 @@ class Cluster:
             machine.start()
         for process in (*self.writers, *self.readers):
             process.resume()
+        if self.region is not None:
+            self.region.heal()
 
 
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
@@ -182,7 +194,7 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
     before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
 
     def moved() -> bool:
-        return all(
+        return (cluster.region is None or cluster.region.finished) and all(
             len(cluster.history.line(one).acknowledged) >= before[one] + NEW_RECORDS
             for one in cluster.directories
         )
@@ -214,3 +226,18 @@ def _last_words(cluster: Cluster) -> None:
         lambda: cluster.history.sometimes["reader looked"] >= done, cluster.world.now + LIVENESS_S
     ):
         raise ViolationError("O11", "a fresh reader is shown nothing")
+    if cluster.region is not None:
+        _run_region_again(cluster, cluster.region)
+
+
+def _run_region_again(cluster: Cluster, region: Region) -> None:
+    """What a finished region left is restored by fresh processes, and looked through."""
+    cuts.check_output(region)
+    region.run_again()
+    if not cluster.world.run(lambda: region.finished, cluster.world.now + LIVENESS_S):
+        raise ViolationError("O11", "a fresh driver and fresh workers do not restore the region")
+    region.kill_all()
+    audit = Auditor(region)
+    if not cluster.world.run(lambda: audit.done, cluster.world.now + LIVENESS_S):
+        raise ViolationError("O11", "the region's journals cannot be read")
+    cuts.check_cuts(region, audit)

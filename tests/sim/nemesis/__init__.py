@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.engine.chance import Chance
 from tests.sim.nemesis import clients, disks, machines, paths
 from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.regions import REGION_KINDS, plan_region
+from tests.sim.regions.region import has_region
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
@@ -39,6 +41,7 @@ KINDS: Final[dict[str, Kind]] = {
     "flip": disks.flip,
     "wipe": disks.wipe,
 }
+ALL_KINDS: Final = {**KINDS, **REGION_KINDS}
 
 
 def plan(chance: Chance, seconds: float) -> list[Fault]:
@@ -51,10 +54,13 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while True:
         at += rng.expovariate(pace)
         if at > seconds:
-            return faults
+            break
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
         faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+    if has_region(chance):
+        faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
+    return faults
 
 
 def plan_of(seed: int, seconds: float) -> list[Fault]:
@@ -66,4 +72,4 @@ def strike(cluster: "Cluster", fault: Fault) -> None:
     """Let the fault happen."""
     cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
     cluster.history.sometimes[f"fault: {fault.kind}"] += 1
-    KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))

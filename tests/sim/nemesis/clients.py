@@ -40,7 +40,7 @@ def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 def rival(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """Another writer, or two, where there is one; not a crowd, that nobody's back-off is made for."""
-    for _ in range(rng.randint(1, 2)):
+    for _ in range(rng.randint(1, 2) if cluster.directories else 0):
         directory = rng.choice(cluster.directories)
         if sum(one.alive and one.directory == directory for one in cluster.writers) < RIVALS_MAX:
             cluster.new_writer(directory)

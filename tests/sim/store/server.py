@@ -240,6 +240,7 @@ class Machine:
         self.last_session = 0
         self.without_power = False
         self.was_full = False
+        self.wiped = False
         self.told: dict[tuple[str, str], int] = {}
         self.flipped: dict[str, None] = {}
         self.server: Server | None = None
@@ -284,6 +285,7 @@ class Machine:
     def lose_disk(self, fresh_id: bytes) -> None:
         """The disk is gone; the next start finds an empty one, and makes an identity of its own."""
         self.disk = SimDisk()
+        self.wiped = True
         self.told.clear()
         self.fresh_id = fresh_id
         self._note("lost its disk")

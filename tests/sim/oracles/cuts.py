@@ -1,0 +1,95 @@
+"""O7 and O8: every cut of a region is consistent and can be restored, and its output is there once.
+
+A cut is consistent when what its sinks hold up to it, and what its state says, is made of just the rows
+that its sources had read up to it: nothing received that was not sent, nothing on the way that is in no
+channel.
+"""
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from checkpoint.core.manifest import Cut
+from tests.sim.history import ViolationError
+from tests.sim.regions.audit import Auditor
+from tests.sim.regions.output import counts_of, rows_of
+from tests.sim.regions.region import Region
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+
+def check(cluster: "Cluster") -> None:
+    """Raises ViolationError."""
+    if cluster.region is None:
+        return
+    check_output(cluster.region)
+
+
+def check_output(region: Region) -> None:
+    """The region has finished: its output is that of a run without failures."""
+    _same_rows("O8", "the output", Counter(map(tuple, region.output.rows("rows"))), region.given.rows)
+    shown: dict[str, int] = {}
+    for word, count in region.output.rows("counts"):
+        if int(count) <= shown.get(word, 0):
+            raise ViolationError("O8", f"{word!r} is counted {count} after {shown[word]}")
+        shown[word] = int(count)
+    expected = Counter(word for word, _ in region.given.rows)
+    if shown != expected:
+        raise ViolationError("O8", f"the last counts are {shown}, not {dict(expected)}")
+
+
+def check_cuts(region: Region, audit: Auditor) -> None:
+    """What an auditor found of the manifest and the states."""
+    chain = audit.cuts
+    for before, cut in pairwise(chain):
+        if cut.cut <= before.cut or cut.parent != before.cut or cut.incarnation < before.incarnation:
+            raise ViolationError("O7", f"cut {cut.cut} of {cut.incarnation} stands behind cut {before.cut}")
+    lost = [cut.cut for cut in region.record.shown.values() if cut not in chain]
+    if lost:
+        raise ViolationError(
+            "O7", f"cuts {lost} were committed, the manifest has {[one.cut for one in chain]}"
+        )
+    for cut in chain:
+        votes = region.record.votes.get((cut.incarnation, cut.cut))
+        if votes != cut.workers:
+            raise ViolationError("O7", f"cut {cut.cut} of {cut.incarnation} is not what was voted (R12)")
+        _check_cut(region, cut)
+    for (number, worker), counts in audit.counts.items():
+        cut = next(one for one in chain if one.cut == number)
+        expected = counts_of(rows_of(_prefix(region, cut, worker, "counts")))
+        if Counter(counts) != expected:
+            raise ViolationError(
+                "O7", f"cut {number} restores worker {worker} with {counts}, it had shown {dict(expected)}"
+            )
+
+
+def _check_cut(region: Region, cut: Cut) -> None:
+    read = {
+        split: at.position
+        for part in cut.workers.values()
+        for splits in part.sources.values()
+        for split, at in splits.items()
+    }
+    if read.keys() != region.given.splits.keys():
+        raise ViolationError("O7", f"cut {cut.cut} has splits {sorted(read)}")
+    rows: Counter[tuple[str, ...]] = Counter()
+    for worker in cut.workers:
+        rows.update(map(tuple, rows_of(_prefix(region, cut, worker, "rows"))))
+    _same_rows("O7", f"cut {cut.cut}", rows, region.given.upto(read))
+
+
+def _prefix(region: Region, cut: Cut, worker: int, sink: str) -> bytes:
+    size: int = cut.workers[worker].sinks[sink]["size"]
+    return region.output.content(worker, sink)[:size]
+
+
+def _same_rows(oracle: str, what: str, found: Counter[tuple[str, ...]], read: list[tuple[str, int]]) -> None:
+    expected = Counter((word, str(number)) for word, number in read)
+    if found != expected:
+        twice, missing = found - expected, expected - found
+        raise ViolationError(
+            oracle,
+            f"{what} has {sum(twice.values())} rows too many ({sorted(twice)[:3]}), lacks "
+            f"{sum(missing.values())} ({sorted(missing)[:3]}) of {len(read)} read",
+        )

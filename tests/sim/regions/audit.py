@@ -1,0 +1,67 @@
+"""Who looks at a region's journals when all is over: the manifest's cuts, and the state of each worker at
+one.
+
+Rules of this file: it reads with the journal's own code, as a restore does, and judges nothing.
+"""
+
+from contextlib import aclosing
+
+from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.limits import cuts_retained
+from checkpoint.state_blocks import StateFold, decode_block
+from journal import Op, read_records, take_over
+from tests.sim.engine.world import Process
+from tests.sim.regions.claiming import Host, RegionClaim
+from tests.sim.regions.region import Region
+
+
+class Auditor(Process):
+    """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `done`: all is
+    read."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region.world, "auditor")
+        self.region = region
+        self.cuts: list[Cut] = []
+        self.counts: dict[tuple[int, int], dict[str, int]] = {}
+        self.done = False
+        chance = region.chance.stream("auditor")
+        self._host = Host(self, region.network, region.store, region.history, chance)
+        self.start("audit", self._audit())
+
+    async def _audit(self) -> None:
+        name = self.region.spec.name
+        claim = await self._claim(coordinator_directory(name))
+        chain = await take_over(claim, "manifest", generation=self.region.store.generation)
+        async with aclosing(read_records(claim, chain)) as records:
+            async for _, record in records:
+                if record.op is Op.CUT:
+                    self.cuts.append(decode_cut(record.flags, record.ints, record.strings[0]))
+        claim.close()
+        for worker in range(self.region.spec.workers):
+            for cut in self.cuts[-cuts_retained:]:
+                claim = await self._claim(worker_directory(name, worker))
+                self.counts[cut.cut, worker] = await self._state(claim, cut, worker)
+                claim.close()
+        self.done = True
+
+    async def _claim(self, directory: str) -> RegionClaim:
+        view = await self._host.look(directory)
+        claim = await self._host.claim(directory, view.epoch_seen + 1)
+        assert claim is not None, "its patience has no end"
+        return claim
+
+    async def _state(self, claim: RegionClaim, cut: Cut, worker: int) -> dict[str, int]:
+        at = cut.workers[worker].state
+        chain = await take_over(claim, "state", at=at, generation=self.region.store.generation)
+        fold = StateFold()
+        async with aclosing(read_records(claim, chain)) as records:
+            async for _, record in records:
+                if record.op is Op.STATE_BLOCK:
+                    fold.add(record.strings[0].decode(), decode_block(record.strings[1], where="an audit"))
+        if "count" not in fold.operators():
+            return {}
+        block = fold.take("count")
+        words, counts = block.column("word").to_pylist(), block.column("count").to_pylist()
+        return dict(zip(words, counts, strict=True))

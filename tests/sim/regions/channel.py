@@ -1,0 +1,136 @@
+"""One end of a link between processes of a region: frames in order, behind a handshake.
+
+Rules of this file: what `checkpoint.link` does with sockets, with the connections of a run. Frames are
+encoded and decoded, proofs made and checked, by the real cores.
+"""
+
+from collections import deque
+from random import Random
+from typing import Final
+
+from checkpoint import limits
+from checkpoint.core.channel_frames import Frame, FrameDecoder, encode
+from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, Hello
+from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
+from dos_protocol.errors import BrokenConnectionError
+from tests.sim.engine.network import Network, Wire
+from tests.sim.engine.world import Process, Signal
+
+KEY: Final = b"the key of the job, of this run!"
+
+
+class Channel:
+    """See the module. `over`: why nothing comes any more, '' while something may. `hello`: who dialled, once
+    it is proved."""
+
+    def __init__(self, process: Process, wire: Wire, *, dialler: bool) -> None:
+        self.process = process
+        self.over = ""
+        self.hello: Hello | None = None
+        self._dialler = dialler
+        self._wire = wire
+        self._decoder = FrameDecoder(handshake=True)
+        self._frames: deque[Frame] = deque()
+        self._changed = Signal()
+
+    def proved(self, hello: Hello) -> None:
+        """From now on any frame is taken."""
+        self.hello = hello
+        self._decoder.handshake = False
+
+    def heard(self, data: bytes) -> None:
+        """Bytes come."""
+        if not self.over:
+            self._decoder.receive_data(data)
+            self._changed.set()
+
+    def ended(self) -> None:
+        """The other end, or the connection, is gone."""
+        self._end("the other end closed the link")
+
+    def _end(self, why: str) -> None:
+        self.over = self.over or why
+        self._changed.set()
+
+    def send(self, frame: Frame) -> None:
+        """Raises BrokenConnectionError when the link is known to be gone."""
+        if self.over:
+            raise BrokenConnectionError(f"the link broke: {self.over}")
+        self._wire.send(encode(frame), dialler=self._dialler)
+
+    async def receive(self, timeout_s: float | None = None) -> Frame:
+        """The next frame. Raises LinkClosedError, ChannelFrameError, BrokenConnectionError (silence)."""
+        deadline = None if timeout_s is None else self.process.now + timeout_s
+        while True:
+            frame = self._decoder.next_frame()
+            if frame is not None:
+                return frame
+            if self.over:
+                raise LinkClosedError(self.over)
+            left = None if deadline is None else deadline - self.process.now
+            if left is not None and left <= 0:
+                raise BrokenConnectionError(f"nothing came within {timeout_s:g} s")
+            await self.process.wait(self._changed, left)
+
+    def close(self) -> None:
+        """This end is done."""
+        if not self.over:
+            self._wire.close(dialler=self._dialler)
+        self._end("closed here")
+
+
+async def dial(
+    process: Process, network: Network, address: str, hello: Hello, chance: Random, timeout_s: float
+) -> Channel:
+    """Connect and prove. Raises BrokenConnectionError, HandshakeError."""
+    answered: list[Wire | None] = []
+    changed = Signal()
+    given_up = False
+
+    def done(wire: Wire | None) -> None:
+        if given_up and wire is not None:
+            wire.reset()
+            return
+        answered.append(wire)
+        changed.set()
+
+    network.dial(process, address, done)
+    try:
+        await process.wait(changed, timeout_s)
+    finally:
+        given_up = not answered
+    if not answered or answered[0] is None:
+        raise BrokenConnectionError(f"{address} cannot be reached")
+    channel = Channel(process, answered[0], dialler=True)
+    answered[0].attach(channel, dialler=True)
+    try:
+        dialler = Dialler(hello, key=KEY, nonce=chance.randbytes(NONCE_BYTES))
+        channel.send(dialler.hello())
+        channel.send(dialler.challenged(await channel.receive(timeout_s)))
+        dialler.accepted(await channel.receive(timeout_s))
+    except (LinkClosedError, ChannelFrameError) as error:
+        channel.close()
+        raise HandshakeError(f"{address}: {error.args[0]}") from error
+    except BaseException:
+        channel.close()
+        raise
+    channel.proved(hello)
+    return channel
+
+
+async def accept(channel: Channel, job: str, chance: Random) -> Hello:
+    """The acceptor's half. Raises HandshakeError, BrokenConnectionError; the channel is closed then."""
+    acceptor = Acceptor(job=job, key=KEY, nonce=chance.randbytes(NONCE_BYTES))
+    wait_s = limits.handshake_timeout_s
+    try:
+        channel.send(acceptor.received(await channel.receive(wait_s)))
+        hello, accepted = acceptor.proved(await channel.receive(wait_s))
+        channel.proved(hello)
+        channel.send(accepted)
+    except (LinkClosedError, ChannelFrameError) as error:
+        channel.close()
+        raise HandshakeError(str(error.args[0])) from error
+    except BaseException:
+        channel.close()
+        raise
+    return hello

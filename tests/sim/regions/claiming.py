@@ -1,0 +1,103 @@
+"""Claims of a region's directories, and where its manifest runs: `ManifestHost` on virtual time.
+
+Rules of this file: what `dos_client.Claim` has and the claims of plain writers do without.
+"""
+
+from random import Random
+from typing import NamedTuple
+
+from dos_client.core.claim import ClaimState
+from dos_client.limits import waiting_after_s
+from dos_client.sessions.looking import DirectoryView
+from dos_protocol.store_record import StoreRecord
+from tests.sim.engine.network import Network
+from tests.sim.engine.world import Process
+from tests.sim.history import History
+from tests.sim.store.claim import SimClaim
+from tests.sim.store.looking import SimStore
+
+
+class Standing(NamedTuple):
+    """How a claim stands, in words."""
+
+    waiting: str
+
+
+class RegionClaim(SimClaim):
+    """A claim that says when it waits, and tells the history what is appended."""
+
+    history: History
+
+    def on_append(self, name: str, offset: int, data: bytes) -> None:
+        self.history.wrote(self.directory, name, offset, data)
+
+    @property
+    def waiting(self) -> bool:
+        """Too few members are there, or none of them moved for a while though bytes wait."""
+        if self.state is ClaimState.WAITING:
+            return True
+        moved: dict[str, tuple[int, float]] = self.__dict__.setdefault("_moved", {})
+        now, late = self.process.now, False
+        for name, target in self.targets.items():
+            known = moved.get(name)
+            if known is None or known[0] != target.synced or target.synced >= target.size:
+                moved[name] = (target.synced, now)
+            elif now - known[1] > waiting_after_s:
+                late = True
+        return late
+
+    @property
+    def lag_bytes(self) -> int:
+        return sum(max(0, one.size - one.synced) for one in self.targets.values())
+
+    def status(self) -> Standing:
+        return Standing("too few members")
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+class Host:
+    """Where a driver's manifest runs, and a worker's chains."""
+
+    def __init__(
+        self, process: Process, network: Network, record: StoreRecord, history: History, chance: Random
+    ) -> None:
+        self.process = process
+        self.record = record
+        self._network = network
+        self._history = history
+        self._chance = chance
+
+    async def look(self, directory: str) -> DirectoryView:
+        store = SimStore(self.process, self._network, self.record)
+        try:
+            return await store.look(directory)
+        finally:
+            store.close()
+
+    async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
+        store = SimStore(self.process, self._network, self.record)
+        claim = RegionClaim(store, self.process, self._network, self._chance, directory, epoch)
+        claim.history = self._history
+        deadline = self.process.now + patience_s
+        try:
+            while claim.state is ClaimState.CLAIMING:
+                if self.process.now >= deadline:
+                    claim.close()
+                    return None
+                await claim.wait_changed(min(1.0, deadline - self.process.now))
+            await claim.wait_granted()
+        except BaseException:
+            claim.close()
+            raise
+        return claim
+
+    async def sleep(self, seconds: float) -> None:
+        await self.process.sleep(seconds)
+
+    def chance(self) -> float:
+        return self._chance.random()
+
+    def wall_time_ms(self) -> int:
+        return int(self.process.now * 1000)

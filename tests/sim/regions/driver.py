@@ -1,0 +1,193 @@
+"""The coordinator's process: the real core, its manifest, its links.
+
+Rules of this file: events in, effects out, in order, as `checkpoint.coordinator_shell` does; nothing is
+decided here.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    Begin,
+    CancelWorker,
+    CloseLink,
+    CutAppended,
+    Effect,
+    End,
+    Event,
+    LaunchWorker,
+    LinkDown,
+    ManifestOpened,
+    OpenManifest,
+    Received,
+    Refused,
+    Send,
+    Tell,
+    Tick,
+)
+from checkpoint.core.messages import control_frame, decode_from_worker
+from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
+from checkpoint.manifest_log import ManifestLog
+from dos_protocol.errors import DosError
+from tests.sim.engine.network import Wire
+from tests.sim.engine.world import Process, Task
+from tests.sim.regions.channel import Channel, accept
+from tests.sim.regions.claiming import Host
+from tests.sim.regions.launcher import Launcher
+
+if TYPE_CHECKING:
+    from tests.sim.regions.region import Region
+
+
+class Driver(Process):
+    """See the module. `end`: how it ended, None while it runs."""
+
+    def __init__(self, region: "Region", name: str) -> None:
+        super().__init__(region.world, name)
+        self.region = region
+        self.address = f"{name}:7077"
+        self.end: End | None = None
+        self.core = Coordinator(region.spec)
+        self.launcher = Launcher(self)
+        self.chance = region.chance.stream(f"driver {name}")
+        host = Host(self, region.network, region.store, region.history, self.chance)
+        self.manifest = ManifestLog(host, region.spec.name, self.post)
+        self._links: dict[int, Channel] = {}
+        self._last_link = 0
+        self._orders: deque[OpenManifest | AppendCut] = deque()
+        self._working: Task | None = None
+        self._armed: float | None = None
+        region.network.listen(self.address, self, self._accept)
+        self.start("watch", self.manifest.watch())
+        self.post(Begin())
+
+    def post(self, event: Event) -> None:
+        """An event for the core, after those posted before."""
+        self.soon(lambda: self._handle(event))
+
+    def _handle(self, event: Event) -> None:
+        if self.end is not None:
+            return
+        record = self.region.record
+        if isinstance(event, ManifestOpened):
+            record.started(event.incarnation, event.last_cut)
+        elif isinstance(event, CutAppended):
+            record.acknowledged(event.cut)
+        self.region.saw(f"event: {type(event).__name__}")
+        before = self.core.phase
+        for effect in self.core.handle(event, self.now):
+            self._perform(effect)
+        if self.core.phase is not before:
+            self.region.saw(f"coordinator: {before.name} to {self.core.phase.name}")
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.core.deadline()
+        if due is not None and due != self._armed:
+            self._armed = due
+            self.after(max(due - self.now, 0.0), lambda: self._tick(due))
+
+    def _tick(self, due: float) -> None:
+        if self._armed == due:
+            self._armed = None
+            self._handle(Tick(due))
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(link, message):
+                self.region.record.sent(message)
+                self.region.saw(f"sent: {type(message).__name__}")
+                channel = self._links.get(link)
+                if channel is not None and not channel.over:
+                    channel.send(control_frame(message))
+            case Tell(event):
+                self._tell(event)
+            case OpenManifest() | AppendCut():
+                self._order(effect)
+            case LaunchWorker(worker, attempt):
+                self.launcher.start(worker, attempt)
+            case CancelWorker(worker):
+                self.launcher.cancel(worker)
+            case CloseLink(link):
+                channel = self._links.get(link)
+                if channel is not None:
+                    channel.close()
+            case Refused(_, refusal):
+                self.region.saw(f"refused: {refusal.name}")
+                self.note(f"refuses {refusal.name}: {refusal.text}")
+            case End():
+                self._ended(effect)
+
+    def _tell(self, event: object) -> None:
+        if isinstance(event, StateChanged):
+            self.region.saw(f"region: {event.state.name}")
+            self.note(f"{event.state.name} {event.reason}")
+        elif isinstance(event, CutCommitted):
+            self.note(f"cut {event.cut} at step {event.step} is committed")
+        elif isinstance(event, WorkerLost):
+            self.note(f"worker {event.worker} is lost: {event.reason}")
+
+    def _ended(self, end: End) -> None:
+        self.end = end
+        self.start("closing", self.manifest.aclose())
+        for channel in list(self._links.values()):
+            channel.close()
+        self.soon(lambda: self.soon(lambda: self.region.driver_ended(self, end)))
+
+    # The manifest: one thing at a time; an opening voids what the one before was doing
+
+    def _order(self, order: OpenManifest | AppendCut) -> None:
+        if isinstance(order, AppendCut):
+            self.region.record.appended(order.cut, self.region.spec.workers)
+            self.region.saw("appends a cut")
+        else:
+            self.region.saw("manifest opens")
+        if isinstance(order, OpenManifest) and self._working is not None:
+            self._working.stop()
+        self._orders.append(order)
+        self._next_order()
+
+    def _next_order(self) -> None:
+        if (self._working is not None and not self._working.done) or not self._orders:
+            return
+        order = self._orders.popleft()
+        self._working = self.start("manifest", self._obey(order))
+
+    async def _obey(self, order: OpenManifest | AppendCut) -> None:
+        try:
+            if isinstance(order, OpenManifest):
+                await self.manifest.open(order)
+            else:
+                await self.manifest.append(order)
+        finally:
+            self.soon(self._next_order)
+
+    # Links
+
+    def _accept(self, wire: Wire) -> Channel:
+        channel = Channel(self, wire, dialler=False)
+        self.start("link", self._serve(channel))
+        return channel
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            await accept(channel, self.region.spec.name, self.chance)
+        except DosError:
+            return
+        self._last_link += 1
+        number = self._last_link
+        self._links[number] = channel
+        try:
+            while True:
+                self.post(Received(number, decode_from_worker(await channel.receive())))
+        except DosError as error:
+            reason = str(error.args[0])
+        finally:
+            channel.close()
+            self._links.pop(number, None)
+        self.post(LinkDown(number, reason))
+
+    def note(self, what: str) -> None:
+        self.world.trace.note(self.world.now, self.name, what)

@@ -1,0 +1,166 @@
+"""The input of a region: splits of rows, the same for every life of it, and the source that reads them.
+
+Rules of this file: a model of a source as `dataflow.sources.base` asks for one. What is read when is
+chance, so that only a recorded division makes a replay exact; a replay of other rows than were taken is
+refused, as a real source does. It reads to the end of what is there: nothing grows.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Final
+
+import pyarrow as pa
+
+from checkpoint.core.manifest import SplitPosition
+from dataflow.errors import InputChangedError, InputReadError
+from dataflow.operators.base import OperatorContext
+from dataflow.sources.base import (
+    Division,
+    Piece,
+    Positions,
+    SourceBatch,
+    SourceReader,
+    SourceSpec,
+    SplitDivision,
+)
+from dos_protocol.digests import digest64
+
+SCHEMA: Final = pa.schema([("word", pa.string()), ("id", pa.int64())])
+_WORDS: Final = 11
+
+Row = tuple[str, int]
+
+
+class Input:
+    """The rows of a run, by split. Each has an id of its own."""
+
+    def __init__(self, chance: Random, splits: int, rows: int) -> None:
+        self.splits: dict[str, list[Row]] = {}
+        self._digests: dict[str, list[int]] = {}
+        number = 0
+        for split in range(splits):
+            taken: list[Row] = []
+            for _ in range(rows):
+                number += 1
+                taken.append((f"w{min(chance.randrange(_WORDS), chance.randrange(_WORDS))}", number))
+            self.splits[f"s{split}"] = taken
+            digests = [0]
+            for word, row in taken:
+                digests.append(digest64(f"{digests[-1]} {word} {row}".encode()))
+            self._digests[f"s{split}"] = digests
+
+    def of_worker(self, worker: int, workers: int) -> list[str]:
+        return [name for index, name in enumerate(self.splits) if index % workers == worker]
+
+    def digest(self, split: str, position: int) -> int:
+        """Of the first rows of a split."""
+        return self._digests[split][position]
+
+    def upto(self, positions: Mapping[str, int]) -> list[Row]:
+        """All rows below these positions."""
+        return [row for split, position in positions.items() for row in self.splits[split][:position]]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for rows in self.splits.values() for row in rows]
+
+
+class RegionSource(SourceSpec):
+    """The description. `chance_of`: a stream of random numbers for each reader. `broken`: whether reading
+    fails now, as where a row is no row."""
+
+    def __init__(self, given: Input, chance_of: Callable[[int], Random], broken: Callable[[], bool]) -> None:
+        self.given = given
+        self.chance_of = chance_of
+        self.broken = broken
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return SCHEMA
+
+    def open(self, context: OperatorContext) -> "Reader":
+        return Reader(
+            self.given,
+            self.given.of_worker(context.worker, context.workers),
+            self.chance_of(context.worker),
+            self.broken,
+        )
+
+
+class Reader(SourceReader):
+    """The splits of one worker, read in turns by chance. `bytes` of a row: one."""
+
+    def __init__(self, given: Input, splits: list[str], chance: Random, broken: Callable[[], bool]) -> None:
+        self._given = given
+        self._broken = broken
+        self._chance = chance
+        self._at = dict.fromkeys(splits, 0)
+        self._began: dict[str, int] = {}
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        for split in self._at:
+            at = positions.get(split, SplitPosition(0))
+            self._check(split, at.position, at.digest)
+            self._at[split] = at.position
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        if self._broken():
+            raise InputReadError("a row cannot be read")
+        waiting = [split for split in self._at if self._left(split)]
+        if not waiting:
+            return None
+        split = self._chance.choice(waiting)
+        count = self._chance.randint(1, min(bytes_max, self._left(split)))
+        return self._take(split, self._at[split], self._at[split] + count)
+
+    def replay(self, division: Division) -> list[SourceBatch]:
+        batches = []
+        for split, part in division.items():
+            if split not in self._at or part.begin != self._at[split]:
+                raise InputChangedError(f"split {split} is to go on at {part.begin}, it is at {self._at}")
+            self._check(split, part.end, part.digest)
+            if part.end > part.begin:
+                batches.append(self._take(split, part.begin, part.end))
+        return batches
+
+    def take_division(self) -> Division:
+        taken = {
+            split: SplitDivision(
+                begin, self._at[split], self._given.digest(split, self._at[split]), int(not self._left(split))
+            )
+            for split, begin in self._began.items()
+        }
+        self._began.clear()
+        return taken
+
+    def positions(self) -> Positions:
+        return {
+            split: SplitPosition(at, self._given.digest(split, at), not self._left(split))
+            for split, at in self._at.items()
+        }
+
+    @property
+    def exhausted(self) -> bool:
+        return not any(self._left(split) for split in self._at)
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        begins = [piece.at for piece in source.pieces]
+        piece = source.pieces[max(bisect_right(begins, row or 0) - 1, 0)]
+        return f"split {piece.split}, row {piece.begin + (row or 0)}"
+
+    def _left(self, split: str) -> int:
+        return len(self._given.splits[split]) - self._at[split]
+
+    def _take(self, split: str, begin: int, end: int) -> SourceBatch:
+        rows = self._given.splits[split][begin:end]
+        self._began.setdefault(split, begin)
+        self._at[split] = end
+        words, ids = [word for word, _ in rows], [number for _, number in rows]
+        batch = pa.record_batch([pa.array(words, pa.string()), pa.array(ids, pa.int64())], schema=SCHEMA)
+        return SourceBatch(batch, (Piece(split, begin, end, 0),), len(rows))
+
+    def _check(self, split: str, position: int, digest: int) -> None:
+        known = self._given.digest(split, position) if position else 0
+        if digest != known:
+            raise InputChangedError(f"split {split} up to {position}: digest {known:x}, not {digest:x}")

@@ -1,0 +1,66 @@
+"""The launcher of a driver, as Spark is one: starts attempts of workers, cancels them, says when they are
+over.
+
+Rules of this file: what `checkpoint.core.region.Launcher` promises. One process of a worker at a time;
+each start's end is reported once. What belongs to a dead driver is started and told no more.
+"""
+
+from typing import TYPE_CHECKING
+
+from checkpoint.core.coordinator_vocabulary import WorkerEnded
+
+if TYPE_CHECKING:
+    from tests.sim.regions.driver import Driver
+    from tests.sim.regions.worker import Worker
+
+
+class Launcher:
+    """See the module."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+        self._running: dict[int, Worker] = {}
+        self._cancelled: set[int] = set()
+        """Workers whose attempt was cancelled before it ran."""
+        self._waiting: dict[int, list[int]] = {}
+
+    def start(self, worker: int, attempt: int) -> None:
+        """Start it, after those of this worker that were started before have ended."""
+        self._waiting.setdefault(worker, []).append(attempt)
+        if worker not in self._running and len(self._waiting[worker]) == 1:
+            self._later(worker)
+
+    def cancel(self, worker: int) -> None:
+        """SIGKILL, after a while; a process that is stopped dies of it too."""
+        process = self._running.get(worker)
+        if process is not None:
+            self._driver.after(0.02 + 0.2 * self._chance(), lambda: process.die("cancelled"))
+        elif self._waiting.get(worker):
+            self._cancelled.add(worker)
+
+    def ended(self, process: "Worker", error: str | None) -> None:
+        """A process is over; its driver hears of it later."""
+        driver, worker = self._driver, process.index
+        if self._running.get(worker) is process:
+            del self._running[worker]
+        told = WorkerEnded(worker, process.attempt, error)
+        driver.after(0.01 + 0.2 * self._chance(), lambda: driver.post(told))
+        if self._waiting.get(worker):
+            self._later(worker)
+
+    def _later(self, worker: int) -> None:
+        self._driver.after(0.05 + 0.3 * self._chance(), lambda: self._launch(worker))
+
+    def _launch(self, worker: int) -> None:
+        driver = self._driver
+        attempt = self._waiting[worker].pop(0)
+        if worker in self._cancelled or driver.end is not None:
+            self._cancelled.discard(worker)
+            driver.post(WorkerEnded(worker, attempt, "cancelled before it ran"))
+            if self._waiting[worker]:
+                self._later(worker)
+            return
+        self._running[worker] = driver.region.new_worker(driver, worker, attempt)
+
+    def _chance(self) -> float:
+        return self._driver.chance.random()

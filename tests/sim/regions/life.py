@@ -1,0 +1,284 @@
+"""One incarnation of a worker: its claim, its chains, its links to peers, its votes.
+
+Rules of this file: what `dataflow.worker_life` and `dataflow.worker_exchange` do with trio, as tasks of a
+process. What is durable before what is `Journals`'s, what is taken of a peer's frames `Heard`'s.
+"""
+
+from collections import deque
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from checkpoint.core.channel_frames import Frame, FrameType
+from checkpoint.core.handshake import Hello
+from checkpoint.core.messages import Failed, Finished, Prepared, Restore, Restored, Start
+from checkpoint.core.region import worker_directory
+from checkpoint.errors import ManifestError
+from dataflow import limits
+from dataflow.core.heard import Heard
+from dataflow.errors import PeerLostError
+from dataflow.worker_failures import failure_of
+from dataflow.worker_journals import Journals, after_step
+from dataflow.worker_messages import (
+    Arrived,
+    BlockLoaded,
+    CutTaken,
+    Published,
+    Restoring,
+    StageEnded,
+    Started,
+    StateBlock,
+    StateComplete,
+    StateLoaded,
+    ToLinks,
+    Woken,
+)
+from dos_client.errors import MissingDataError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptDataError,
+    DosError,
+    LocalProtocolError,
+)
+from journal.core.errors import ChainError, CorruptRecordError, LostBytesError
+from tests.sim.engine.world import Signal, Task
+from tests.sim.history import ViolationError
+from tests.sim.regions.channel import Channel, dial
+from tests.sim.regions.claiming import RegionClaim
+
+if TYPE_CHECKING:
+    from tests.sim.regions.worker import Worker
+
+_LOST = (
+    MissingDataError,
+    LostBytesError,
+    ChainError,
+    CorruptRecordError,
+    CorruptDataError,
+    LocalProtocolError,
+    ManifestError,
+)
+"""What no fault of a run may lead to: a cut that cannot be restored, an order that cannot be."""
+
+
+class Life:
+    """See the module. `claim`: None until it is granted."""
+
+    def __init__(self, worker: "Worker", order: Restore) -> None:
+        self.number = order.incarnation
+        self.claim: RegionClaim | None = None
+        self.over = False
+        self._worker = worker
+        self._order = order
+        self._journals: Journals | None = None
+        spec = worker.region.spec
+        self._heard = Heard(spec.name, worker.index, spec.workers, order.incarnation)
+        self._outgoing: dict[int, Channel] = {}
+        self._incoming: list[Channel] = []
+        self._to_serve: deque[StageEnded | Published] = deque()
+        self._to_vote: deque[CutTaken] = deque()
+        self._changed = Signal()
+        self._blocks_out = 0
+        self._loaded = False
+        self._told_exhausted = False
+        self._finishing = False
+        self._tasks: list[Task] = []
+        self._start("life", self._live())
+
+    # From outside
+
+    def deliver(self, message: ToLinks) -> None:
+        """A message of the circuit."""
+        if isinstance(message, BlockLoaded):
+            self._blocks_out -= 1
+        elif isinstance(message, StateLoaded):
+            self._loaded = True
+        elif isinstance(message, CutTaken):
+            self._to_vote.append(message)
+        elif isinstance(message, StageEnded | Published):
+            self._to_serve.append(message)
+        self._changed.set()
+
+    def start(self, order: Start) -> None:
+        """All workers stand."""
+        assert self._journals is not None, "START before RESTORED"
+        divisions = self._journals.divisions(order.replay_until_step)
+        self._worker.region.saw("steps replayed" if divisions else "nothing to replay")
+        self._worker.inbox.put(Started(self.number, divisions))
+
+    def end(self) -> None:
+        """Stop everything of this incarnation."""
+        if self.over:
+            return
+        self.over = True
+        for task in self._tasks:
+            self._worker.soon(task.stop)
+        for channel in (*self._outgoing.values(), *self._incoming):
+            channel.close()
+        if self.claim is not None:
+            self.claim.close()
+
+    def _fail(self, error: DosError) -> None:
+        """Only the first counts; after the end none does."""
+        if self.over or self._finishing:
+            return
+        if isinstance(error, _LOST):
+            raise ViolationError("O7", f"worker {self._worker.index}: {type(error).__name__}: {error}")
+        self.end()
+        kind, message, peer, epoch_held = failure_of(error)
+        worker = self._worker
+        worker.region.saw(f"worker failed: {kind}")
+        worker.note(f"incarnation {self.number} ends ({kind}): {message}")
+        worker.report(
+            Failed(job="", worker=worker.index, kind=kind, message=message, peer=peer, epoch_held=epoch_held)
+        )
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(self._worker.start(name, self._guarded(work)))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except DosError as error:
+            self._fail(error)
+
+    # The life
+
+    async def _live(self) -> None:
+        worker, order, region = self._worker, self._order, self._worker.region
+        part = None if order.restore is None else order.restore.workers[worker.index]
+        after, store = after_step(order), region.store
+        begin = worker.now
+        worker.inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store.store_id))
+        directory = worker_directory(region.spec.name, worker.index)
+        self.claim = await worker.host.claim(directory, self.number)
+        assert self.claim is not None, "its patience has no end"
+        journals = self._journals = await Journals.open(self.claim, order, generation=store.generation)
+        await self._load(journals)
+        for index, peer in enumerate(order.peers):
+            if index != worker.index:
+                await self._dial(index, peer.host)
+        replayed, took = journals.replayed_bytes, worker.now - begin
+        worker.report(
+            Restored(
+                job="",
+                worker=worker.index,
+                last_step=journals.last_step,
+                replayed_bytes=replayed,
+                seconds=took,
+            )
+        )
+        self._start("serve", self._serve(journals))
+        self._start("vote", self._vote_all(journals))
+        self._start("watch", self._watch(self.claim))
+
+    async def _load(self, journals: Journals) -> None:
+        worker = self._worker
+        async for cut, operator, data in journals.blocks():
+            while self._blocks_out >= limits.state_blocks_ahead:
+                await worker.wait(self._changed)
+            self._blocks_out += 1
+            worker.inbox.put(StateBlock(self.number, cut, operator, data))
+        worker.inbox.put(StateComplete(self.number))
+        while not self._loaded:
+            await worker.wait(self._changed)
+
+    async def _serve(self, journals: Journals) -> None:
+        """What the circuit hands over, in order: record, then send."""
+        while True:
+            while not self._to_serve:
+                await self._worker.wait(self._changed)
+            message = self._to_serve.popleft()
+            if isinstance(message, Published):
+                await journals.published(message.cut)
+                if message.final:
+                    self._finishing = True
+                    self._worker.report(Finished(job="", worker=self._worker.index))
+                continue
+            journals.record(message)
+            for peer, frames in message.frames.items():
+                self._send(peer, *frames)
+            if self._worker.shared.exhausted and not self._told_exhausted:
+                self._told_exhausted = True
+                self._tell(FrameType.EOF, message.step)
+
+    async def _vote_all(self, journals: Journals) -> None:
+        worker = self._worker
+        while True:
+            while not self._to_vote:
+                await worker.wait(self._changed)
+            taken = self._to_vote.popleft()
+            for writer in taken.writers:
+                await worker.sleep(worker.region.sync_s(worker.chance))
+                writer.sync()
+            positions = await journals.prepare(taken)
+            vote = Prepared(
+                job="", worker=worker.index, cut=taken.mark.cut, step=taken.step, positions=positions
+            )
+            worker.report(vote)
+            self._tell(FrameType.DURABLE, taken.step)
+            await journals.voted(taken)
+            worker.shared.snapshot_due = journals.snapshot_due
+
+    async def _watch(self, claim: RegionClaim) -> None:
+        """Sources stop while the store takes nothing, and go on by themselves."""
+        worker = self._worker
+        while True:
+            room = not claim.waiting
+            if room != worker.shared.room:
+                worker.region.saw("sources go on" if room else "sources stop for the store")
+                worker.shared.room = room
+                worker.inbox.put(Woken())
+            await worker.sleep(0.25)
+
+    # Peers
+
+    async def _dial(self, peer: int, address: str) -> None:
+        worker, name = self._worker, self._worker.region.spec.name
+        hello = Hello(
+            role="exchange",
+            job=name,
+            worker=worker.index,
+            attempt=worker.attempt,
+            incarnation=self.number,
+        )
+        try:
+            channel = await dial(
+                worker, worker.region.network, address, hello, worker.chance, limits.peer_dial_s
+            )
+        except DosError as error:
+            raise PeerLostError(peer, str(error.args[0])) from error
+        self._outgoing[peer] = channel
+        self._send(peer, self._heard.mark(FrameType.RESET, after_step(self._order)))
+
+    def _send(self, peer: int, *frames: Frame) -> None:
+        channel = self._outgoing[peer]
+        try:
+            for frame in frames:
+                channel.send(frame)
+        except BrokenConnectionError as error:
+            raise PeerLostError(peer, str(error.args[0])) from error
+
+    def _tell(self, kind: FrameType, step: int) -> None:
+        for peer in self._outgoing:
+            self._send(peer, self._heard.mark(kind, step))
+
+    async def hear(self, channel: Channel, hello: Hello) -> None:
+        """Everything a peer sends, on the link that it dialled, until this life is over."""
+        if self.over or not self._heard.admits(hello.worker, hello.incarnation):
+            self._worker.region.saw("a peer's link was refused")
+            channel.close()
+            return
+        self._incoming.append(channel)
+        shared = self._worker.shared
+        try:
+            while True:
+                frame = await channel.receive()
+                if self.over:
+                    return
+                shown = self._heard.take(hello.worker, frame)
+                shared.peers_at = max(shared.peers_at, self._heard.peers_at)
+                if shown is not None:
+                    self._worker.inbox.put(Arrived(self.number, shown))
+        except DosError as error:
+            channel.close()
+            self._fail(PeerLostError(hello.worker, str(error.args[0])))

@@ -1,0 +1,126 @@
+"""What a region puts out: the parts of its file sinks, on the disks of its workers' machines.
+
+Rules of this file: files and locks. What is written, kept and cut back is the real `FileWriter`'s. A part
+is written by one process at a time, as its lock says; who wants it while another has it waits.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from dataflow.errors import SinkWriteError
+from dataflow.operators.base import OperatorContext
+from dataflow.sinks.base import SinkSpec
+from dataflow.sinks.files import FileWriter, part_name
+from dataflow.sinks.tsv import check_columns
+from tests.sim.engine.disk import SimDisk
+from tests.sim.engine.world import Process
+
+
+class Output:
+    """All parts of all sinks. One disk for each worker."""
+
+    def __init__(self, workers: int) -> None:
+        self.disks = [SimDisk() for _ in range(workers)]
+        self.holders: dict[int, Process] = {}
+        """Who has the parts of a worker locked: a process, until it ends."""
+
+    def free_for(self, worker: int, process: Process) -> bool:
+        """Whether that process may write the worker's parts now."""
+        holder = self.holders.get(worker)
+        return holder is None or holder is process or not holder.alive
+
+    def content(self, worker: int, sink: str) -> bytes:
+        """As readers see it."""
+        return self.disks[worker].content(f"{sink}-{part_name(worker)}") or b""
+
+    def durable_bytes(self, worker: int, sink: str) -> int:
+        """How much of a part would be there after a loss of power, at least."""
+        disk = self.disks[worker]
+        handle = disk.open(f"{sink}-{part_name(worker)}", create=True)
+        try:
+            node, _ = disk._node(handle)
+            return min([len(node.stable), *(position for position, _ in node.unsynced)])
+        finally:
+            disk.close(handle)
+
+    def rows(self, sink: str) -> list[list[str]]:
+        """Of all parts."""
+        return [row for worker in range(len(self.disks)) for row in rows_of(self.content(worker, sink))]
+
+
+def rows_of(text: bytes) -> list[list[str]]:
+    """The values of each row."""
+    return [line.split("\t") for line in text.decode().split("\n") if line]
+
+
+def counts_of(rows: list[list[str]]) -> Counter[str]:
+    """Word -> its last count."""
+    return Counter({word: int(count) for word, count in rows})
+
+
+class Part:
+    """One file, for one process. See `dataflow.sinks.part_file.PartPort`."""
+
+    def __init__(self, output: Output, worker: int, sink: str, process: Process) -> None:
+        self.name = part_name(worker)
+        self.where = f"{sink}-{self.name}"
+        self._output = output
+        self._worker = worker
+        self._process = process
+        self._disk = output.disks[worker]
+        self._handle = -1
+
+    def open(self, owner: bytes) -> None:
+        del owner
+        if self._handle >= 0:
+            return
+        if not self._output.free_for(self._worker, self._process):
+            raise SinkWriteError(f"output {self.where!r} is still locked by another process")
+        self._output.holders[self._worker] = self._process
+        self._handle = self._disk.open(self.where, create=True)
+        self._disk.sync_folder("")
+
+    def size(self) -> int:
+        return self._disk.size(self._handle)
+
+    def read(self, position: int, count: int) -> bytes:
+        return self._disk.read(self._handle, position, count)
+
+    def write(self, position: int, data: memoryview) -> int:
+        assert self._output.holders[self._worker] is self._process, "a part without its lock"
+        self._disk.write(self._handle, position, [bytes(data)])
+        return len(data)
+
+    def cut(self, size: int) -> None:
+        self._disk.cut(self._handle, size)
+        self._disk.sync(self._handle)
+
+    def sync(self) -> None:
+        if self._handle < 0:
+            raise SinkWriteError(f"output {self.where!r} was closed before it was synced")
+        self._disk.sync(self._handle)
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            self._disk.close(self._handle)
+            self._handle = -1
+
+
+class RegionSink(SinkSpec):
+    """The description of a sink whose parts are made by `part_of(worker)`."""
+
+    def __init__(self, part_of: Callable[[int], Part]) -> None:
+        self._part_of = part_of
+
+    def check_input(self, schema: pa.Schema) -> None:
+        check_columns(schema)
+
+    def open(self, context: OperatorContext) -> FileWriter:
+        return FileWriter(context, self._part_of(context.worker))
+
+
+Prepared = dict[str, Any]
+"""What a cut holds of a part: `file`, `size`, `digest`."""

@@ -1,0 +1,134 @@
+"""What was promised in a region on the way, and what contradicts it at once.
+
+Rules of this file: it hears of votes, orders, appends and commits as they happen, from the tasks that
+carry them out, and looks itself at what the machines have told to be synced. It asks no core.
+"""
+
+from typing import TYPE_CHECKING
+
+from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.messages import Committed, Prepared, RequestCut, Restore, Start, ToWorker
+from checkpoint.core.region import coordinator_directory, worker_directory
+from journal.core.position import Position
+from journal.core.segment import parse_segment_name
+from tests.sim.history import ViolationError
+
+if TYPE_CHECKING:
+    from tests.sim.regions.region import Region
+    from tests.sim.store.server import Machine
+
+_ORDERS = (Restore, Start, RequestCut, Committed)
+
+
+class Record:
+    """See the module. `committed`: cuts whose append was acknowledged, in that order."""
+
+    def __init__(self, region: "Region") -> None:
+        self._region = region
+        self.votes: dict[tuple[int, int], dict[int, WorkerCut]] = {}
+        """(incarnation, cut) -> worker -> what it voted for."""
+        self.opened: dict[int, Cut | None] = {}
+        """Incarnation -> the last cut of its manifest when its start was acknowledged."""
+        self.committed: list[Cut] = []
+        self.shown: dict[int, Cut] = {}
+        """Cut number -> what workers were told to be committed, or to restore."""
+        self._restores: set[tuple[int, int]] = set()
+
+    def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
+        """A worker's vote goes out: all it names must be durable."""
+        directory = worker_directory(self._region.spec.name, worker)
+        for chain, position in (("state", vote.positions.state), ("steps", vote.positions.steps)):
+            self._check_durable(directory, chain, position, f"worker {worker} votes for cut {vote.cut}")
+        for sink, prepared in vote.positions.sinks.items():
+            durable = self._region.output.durable_bytes(worker, sink)
+            if durable < prepared["size"]:
+                raise ViolationError(
+                    "O7",
+                    f"worker {worker} votes for cut {vote.cut}, of its output {sink} {durable} bytes of "
+                    f"{prepared['size']} are durable",
+                )
+        self.votes.setdefault((incarnation, vote.cut), {})[worker] = vote.positions
+
+    def started(self, incarnation: int, last: Cut | None) -> None:
+        """A manifest segment's start counts as acknowledged."""
+        name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
+        holders = sum(
+            machine.wiped
+            or any(
+                place == directory and segment.startswith(name) and told
+                for (place, segment), told in machine.told.items()
+            )
+            for machine in self._region.machines
+        )
+        if holders < self._region.quorum:
+            raise ViolationError(
+                "O7", f"incarnation {incarnation} begins, {holders} members have its start (R8)"
+            )
+        if incarnation in self.opened:
+            raise ViolationError("O4", f"two coordinators began incarnation {incarnation}")
+        self.opened[incarnation] = last
+
+    def sent(self, message: ToWorker) -> None:
+        """An order goes out."""
+        if not isinstance(message, _ORDERS):
+            return
+        if message.incarnation not in self.opened:
+            raise ViolationError(
+                "O7", f"{type(message).__name__} before incarnation {message.incarnation} began"
+            )
+        if isinstance(message, Restore):
+            key = (message.incarnation, message.worker)
+            if key in self._restores:
+                raise ViolationError(
+                    "O7", f"worker {message.worker} is ordered twice in one incarnation (R11)"
+                )
+            self._restores.add(key)
+            if message.restore is not None:
+                self._show(message.restore)
+        elif isinstance(message, Committed):
+            known = self.shown.get(message.cut)
+            if known is None or known.incarnation != message.incarnation:
+                raise ViolationError("O7", f"cut {message.cut} is told to be committed, and is not")
+
+    def appended(self, cut: Cut, workers: int) -> None:
+        """A cut is handed to the manifest: with every worker's vote of this incarnation."""
+        votes = self.votes.get((cut.incarnation, cut.cut), {})
+        if votes != cut.workers or set(votes) != set(range(workers)):
+            raise ViolationError(
+                "O7",
+                f"cut {cut.cut} of incarnation {cut.incarnation} is appended with {sorted(cut.workers)}; its "
+                f"votes are of {sorted(votes)}",
+            )
+
+    def acknowledged(self, cut: Cut) -> None:
+        """The commit."""
+        if self.committed and cut.cut <= self.committed[-1].cut:
+            raise ViolationError("O7", f"cut {cut.cut} is committed after cut {self.committed[-1].cut}")
+        self.committed.append(cut)
+        self._show(cut)
+
+    def _show(self, cut: Cut) -> None:
+        known = self.shown.setdefault(cut.cut, cut)
+        if known != cut:
+            raise ViolationError(
+                "O7", f"cut {cut.cut} is that of incarnation {known.incarnation} and of {cut.incarnation}"
+            )
+
+    def _check_durable(self, directory: str, chain: str, position: Position, what: str) -> None:
+        """That position of the chain is synced on the quorum, as far as the machines have told."""
+        holders = sum(
+            machine.wiped or self._has(machine, directory, chain, position)
+            for machine in self._region.machines
+        )
+        if holders < self._region.quorum:
+            raise ViolationError("O7", f"{what}, whose {chain} {holders} members have on {position}")
+
+    @staticmethod
+    def _has(machine: "Machine", directory: str, chain: str, position: Position) -> bool:
+        for (place, segment), told in machine.told.items():
+            name = parse_segment_name(segment) if place == directory else None
+            if name is None or (name.chain, name.epoch) != (chain, position.epoch):
+                continue
+            if name.base <= position.size <= name.base + told:
+                return True
+        return False

@@ -1,0 +1,223 @@
+"""A region of a run: what it is to do, its drivers and workers, and who starts a driver again.
+
+Rules of this file: the region as its operators see it. Cores and tasks are in `driver`, `worker` and
+`life`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from checkpoint.core.coordinator_vocabulary import End
+from checkpoint.core.region import RegionSpec, RegionState
+from dataflow import Graph
+from dataflow.graph import GraphPlan
+from dataflow.limits import WorkerLimits
+from dataflow.worker_messages import CircuitFailed
+from tests.sim.engine.chance import Chance
+from tests.sim.history import ViolationError
+from tests.sim.regions.channel import KEY
+from tests.sim.regions.driver import Driver
+from tests.sim.regions.input import Input, RegionSource
+from tests.sim.regions.output import Output, Part, RegionSink
+from tests.sim.regions.record import Record
+from tests.sim.regions.worker import Worker, unexpected
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+RUNS_WITH_ONE: Final = 4
+"""One run in so many has a region."""
+SINKS: Final = ("rows", "counts")
+_STEP_ROWS: Final = 3
+_FOR_A_PERSON: Final = ("resets in a row", "did not join within")
+"""Ends after which an operator starts the region again; any other failure is one that no fault explains."""
+
+
+def has_region(chance: Chance) -> bool:
+    """Whether the run of that seed has one."""
+    return chance.stream("region").randrange(RUNS_WITH_ONE) == 0
+
+
+@cache
+def _plan() -> GraphPlan:
+    """The graph of every region: rows by their word, as they are and counted."""
+    given = Input(Random(0), 1, 1)
+    graph = Graph("region")
+    lines = graph.source("lines", RegionSource(given, Random, bool))
+    by_word = lines.key_by("by_word", "word")
+    by_word.sink("rows", RegionSink(_no_part))
+    by_word.count("count").sink("counts", RegionSink(_no_part))
+    return graph.plan()
+
+
+def _no_part(worker: int) -> Part:
+    raise AssertionError(f"worker {worker} runs no plan of its own")
+
+
+class Region:
+    """See the module. `made`: all its journals are there. `finished`: a driver said so."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self.world = cluster.world
+        self.network = cluster.network
+        self.history = cluster.history
+        self.machines = cluster.machines
+        self.store = cluster.record
+        self.quorum = cluster.record.ack_quorum
+        self.chance = cluster.chance
+        chance = self.chance.stream("region topology")
+        workers = chance.choice([2, 2, 2, 3])
+        self.pace_s = chance.choice([0.3, 0.3, 0.5])
+        of_worker = chance.choice([1, 2])
+        steps = int(chance.uniform(5.0, 13.0) / self.pace_s)
+        self.given = Input(chance, workers * of_worker, _STEP_ROWS * steps // of_worker)
+        plan = _plan()
+        self.spec = RegionSpec(
+            name="region",
+            workers=workers,
+            store_url="dos://here",
+            job_key=KEY,
+            operators=plan.operators,
+            graph_fingerprint=plan.fingerprint,
+            checkpoint_interval_s=chance.choice([0.5, 1.0, 1.0]),
+            drain_timeout_s=15.0,
+            reset_timeout_s=20.0,
+            start_timeout_s=30.0,
+            suspect_after_s=4.0,
+            orphan_timeout_s=8.0,
+        )
+        self.limits = WorkerLimits(step_bytes_max=_STEP_ROWS)
+        self.output = Output(workers)
+        self.record = Record(self)
+        self.drivers: list[Driver] = []
+        self.workers: list[Worker] = []
+        self.made = False
+        self.finished = False
+        self.broken = False
+        """Reading fails now: a row that is none."""
+        self.last_words = False
+        self._sometimes: Counter[str] = cluster.history.sometimes
+        self._at_next: dict[str, list[Callable[[], None]]] = {}
+        self._supervised = chance
+        self._readers = 0
+        self.new_driver()
+        self._supervise()
+
+    # What its processes use
+
+    def plan_for(self, worker: Worker) -> GraphPlan:
+        """The graph, with this process's source and sinks."""
+        plan = _plan()
+        own = {
+            sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
+            for sink in SINKS
+        }
+        source = RegionSource(self.given, self._reads, lambda: self.broken)
+        return replace(plan, specs={**plan.specs, "lines": source, **own})
+
+    def _reads(self, worker: int) -> Random:
+        self._readers += 1
+        return self.chance.stream(f"reader {self._readers} of worker {worker}")
+
+    def work_s(self, chance: Random, *, produced: bool) -> float:
+        """How long a piece of work takes. After the storm there is no need to be slow."""
+        pace = self.pace_s * (0.1 if self.last_words else 1.0)
+        return pace * (0.5 + chance.random()) if produced else 0.002 * (0.5 + chance.random())
+
+    def sync_s(self, chance: Random) -> float:
+        """How long a sync of an output takes."""
+        return 0.002 * chance.lognormvariate(0.0, 0.7)
+
+    def saw(self, what: str) -> None:
+        """Count it; and let happen what waits for it."""
+        self._sometimes[what] += 1
+        for call in self._at_next.pop(what, ()):
+            call()
+
+    def at_next(self, what: str, call: Callable[[], None]) -> None:
+        """Call it when that is seen next."""
+        self._at_next.setdefault(what, []).append(call)
+
+    def circuit_failed(self, worker: Worker, told: CircuitFailed) -> None:
+        if told.kind == "operator" and "a row cannot be read" in told.message:
+            self.saw("a row failed")
+        else:
+            unexpected(told)
+
+    # Drivers and workers
+
+    @property
+    def running(self) -> Driver | None:
+        """The newest driver that lives and has not ended."""
+        return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
+
+    def new_driver(self) -> Driver:
+        driver = Driver(self, f"d{len(self.drivers) + 1}")
+        driver.skew = driver.chance.uniform(-0.1, 0.1)
+        self.drivers.append(driver)
+        return driver
+
+    def new_worker(self, driver: Driver, index: int, attempt: int) -> Worker:
+        name = f"k{index}.{len(self.workers) + 1}"
+        worker = Worker(self, driver, index, attempt, name)
+        worker.skew = worker.chance.uniform(-0.1, 0.1)
+        self.workers.append(worker)
+        return worker
+
+    def driver_ended(self, driver: Driver, end: End) -> None:
+        """Its core says that it is over; its process goes with it."""
+        driver.note(f"ends: {end.state.name}, {end.reason}")
+        self.saw(f"end: {end.state.name}")
+        self.network.process_died(driver, power=False)
+        driver.kill()
+        if end.state is RegionState.FINISHED:
+            self.finished = True
+        elif end.state is RegionState.FAILED:
+            if "a row cannot be read" in end.reason:
+                self.broken = False  # somebody looked at what failed, and mended it
+            elif not any(text in end.reason for text in _FOR_A_PERSON):
+                raise ViolationError("O7", f"the region failed: {end.reason}")
+
+    def living_workers(self) -> list[Worker]:
+        return [one for one in self.workers if one.alive]
+
+    def names(self) -> list[str]:
+        """Of all its processes; when all have ended, of the last driver's."""
+        found = [one.name for one in (*self.drivers, *self.workers) if one.alive]
+        return found or [self.drivers[-1].name]
+
+    def _supervise(self) -> None:
+        """Where no driver runs and the work is not done, one is started."""
+        started = self.running
+        if started is None and not self.finished:
+            self.new_driver()
+        if started is not None and started.core.shown is RegionState.RUNNING:
+            self.made = True
+        self.world.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
+
+    # The end
+
+    def heal(self) -> None:
+        """Everything that can go on does."""
+        self.broken = False
+        self.last_words = True
+        for process in (*self.drivers, *self.workers):
+            if process.alive:
+                process.resume()
+
+    def kill_all(self) -> None:
+        """Every process."""
+        for process in (*self.drivers, *self.workers):
+            if process.alive:
+                self.network.process_died(process, power=False)
+                process.kill()
+
+    def run_again(self) -> None:
+        """A fresh driver and fresh workers, from what the store has: they find that all is done."""
+        self.kill_all()
+        self.finished = False
+        self.new_driver()

@@ -1,0 +1,332 @@
+"""A worker's process: the real circuit loop and the real participant core, and the tasks that join them.
+
+Rules of this file: what the two threads of a worker do, as tasks of one process. It takes the
+coordinator's orders in the order in which they come, and ends one incarnation before it begins the next.
+What one incarnation does is `life`'s.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from checkpoint.core.handshake import Hello
+from checkpoint.core.messages import (
+    Committed,
+    Counters,
+    Failed,
+    Join,
+    Prepared,
+    RequestCut,
+    Restore,
+    Start,
+    ToCoordinator,
+    control_frame,
+    decode_from_coordinator,
+)
+from checkpoint.core.participant import (
+    Ended,
+    LinkGone,
+    MessageIn,
+    Participant,
+    ParticipantInput,
+    ParticipantState,
+    Refused,
+    Report,
+    Send,
+    Tick,
+)
+from checkpoint.errors import StaleIncarnationError
+from dataflow import limits
+from dataflow.worker_circuit import CircuitLoop
+from dataflow.worker_messages import (
+    CircuitFailed,
+    CutCommitted,
+    CutRequested,
+    LinksEnded,
+    Restoring,
+    Shared,
+    ToCircuit,
+    ToLinks,
+)
+from dataflow.worker_run import Clock, Identity
+from dos_protocol.errors import DosError
+from tests.sim.engine.network import Wire
+from tests.sim.engine.world import Process, Signal
+from tests.sim.history import ViolationError
+from tests.sim.regions.channel import Channel, accept, dial
+from tests.sim.regions.claiming import Host
+from tests.sim.regions.life import Life
+
+if TYPE_CHECKING:
+    from tests.sim.regions.driver import Driver
+    from tests.sim.regions.region import Region
+
+
+class Mailbox:
+    """Messages to the circuit. See `dataflow.worker_messages.Inbox`."""
+
+    def __init__(self) -> None:
+        self.changed = Signal()
+        self._messages: deque[ToCircuit] = deque()
+
+    def put(self, message: ToCircuit) -> None:
+        self._messages.append(message)
+        self.changed.set()
+
+    def take_nowait(self) -> ToCircuit | None:
+        return self._messages.popleft() if self._messages else None
+
+    @property
+    def next_restores(self) -> bool:
+        return bool(self._messages) and isinstance(self._messages[0], Restoring)
+
+
+class ProcessClock(Clock):
+    """A circuit's time: that of its process, in which a piece of work takes none."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def seconds(self) -> float:  # type: ignore[override]
+        return self._process.now
+
+    def wall_ms(self) -> int:  # type: ignore[override]
+        return int(self._process.now * 1000)
+
+
+class Worker(Process):
+    """See the module."""
+
+    def __init__(self, region: "Region", driver: "Driver", index: int, attempt: int, name: str) -> None:
+        super().__init__(region.world, name)
+        self.region = region
+        self.driver = driver
+        self.index = index
+        self.attempt = attempt
+        self.address = f"{name}:x"
+        self.chance = region.chance.stream(f"worker {name}")
+        self.shared = Shared()
+        self.inbox = Mailbox()
+        self.host = Host(self, region.network, region.store, region.history, self.chance)
+        spec = region.spec
+        self.core = Participant(
+            spec.name, index, now=self.now, orphan_timeout_s=spec.orphan_timeout_s, heartbeat_s=1.0
+        )
+        self.life: Life | None = None
+        self.born = Signal()
+        self._control: Channel | None = None
+        self._taken = 0
+        self._ordered = Signal()
+        self._armed: float | None = None
+        self.loop = CircuitLoop(
+            region.plan_for(self),
+            Identity(spec.name, index, spec.workers),
+            worker_limits=region.limits,
+            inbox=self.inbox,  # type: ignore[arg-type]
+            shared=self.shared,
+            post=lambda message: self.soon(lambda: self._deliver(message)),
+            clock=ProcessClock(self),
+        )
+        region.network.listen(self.address, self, self._accept)
+        self.start("links", self._links())
+        self.start("circuit", self._circuit())
+
+    def die(self, why: str | None) -> None:
+        """The process is over, by a signal or by itself (None: in an orderly way)."""
+        if self.alive:
+            self.note(f"ends: {why or 'told to stop'}")
+            self.region.network.process_died(self, power=False)
+            self.kill()
+            self.loop.drop()
+            self.driver.launcher.ended(self, why)
+
+    def note(self, what: str) -> None:
+        self.world.trace.note(self.world.now, self.name, what)
+
+    # The circuit's thread
+
+    async def _circuit(self) -> None:
+        """Messages and pieces of work, one after the other, each piece taking its time."""
+        while True:
+            while self.inbox.next_restores and not self.region.output.free_for(self.index, self):
+                await self.sleep(0.05)  # the lock of the part is another process's
+            message = self.inbox.take_nowait()
+            if message is None and not self.loop.busy:
+                await self.wait(self.inbox.changed)
+                continue
+            step = self.shared.step
+            self.loop.turn(message)
+            if isinstance(message, LinksEnded):
+                return
+            if message is None:
+                produced = self.shared.step != step
+                await self.sleep(self.region.work_s(self.chance, produced=produced))
+
+    def _deliver(self, message: ToLinks) -> None:
+        """A message of the circuit. Dropped if its incarnation is over."""
+        life = self.life
+        if life is None or message.incarnation != life.number:
+            return
+        if isinstance(message, CircuitFailed):
+            self._circuit_failed(message)
+        else:
+            life.deliver(message)
+
+    def _circuit_failed(self, told: CircuitFailed) -> None:
+        self.note(f"the circuit failed ({told.kind}): {told.message}")
+        self.region.circuit_failed(self, told)
+        failed = Failed(
+            job="",
+            worker=self.index,
+            kind=told.kind,
+            operator=told.operator,
+            position=told.position,
+            message=told.message,
+            traceback=told.traceback,
+        )
+        if self.report(failed) and told.kind == "internal":
+            self.soon(lambda: self.die(told.message))
+
+    # The links' thread
+
+    async def _links(self) -> None:
+        spec = self.region.spec
+        hello = Hello(role="control", job=spec.name, worker=self.index, attempt=self.attempt)
+        try:
+            channel = await dial(self, self.region.network, self.driver.address, hello, self.chance, 5.0)
+        except DosError as error:
+            why = str(error)
+            self.soon(lambda: self.die(why))
+            return
+        self._control = channel
+        self.start("orders", self._take_orders())
+        self.report(
+            Join(
+                job="",
+                worker=self.index,
+                attempt=self.attempt,
+                pid=1,
+                host=self.name,
+                exchange_host=self.address,
+                exchange_port=1,
+            )
+        )
+        self._arm()
+        try:
+            while True:
+                self.handle(MessageIn(decode_from_coordinator(await channel.receive())))
+        except DosError as error:
+            self.handle(LinkGone(str(error.args[0])))
+
+    def handle(self, event: ParticipantInput) -> None:
+        """Give the core an event and do what it says. Raises what it raises for a report."""
+        before = self.core.state
+        effects = self.core.handle(event, self.now)
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect.message)
+            elif isinstance(effect, Refused):
+                self.region.saw(f"worker refused: {effect.refusal.name}")
+                self.note(f"refuses {effect.refusal.name}: {effect.refusal.text}")
+            else:
+                assert isinstance(effect, Ended)
+                why = None if self.core.state is before else str(effect.error)
+                self.region.saw(f"worker ended: {type(effect.error).__name__}")
+                self.soon(lambda why=why: self.die(why))
+        if self.core.state is not before:
+            self.region.saw(f"participant: {before.name} to {self.core.state.name}")
+        self._ordered.set()
+        self._arm()
+
+    def _send(self, message: ToCoordinator) -> None:
+        if isinstance(message, Prepared):
+            self.region.record.voted(self.index, message.incarnation, message)
+            self.region.saw("voted")
+        channel = self._control
+        if channel is not None and not channel.over:
+            channel.send(control_frame(message))
+
+    def report(self, message: ToCoordinator) -> bool:
+        """Tell the coordinator. False: a newer order has come, nobody asks any more."""
+        if self.core.state is ParticipantState.ENDED:
+            return False
+        try:
+            self.handle(Report(message, of=self._taken))
+        except StaleIncarnationError:
+            return False
+        return True
+
+    def _arm(self) -> None:
+        due = self.core.deadline()
+        if due is not None and due != self._armed:
+            self._armed = due
+            self.after(max(due - self.now, 0.0), lambda: self._tick(due))
+
+    def _tick(self, due: float) -> None:
+        if self._armed == due:
+            self._armed = None
+            self.handle(Tick(due, self._counters()))
+
+    def _counters(self) -> Counters:
+        shared, claim = self.shared, self.life.claim if self.life is not None else None
+        return Counters(
+            step=shared.step,
+            rows_in=shared.rows_in,
+            exhausted=shared.exhausted,
+            waiting_for_store=claim is not None and claim.waiting,
+            lag_bytes=0 if claim is None else claim.lag_bytes,
+        )
+
+    async def _take_orders(self) -> None:
+        while True:
+            while not self.core.orders:
+                await self.wait(self._ordered)
+            order = self.core.orders.popleft()
+            self._taken = order.incarnation
+            self.note(f"takes {type(order).__name__} {order.cut} of {order.incarnation}")
+            if isinstance(order, Restore):
+                self._begin(order)
+            elif self.life is None or order.incarnation != self.life.number:
+                self.note(f"an order of incarnation {order.incarnation}: no such life here")
+            elif isinstance(order, Start):
+                self.life.start(order)
+            elif isinstance(order, RequestCut):
+                self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
+            elif isinstance(order, Committed):
+                self.inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
+
+    def _begin(self, order: Restore) -> None:
+        """End the life before, begin the next."""
+        self.shared.incarnation = order.incarnation
+        if self.life is not None:
+            self.life.end()
+        self.shared.peers_at = 0
+        self.shared.room = True
+        self.shared.snapshot_due = False
+        self.life = Life(self, order)
+        self.born.set()
+
+    # Peers
+
+    def _accept(self, wire: Wire) -> Channel:
+        channel = Channel(self, wire, dialler=False)
+        self.start("peer", self._hear(channel))
+        return channel
+
+    async def _hear(self, channel: Channel) -> None:
+        """A peer dials. It may be ahead of us by one order, so wait for its incarnation."""
+        try:
+            hello = await accept(channel, self.region.spec.name, self.chance)
+        except DosError:
+            return
+        deadline = self.now + limits.peer_wait_s
+        while (self.life is None or self.life.number < hello.incarnation) and self.now < deadline:
+            await self.wait(self.born, deadline - self.now)
+        if hello.role != "exchange" or self.life is None:
+            channel.close()
+            return
+        await self.life.hear(channel, hello)
+
+
+def unexpected(told: CircuitFailed) -> None:
+    """Nothing in a run makes a circuit fail but what the nemesis puts into the input."""
+    raise ViolationError("O7", f"a circuit failed ({told.kind}): {told.message}")

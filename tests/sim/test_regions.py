@@ -1,0 +1,51 @@
+"""Regions in the simulator: the faults of a run do not cost a row, a cut or the region."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim.campaign import digest_elsewhere
+from tests.sim.engine.chance import Chance
+from tests.sim.nemesis import plan_of
+from tests.sim.nemesis.regions import REGION_KINDS
+from tests.sim.regions.region import has_region
+from tests.sim.run import SAFETY_S, run_seed
+
+SEEDS = [seed for seed in range(1, 400) if has_region(Chance(seed))]
+BATCH = 6
+BATCHES = 6
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Circuits whose region is gone have much to say."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# EVIDENCE-OF: P-6, P-7, P-10
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_regions_lose_nothing_and_finish(batch: int) -> None:
+    for seed in SEEDS[batch * BATCH : (batch + 1) * BATCH]:
+        result = run_seed(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}\n  ./run sim --seed {seed} --trace"
+
+
+def test_without_faults_a_region_runs_through_and_is_restored_at_its_end() -> None:
+    result = run_seed(SEEDS[0], faults=[])
+    assert not result.violation
+    assert result.history.sometimes["end: FINISHED"] == 2
+    assert result.history.sometimes["event: ManifestOpened"] == 2, "one incarnation, and the one that looks"
+    assert result.history.sometimes["event: CutAppended"] > 5
+
+
+def test_a_run_with_a_region_is_the_same_in_another_process() -> None:
+    seed = SEEDS[1]
+    assert digest_elsewhere(seed, "1") == digest_elsewhere(seed, "2") == run_seed(seed).digest
+
+
+def test_every_kind_of_fault_of_a_region_is_planned_sometimes() -> None:
+    kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed, SAFETY_S)}
+    assert kinds >= set(REGION_KINDS)
