@@ -7,10 +7,30 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.sim.__main__ import app
+from tests.sim.bugs import BUGS, planted
 from tests.stories.replay import FOLDER, PLAYS, check, retell, stories
 from tests.stories.script import WIDTH, StoryError
 
 LINES_MAX = 60
+SHOWN_BY = {
+    "lower_epochs_may_claim": "duel",
+    "same_epoch_twice": "duel",
+    "one_claim_is_enough": "duel",
+    "fenced_sessions_may_append": "zombie",
+    "older_sessions_hear_watermarks": "late-watermark",
+    "wiped_server_counts": "wiped",
+    "damaged_copies_have_answered": "damaged",
+    "damage_is_taken_for_a_torn_tail": "damaged",
+    "longest_copy_is_the_head": "longest",
+    "nothing_is_settled": "take-over",
+    "own_start_is_not_waited_for": "figure-8",
+    "readers_are_shown_everything": "readers",
+    "created_without_all_members": "creation",
+    "full_disk_leaves_a_part": "full-disk",
+    "small_files_are_overwritten_in_place": "torn-tail",
+    "one_member_acknowledges": "take-over",
+}
+"""Planted bug of `tests/sim/bugs` -> the story that goes otherwise with it."""
 README = FOLDER / "README.md"
 
 TOLD = """# A story of one server (R1).
@@ -35,6 +55,12 @@ def story(tmp_path: Path) -> Path:
 def test_a_story_is_told_as_it_happens(path: Path, pytestconfig: pytest.Config) -> None:
     diff = check(path, rewrite=pytestconfig.getoption("--rewrite"))
     assert not diff, f"{diff}\n\nIf that is right: ./run test tests/stories --rewrite"
+
+
+@pytest.mark.parametrize("bug", sorted(SHOWN_BY))
+def test_with_its_rule_broken_a_story_goes_otherwise(bug: str) -> None:
+    with planted(bug):
+        assert check(FOLDER / f"{SHOWN_BY[bug]}.txt"), f"it does not show {BUGS[bug].breaks}"
 
 
 def test_a_change_shows_as_a_difference_and_rewriting_takes_it_in(story: Path) -> None:

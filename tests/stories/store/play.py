@@ -65,6 +65,8 @@ class Play:
             self.machines[name] = StoryMachine(
                 self.world, self.network, name, Middle(name), self._log, self.tell
             )
+        for name, machine in self.machines.items():
+            self.book.calls[machine.fresh_id.hex()] = name
         members = tuple(Member(one.fresh_id, one.address) for one in self.machines.values())
         record = StoreRecord(Random("store").randbytes(16), 1, quorum, members)
         self.book.calls[record.store_id.hex()] = "this one"
