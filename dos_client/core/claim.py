@@ -212,6 +212,13 @@ def hopes_for(
     )
 
 
+def nobody_has(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:
+    """Whether nobody is left who may hold an object's bytes: F members hold less, or every member holds
+    less or has a copy that is damaged. One that is damaged alone says nothing of what it held (R4): beside
+    a member that is away, which is waited for, it may be the one of the quorum."""
+    return quorums.can_take_over(without) or quorums.members <= {*without, *spoiled}
+
+
 def climb(epoch_held: int, epoch: int) -> Iterable[int]:
     """The epochs to claim, in order, to get from the one held to `epoch` without a jump the server refuses
     (R17)."""

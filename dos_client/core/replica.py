@@ -182,9 +182,10 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Differed:
-    """Something showed that the copy is not the writer's, or that its disk failed."""
+    """Something showed that the copy is not the writer's, or that its disk failed: then it is `spoiled`."""
 
     why: str
+    spoiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +226,16 @@ class Replica:
 
     Invariants: `synced <= received <= sent`; outside `AGREED` all three are 0; `claimed` is what the member
     said of the object when it took the claim, None without a session; `why` says what is wrong, '' when
-    nothing is; `since` is when `state` last changed."""
+    nothing is; `spoiled`, once it is BROKEN: its disk failed, so what it once held is not known; `since` is
+    when `state` last changed."""
 
-    __slots__ = ("claimed", "local_size", "received", "sent", "since", "state", "synced", "why")
+    __slots__ = ("claimed", "local_size", "received", "sent", "since", "spoiled", "state", "synced", "why")
 
     def __init__(self, now: float) -> None:
         self.state = ReplicaState.DISCOVER_LOCAL_SIZE
         self.since = now
         self.why = "not connected yet"
+        self.spoiled = False
         self.local_size = 0
         self.claimed: ObjectInfo | None = None
         self.sent = self.received = self.synced = 0
@@ -251,9 +254,9 @@ class Replica:
                 return self._discover(info, view, now)
             case Agreed(size, view):
                 return self._agreed(size, size, view, now)
-            case Differed(why):
+            case Differed(why, spoiled):
                 self._move(ReplicaEvent.DIFFERS, now)
-                self.why = why
+                self.why, self.spoiled = why, spoiled
                 self.sent = self.received = self.synced = 0
                 return [Effect.DISCOUNT]
             case Reached(view):
@@ -294,7 +297,7 @@ class Replica:
             case Comparison.AGREES:
                 return self._agreed(info.received, info.synced, view, now)
             case Comparison.DIFFERS:
-                return self.handle(Differed(difference(info, view.goal)), now)
+                return self.handle(Differed(difference(info, view.goal), info.poisoned or info.corrupt), now)
             case Comparison.ASK_MEMBER:
                 return [Effect.ASK_MEMBER]
             case Comparison.ASK_ANOTHER:

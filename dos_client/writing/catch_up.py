@@ -25,7 +25,7 @@ from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
 from dos_client.core.window import Chunk, append_head
 from dos_client.limits import catch_up_in_flight_bytes_max, catch_up_read_bytes
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
+from dos_protocol.errors import CorruptDataError, CorruptError, DosError, LocalProtocolError, PoisonedError
 from dos_protocol.limits import digest_block_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ async def compare_there(copies: "Copies", copy: "Copy") -> None:
         result = await connection.stat(target.name, target.goal_size)
     except DosError as error:
         if connection.failure is None and copy.replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
-            copies.handle(copy, Differed(str(error.args[0])))
+            spoiled = isinstance(error, CorruptError | PoisonedError)
+            copies.handle(copy, Differed(str(error.args[0]), spoiled))
         return
     if copy.replica.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
         return

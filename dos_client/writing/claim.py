@@ -21,6 +21,7 @@ from dos_client.core.claim import (
     MemberLeft,
     RecordChanged,
     hopes_for,
+    nobody_has,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import Window
@@ -148,8 +149,8 @@ class Claim:
 
         Members that lack it are filled from `local`, if that proves to be this very content, else from one
         that has it; those beyond the quorum go on in the background. Raises MissingDataError when as many
-        members as a take-over needs have answered and none holds it, FencedError, ClosedError. May be called
-        again; when cancelled it goes on in the background."""
+        sound members as a take-over needs, or all, have answered and none holds it, FencedError,
+        ClosedError. May be called again; when cancelled it goes on in the background."""
         self.check()
         target = self.targets.get(name)
         if target is None:
@@ -161,9 +162,7 @@ class Claim:
         patience = trio.current_time() + answer_timeout_s
         while target.synced < size:
             self.check()
-            if self._nobody_has(target) and (
-                trio.current_time() > patience or not hopes_for(self.answers, name, size, target.without)
-            ):
+            if self._nobody_has(target) and (trio.current_time() > patience or not self._hopes_for(target)):
                 raise MissingDataError(
                     f"no member holds {size} bytes of {self.directory}/{name} with digest {digest:016x}"
                 )
@@ -366,11 +365,14 @@ class Claim:
         return self._links.get(server_id)
 
     def _nobody_has(self, target: Target) -> bool:
-        """F members, asked in this claim's sessions, lack the object's goal, none is known to have it, nor is
-        it here."""
+        """As far as this claim's sessions have asked, nobody is left who may have it, nor is it here."""
         if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
             return False
-        return self._quorums.can_take_over(target.without)
+        return nobody_has(self._quorums, target.without, target.spoiled)
+
+    def _hopes_for(self, target: Target) -> bool:
+        lost_to = target.without | target.spoiled
+        return hopes_for(self.answers, target.name, target.size, lost_to)
 
     def _open(self, name: str, window: Window, local: LocalCopy | None = None) -> ObjectWriter:
         self.check()

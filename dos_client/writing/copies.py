@@ -195,6 +195,7 @@ class Copies:
         if self.link.scope.cancel_called:
             return
         target.unsure.discard(self.server_id)
+        target.spoiled.discard(self.server_id)
         self._lacks(target, replica.synced)
         target.note(self.server_id, replica.received, replica.synced)
         info, damage = replica.claimed, self.claim.store.damage
@@ -208,7 +209,7 @@ class Copies:
         target.unsure.discard(self.server_id)
         target.sizes.pop(self.server_id, None)
         target.received_sizes.pop(self.server_id, None)
-        target.without.add(self.server_id)
+        (target.spoiled if copy.replica.spoiled else target.without).add(self.server_id)
         copy.moved.set()
         log.warning("%s: %s", self.link.member.address, self._named(copy))
         info = copy.replica.claimed
@@ -294,7 +295,7 @@ class Copies:
         if copy is not None and isinstance(error, PoisonedError | CorruptError):
             if copy.replica.state is not ReplicaState.BROKEN:
                 self._note(copy, Wrong.POISONED if isinstance(error, PoisonedError) else Wrong.DAMAGED)
-                self.handle(copy, Differed(str(error.args[0])))
+                self.handle(copy, Differed(str(error.args[0]), spoiled=True))
             return
         if self.connection is not None:
             self.connection.fail(error)

@@ -55,9 +55,10 @@ class Target:
 
     Invariants: `synced` and `received` are quorum watermarks and never go back; `sizes` holds, per member,
     how much was found or told to be synced there, of content whose digest agreed. `without`: members found
-    to have less than the goal. `moved_at`: when `synced` last grew, or bytes began to wait. `on_complete`
-    is called when a quorum has everything. `milestones`: digests known of what is no longer in memory.
-    `local`: what this machine has of the object besides, as far as it can be proved."""
+    to have less than the goal; `spoiled`: whose copy is damaged or poisoned. `moved_at`: when `synced` last
+    grew, or bytes began to wait. `on_complete` is called when a quorum has everything. `milestones`:
+    digests known of what is no longer in memory. `local`: what this machine has of the object besides, as
+    far as it can be proved."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Target:
         self.sizes: dict[bytes, int] = {}
         self.received_sizes: dict[bytes, int] = {}
         self.without: set[bytes] = set()
+        self.spoiled: set[bytes] = set()
         self.unsure: set[bytes] = set()
         self.synced = 0
         self.received = 0
@@ -129,6 +131,7 @@ class Target:
         self.sizes.clear()
         self.received_sizes.clear()
         self.without.clear()
+        self.spoiled.clear()
         self.unsure.clear()
 
     def note(self, server_id: bytes, received: int, synced: int) -> None:

@@ -22,6 +22,7 @@ from dos_client.core.claim import (
     climb,
     diagram,
     judge_fenced,
+    nobody_has,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.limits import backoff_first_s, backoff_max_s
@@ -150,3 +151,14 @@ def test_waiting_before_the_next_attempt_grows_and_is_bounded(attempt: int, chan
     seconds = backoff_s(attempt, chance)
     assert backoff_first_s / 2 <= seconds <= backoff_max_s
     assert backoff_s(attempt + 1, chance) >= seconds
+
+
+def test_a_damaged_copy_beside_a_member_that_is_away_does_not_say_that_bytes_are_lost() -> None:
+    """R4: one member lacks them, one is damaged; the third, which is away, may hold them with the damaged
+    one."""
+    first, second, third = (server_id(letter) for letter in "abc")
+    quorums = Quorums(record("abc", 2))
+    assert not nobody_has(quorums, {first}, {second})
+    assert nobody_has(quorums, {first, third}, {second})
+    assert nobody_has(quorums, {first, second}, set())
+    assert nobody_has(quorums, set(), {first, second, third}), "all have answered, and none can give it"

@@ -18,6 +18,7 @@ from dos_client.core.claim import (
     MemberFenced,
     MemberLeft,
     hopes_for,
+    nobody_has,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Goal, View
@@ -44,6 +45,7 @@ class SimTarget:
         self.goal_digest = 0
         self.sizes: dict[bytes, int] = {}
         self.without: set[bytes] = set()
+        self.spoiled: set[bytes] = set()
         self.unsure: set[bytes] = set()
         self.synced = 0
         self._quorums = quorums
@@ -216,7 +218,8 @@ class SimClaim:
             self.check()
             hopeless = self._nobody_has(target)
             if hopeless and (
-                self.process.now > patience or not hopes_for(self.answers, name, size, target.without)
+                self.process.now > patience
+                or not hopes_for(self.answers, name, size, target.without | target.spoiled)
             ):
                 raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
             await self.wait_changed(1.0)
@@ -299,7 +302,7 @@ class SimClaim:
     def _nobody_has(self, target: SimTarget) -> bool:
         if any(have >= target.size for have in target.sizes.values()) or target.unsure:
             return False
-        return self._quorums.can_take_over(target.without)
+        return nobody_has(self._quorums, target.without, target.spoiled)
 
     def _add(self, name: str, window: Window | None) -> SimTarget:
         self._tag += 1

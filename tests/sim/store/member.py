@@ -184,13 +184,14 @@ class Link:
             match effect:
                 case Effect.COUNT:
                     target.unsure.discard(self.server_id)
+                    target.spoiled.discard(self.server_id)
                     self._lacks(target, copy.replica.synced)
                     target.note(self.server_id, copy.replica.synced)
                 case Effect.DISCOUNT:
                     self._active.pop(target.name, None)
                     target.unsure.discard(self.server_id)
                     target.sizes.pop(self.server_id, None)
-                    target.without.add(self.server_id)
+                    (target.spoiled if copy.replica.spoiled else target.without).add(self.server_id)
                 case Effect.ASK_MEMBER:
                     target.unsure.add(self.server_id)
                     self._start(self._compare_there(copy, self.session))
@@ -258,7 +259,7 @@ class Link:
         copy = next((one for one in self._copies.values() if one.target.tag == tag), None)
         if copy is not None and isinstance(error, PoisonedError | CorruptError):
             if copy.replica.state is not ReplicaState.BROKEN:
-                self.handle(copy, Differed(str(error.args[0])))
+                self.handle(copy, Differed(str(error.args[0]), spoiled=True))
         elif self.session is not None:
             self.session.fail(error)
 
@@ -271,7 +272,8 @@ class Link:
             result = await session.stat(target.name, target.goal_size)
         except DosError as error:
             if self._still_discovers(copy, session):
-                self.handle(copy, Differed(str(error.args[0])))
+                spoiled = isinstance(error, PoisonedError | CorruptError)
+                self.handle(copy, Differed(str(error.args[0]), spoiled))
             return
         if self._still_discovers(copy, session):
             agrees = result.digest == target.goal_digest
