@@ -14,8 +14,9 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
+from dos_server.memory.disk import _Folder, _Node
 from tests.support.core_harness import SERVER_ID, Harness
-from tests.support.fake_disk import FakeDisk, _Folder, _Node
+from tests.support.fake_disk import FakeDisk
 
 STORE = b"s" * 16
 RECORD = StoreRecord(STORE, 1, 1, (Member(SERVER_ID, "a:1"),))
