@@ -17,6 +17,8 @@ from dos_protocol.digests import Buffer
 from dos_server.disk import FreeSpace
 
 SECTOR = 512
+ENDLESS = 1 << 40
+"""Room that nobody fills: what there is of it is not counted at each write."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class _Folder:
 class MemoryDisk:
     """See the module. `calls`: every method called, for tests of order. `fail(method, number, error)`."""
 
-    def __init__(self, *, space: int = 1 << 40) -> None:
+    def __init__(self, *, space: int = ENDLESS) -> None:
         self.root = _Folder()
         self.space = space
         self.off = False
@@ -76,7 +78,14 @@ class MemoryDisk:
             raise OSError(errno.EIO, "the machine of this disk is off", what)
         self.calls.append((method, what))
         self._counts[method] += 1
-        error = self._faults[method].pop(self._counts[method], 0) or self._faults_at.pop((method, what), 0)
+        if self._faults or self._faults_at:
+            self._fail_as_told(method, what)
+
+    def _fail_as_told(self, method: str, what: str) -> None:
+        error = 0
+        if method in self._faults:
+            error = self._faults[method].pop(self._counts[method], 0)
+        error = error or self._faults_at.pop((method, what), 0)
         if error:
             raise OSError(error, f"injected into {method}", what)
 
@@ -227,10 +236,11 @@ class MemoryDisk:
             if not self.off:
                 self._put(node, position, data[: len(data) // 2])
             raise
-        room = self.space - self.used + max(0, len(node.seen) - position)
-        if len(data) > room:
-            self._put(node, position, data[: max(room, 0)])
-            raise OSError(errno.ENOSPC, "full")
+        if self.space < ENDLESS:
+            room = self.space - self.used + max(0, len(node.seen) - position)
+            if len(data) > room:
+                self._put(node, position, data[: max(room, 0)])
+                raise OSError(errno.ENOSPC, "full")
         self._put(node, position, data)
 
     @staticmethod

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.sim.campaign import Totals, run_campaign
 from tests.sim.nemesis import plan_of
-from tests.sim.run import SAFETY_S, Result, run_seed
+from tests.sim.run import Result, run_seed
 from tests.sim.shrink import numbers, shrink
 from tests.stories.replay import retell
 from tests.stories.script import StoryError
@@ -26,7 +26,7 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
     faults = None
     if only is not None:
         wanted = {int(number) for number in only.split(",") if number}
-        faults = [fault for fault in plan_of(seed, SAFETY_S) if fault.number in wanted]
+        faults = [fault for fault in plan_of(seed) if fault.number in wanted]
     result = run_seed(seed, keep=trace, faults=faults)
     if digest:
         print(result.digest)

@@ -8,7 +8,6 @@ verdict    a fresh writer takes each chain over, a fresh reader looks, and the p
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
@@ -25,7 +24,6 @@ from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
 from tests.sim.store.writer import Stores, Writer
 
-SAFETY_S = 12.0
 LIVENESS_S = 120.0
 """Virtual seconds. After the heal: sessions notice silence in 15 s, members come back in 2 s."""
 NEW_RECORDS = 3
@@ -161,7 +159,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     """One whole run. `faults`: these instead of the plan's, to make a failing run smaller."""
     trace = Trace(keep=keep)
     cluster = Cluster(seed, trace)
-    planned = nemesis.plan(cluster.chance, SAFETY_S)
+    planned = nemesis.plan(cluster.chance)
     chosen = planned if faults is None else faults
     violation, oracle = "", ""
     try:
@@ -187,8 +185,8 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
 def _run(cluster: Cluster, faults: list[Fault]) -> None:
     world = cluster.world
     for fault in faults:
-        world.after(fault.at_s, partial(_strike, cluster, fault))
-    world.run(lambda: False, SAFETY_S)
+        world.after(fault.at_s, _strike, cluster, fault)
+    world.run(None, nemesis.safety_s(cluster.chance))
     cluster.note("nemesis", "heals")
     cluster.heal()
     before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}

@@ -10,7 +10,7 @@ from tests.sim.engine.chance import Chance
 from tests.sim.nemesis import plan_of
 from tests.sim.nemesis.regions import REGION_KINDS
 from tests.sim.regions.region import has_region
-from tests.sim.run import SAFETY_S, run_seed
+from tests.sim.run import run_seed
 
 SEEDS = [seed for seed in range(1, 400) if has_region(Chance(seed))]
 BATCH = 6
@@ -47,5 +47,5 @@ def test_a_run_with_a_region_is_the_same_in_another_process() -> None:
 
 
 def test_every_kind_of_fault_of_a_region_is_planned_sometimes() -> None:
-    kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed, SAFETY_S)}
+    kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed)}
     assert kinds >= set(REGION_KINDS)

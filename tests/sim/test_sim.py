@@ -9,7 +9,7 @@ from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere
 from tests.sim.nemesis import ALL_KINDS, plan_of
-from tests.sim.run import SAFETY_S, run_seed
+from tests.sim.run import run_seed
 from tests.sim.shrink import shrink
 
 BATCH = 20
@@ -56,7 +56,7 @@ def test_two_seeds_are_two_runs() -> None:
 
 
 def test_every_kind_of_fault_is_planned_sometimes() -> None:
-    kinds = {fault.kind for seed in range(200) for fault in plan_of(seed, SAFETY_S)}
+    kinds = {fault.kind for seed in range(200) for fault in plan_of(seed)}
     assert kinds == set(ALL_KINDS)
 
 

@@ -1,7 +1,7 @@
 """The disk in memory by the name that the tests of the server give it."""
 
-from dos_server.memory.disk import SECTOR, MemoryDisk
+from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk
 
-__all__ = ["SECTOR", "FakeDisk"]
+__all__ = ["ENDLESS", "SECTOR", "FakeDisk"]
 
 FakeDisk = MemoryDisk

@@ -7,7 +7,7 @@ Rules of this file: faults of the medium. When they come is planned in `nemesis`
 import errno
 from random import Random
 
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import ENDLESS, FakeDisk
 
 
 class PowerCutError(BaseException):
@@ -30,9 +30,8 @@ class SimDisk(FakeDisk):
             if self.cut_in <= 0:
                 self.cut_in = None
                 raise PowerCutError
-        error = self.failing.get(method)
-        if error is not None:
-            raise OSError(error, f"injected into {method}", what)
+        if method in self.failing:
+            raise OSError(self.failing[method], f"injected into {method}", what)
         super()._called(method, what)
 
     def fill(self, room: int) -> None:
@@ -41,7 +40,7 @@ class SimDisk(FakeDisk):
 
     def free(self) -> None:
         """There is room again."""
-        self.space = 1 << 40
+        self.space = ENDLESS
 
     def heal(self) -> None:
         """Whatever failed works again; what is damaged stays damaged."""

@@ -100,12 +100,12 @@ class Wire:
 
     def pump(self, way: _Way) -> None:
         """The next of what goes that way arrives, unless the way is blocked."""
-        if self._network.is_blocked(way.path):
+        if way.path in self._network.blocked:
             way.blocked_pumps += 1
             self._network.hold(self, way)
         elif way.going:
             item = way.going.popleft()
-            way.process.do(lambda: self._arrived(way, item))
+            way.process.do(self._arrived, way, item)
 
     @staticmethod
     def _arrived(way: _Way, item: Any) -> None:
@@ -118,8 +118,8 @@ class Wire:
 
 
 class Network:
-    """All connections, and what is wrong with the paths between processes. `slow`: how many times later
-    things come, by path."""
+    """All connections, and what is wrong with the paths between processes. `blocked`: paths where nothing
+    goes; `slow`: how many times later things come, by path."""
 
     def __init__(self, world: World, chance: Random, latency_s: Callable[[str, str], float]) -> None:
         self.world = world
@@ -127,8 +127,9 @@ class Network:
         self.wires: dict[Wire, None] = {}
         self.slow: dict[tuple[str, str], float] = {}
         self._latency_s = latency_s
+        self._bases: dict[tuple[str, str], float] = {}
         self._listening: dict[str, tuple[Process, Callable[[Wire], End]]] = {}
-        self._blocked: dict[tuple[str, str], None] = {}
+        self.blocked: dict[tuple[str, str], None] = {}
         self._held: dict[tuple[str, str], list[tuple[Wire, _Way]]] = {}
 
     def listen(self, address: str, process: Process, accept: Callable[[Wire], End]) -> None:
@@ -142,41 +143,43 @@ class Network:
         there, back = (client.name, process.name), (process.name, client.name)
 
         def arrive() -> None:
-            if self.is_blocked(there) or self.is_blocked(back):
+            if there in self.blocked or back in self.blocked:
                 return
             current, accept_now = self._listening[address]
             if not current.alive:
                 if not getattr(current, "without_power", False):
-                    client.after(self.delay_s(back), lambda: done(None))
+                    client.after(self.delay_s(back), done, None)
                 return
             wire = Wire(self, client, current, address)
             self.wires[wire] = None
             wire.attach(accept_now(wire), dialler=False)
-            client.after(self.delay_s(back), lambda: done(wire))
+            client.after(self.delay_s(back), done, wire)
 
         self.world.after(self.delay_s(there), arrive)
 
     def delay_s(self, path: tuple[str, str]) -> float:
         """How long something takes along that path, this time."""
-        base = self._latency_s(*path) * self.slow.get(path, 1.0)
+        base = self._bases.get(path)
+        if base is None:
+            base = self._bases[path] = self._latency_s(*path)
+        if path in self.slow:
+            base *= self.slow[path]
         return base * (0.5 + self.chance.random())
 
     def pump_later(self, wire: Wire, way: _Way) -> None:
-        way.last = max(way.last, self.world.now + self.delay_s(way.path))
-        self.world.after(way.last - self.world.now, lambda: wire.pump(way))
+        now = self.world.now
+        way.last = max(way.last, now + self.delay_s(way.path))
+        self.world.after(way.last - now, wire.pump, way)
 
     # What is wrong
 
-    def is_blocked(self, path: tuple[str, str]) -> bool:
-        return path in self._blocked
-
     def block(self, path: tuple[str, str]) -> None:
         """Nothing goes that way any more; it waits."""
-        self._blocked[path] = None
+        self.blocked[path] = None
 
     def unblock(self, path: tuple[str, str]) -> None:
         """What waited comes, in its order."""
-        self._blocked.pop(path, None)
+        self.blocked.pop(path, None)
         held = self._held.pop(path, [])
         for wire, way in held:
             pumps, way.blocked_pumps = way.blocked_pumps, 0
@@ -195,7 +198,7 @@ class Network:
     def heal(self) -> None:
         """All paths are as they should be."""
         self.slow.clear()
-        for path in list(self._blocked):
+        for path in list(self.blocked):
             self.unblock(path)
 
     def process_died(self, process: Process, *, power: bool) -> None:

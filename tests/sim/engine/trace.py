@@ -5,10 +5,9 @@ another process would tell otherwise: no address of an object, no order of a set
 """
 
 from array import array
+from collections.abc import Callable
 
 import xxhash
-
-_TIMES_MAX = 4096
 
 
 class Trace:
@@ -19,6 +18,9 @@ class Trace:
         self._keep = keep
         self._fold = xxhash.xxh3_64()
         self._times = array("d")
+        self.step: Callable[[float], None] = self._times.append
+        """Something was done. Its moment goes into the digest: with random delays everywhere, two runs that
+        differ in anything soon differ in time."""
 
     def note(self, now: float, who: str, what: str) -> None:
         """One event."""
@@ -27,19 +29,9 @@ class Trace:
         if self._keep:
             self.lines.append(line)
 
-    def step(self, now: float) -> None:
-        """Something was done. Its moment goes into the digest: with random delays everywhere, two runs that
-        differ in anything soon differ in time."""
-        self._times.append(now)
-        if len(self._times) == _TIMES_MAX:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._fold.update(self._times.tobytes())
-        del self._times[:]
-
     @property
     def digest(self) -> str:
-        """Of all that happened so far."""
-        self._flush()
-        return self._fold.hexdigest()
+        """Of all that happened so far: what was told, and the moment of each step."""
+        whole = self._fold.copy()
+        whole.update(self._times.tobytes())
+        return whole.hexdigest()

@@ -10,9 +10,10 @@ Coroutines are driven by hand, not by a library: they wait with `sleep`, `Signal
 whoever comes first wins.
 """
 
-import heapq
 import types
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 from tests.sim.engine.trace import Trace
@@ -36,33 +37,44 @@ class StoppedError(BaseException):
 
 
 class World:
-    """The heap. `now`: seconds since the beginning; `steps`: things done so far."""
+    """The heap. `now`: seconds since the beginning; `steps`: things done so far.
+
+    An entry says what to call with what, and which process does it: none, when it is the world's own."""
 
     def __init__(self, trace: Trace, *, steps_max: int = 2_000_000) -> None:
         self.now = 0.0
         self.steps = 0
         self.trace = trace
         self._steps_max = steps_max
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Do it in so many seconds from now."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._count, call))
+        heappush(self._heap, (self.now + delay_s, self._count, None, call, args))
 
-    def run(self, until: Callable[[], bool], deadline: float) -> bool:
+    def after_by(self, process: "Process", delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """That process does it in so many seconds from now, if it lives then."""
+        self._count += 1
+        heappush(self._heap, (self.now + delay_s, self._count, process, call, args))
+
+    def run(self, until: Callable[[], bool] | None, deadline: float) -> bool:
         """Do what is due, one after the other, until `until()` or the time is up. Whether it came true."""
-        while not until():
-            if not self._heap or self._heap[0][0] > deadline:
+        heap, step = self._heap, self.trace.step
+        while until is None or not until():
+            if not heap or heap[0][0] > deadline:
                 self.now = max(self.now, deadline)
-                return until()
-            self.now, _, call = heapq.heappop(self._heap)
+                return until is not None and until()
+            self.now, _, process, call, args = heappop(heap)
             self.steps += 1
-            self.trace.step(self.now)
+            step(self.now)
             if self.steps > self._steps_max:
                 raise StuckError(f"{self.steps} steps in {self.now:.3f} s of virtual time")
-            call()
+            if process is None:
+                call(*args)
+            else:
+                process.do(call, *args)
         return True
 
 
@@ -107,8 +119,12 @@ class Task:
             self.done = True
             raise
         self._turn += 1
-        turn = self._turn
-        register(lambda: self._process.soon(lambda: self.step(turn)))
+        register(partial(self._wake, self._turn))
+
+    def _wake(self, turn: int) -> None:
+        """That wait is over; who is told so again, by what comes late, has long gone on."""
+        if turn == self._turn and not self.done:
+            self._process.soon(self.step, turn)
 
     def stop(self) -> None:
         """End it where it waits; what it has in `finally` runs."""
@@ -132,7 +148,7 @@ class Process:
         self.paused = False
         self.skew = 0.0
         self.offset = 0.0
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tasks: list[Task] = []
 
     @property
@@ -140,29 +156,29 @@ class Process:
         """What its monotonic clock says."""
         return self.offset + self.world.now * (1.0 + self.skew)
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Do it in so many of its own seconds, if it lives then."""
-        self.world.after(delay_s / (1.0 + self.skew), lambda: self.do(call))
+        self.world.after_by(self, delay_s / (1.0 + self.skew), call, *args)
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def soon(self, call: Callable[..., None], *args: Any) -> None:
         """Do it next."""
-        self.world.after(0.0, lambda: self.do(call))
+        self.world.after_by(self, 0.0, call, *args)
 
-    def do(self, call: Callable[[], None]) -> None:
+    def do(self, call: Callable[..., None], *args: Any) -> None:
         """Now; or when it is resumed; or never."""
         if not self.alive:
             return
         if self.paused:
-            self._held.append(call)
+            self._held.append((call, args))
         else:
-            call()
+            call(*args)
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> Task:
         """Run a coroutine as a task of this process."""
         task = Task(self, name, coroutine)
         self._tasks = [one for one in self._tasks if not one.done]
         self._tasks.append(task)
-        self.soon(lambda: task.step(0))
+        self.soon(task.step, 0)
         return task
 
     def pause(self) -> None:
@@ -173,8 +189,8 @@ class Process:
         """SIGCONT."""
         self.paused = False
         held, self._held = self._held, []
-        for call in held:
-            self.do(call)
+        for call, args in held:
+            self.do(call, *args)
 
     def kill(self) -> None:
         """SIGKILL: it does nothing more."""
@@ -188,7 +204,7 @@ class Process:
 
     async def sleep(self, seconds: float) -> None:
         """Wait so many of its own seconds."""
-        await _suspend(lambda wake: self.after(seconds, wake))
+        await _suspend(partial(self.after, seconds))
 
     async def wait(self, signal: Signal, timeout_s: float | None = None) -> None:
         """Wait for the signal, or so long at most. Which of them it was, the caller looks for itself."""

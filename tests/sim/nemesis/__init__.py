@@ -42,13 +42,20 @@ KINDS: Final[dict[str, Kind]] = {
     "wipe": disks.wipe,
 }
 ALL_KINDS: Final = {**KINDS, **REGION_KINDS}
+FAULTS_MEAN: Final = (12, 24, 48, 96)
+"""Of servers, writers and paths, in a run; how many it is, chance decides."""
 
 
-def plan(chance: Chance, seconds: float) -> list[Fault]:
-    """The faults of a run that lasts so long."""
-    rng = chance.nemesis
+def safety_s(chance: Chance) -> float:
+    """For how long faults strike, in virtual seconds. A region needs some for a cut, and for a reset."""
+    return 12.0 if has_region(chance) else 6.0
+
+
+def plan(chance: Chance) -> list[Fault]:
+    """The faults of a run."""
+    rng, seconds = chance.nemesis, safety_s(chance)
     on = [kind for kind in KINDS if rng.random() < 0.5] or [rng.choice(list(KINDS))]
-    pace = rng.choice([1.0, 2.0, 4.0, 8.0])
+    pace = rng.choice(FAULTS_MEAN) / seconds
     faults: list[Fault] = []
     at = 0.0
     while True:
@@ -63,9 +70,9 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     return faults
 
 
-def plan_of(seed: int, seconds: float) -> list[Fault]:
+def plan_of(seed: int) -> list[Fault]:
     """The plan of a seed, by itself."""
-    return plan(Chance(seed), seconds)
+    return plan(Chance(seed))
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:

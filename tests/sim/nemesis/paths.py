@@ -1,6 +1,5 @@
 """Connections that are held back one way or both, late, or reset."""
 
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -22,14 +21,14 @@ def block(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             paths += [(machine.name, client)] if ways != "to" else []
             for path in paths:
                 cluster.network.block(path)
-                cluster.world.after(fault.seconds, partial(cluster.network.unblock, path))
+                cluster.world.after(fault.seconds, cluster.network.unblock, path)
 
 
 def slow(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine, client = rng.choice(cluster.machines), rng.choice(cluster.client_names())
     path = rng.choice([(machine.name, client), (client, machine.name)])
     cluster.network.slow[path] = rng.choice([10.0, 100.0, 1000.0])
-    cluster.world.after(fault.seconds, partial(cluster.network.quicken, path))
+    cluster.world.after(fault.seconds, cluster.network.quicken, path)
 
 
 def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:

@@ -88,7 +88,7 @@ class Server(Process):
         self.machine.last_session += 1
         session = _ServerSession(self, self.machine.last_session, wire)
         self._sessions[session.number] = session
-        self.do(lambda: self.feed(v.Connected(session.number)))
+        self.do(self.feed, v.Connected(session.number))
         return session
 
     def drain(self, session: _ServerSession) -> None:
@@ -162,11 +162,11 @@ class Server(Process):
             case v.DropMend():
                 self.storage.drop_mend(effect)
             case v.Sync():
-                self.after(self._takes(self.machine.speed.other_s), lambda: self._begin_sync(effect))
+                self.after(self._takes(self.machine.speed.other_s), self._begin_sync, effect)
             case v.SendBytes() | v.Note() | looks.Tell():
                 pass
             case looks.ScrubLater(seconds):
-                self.after(seconds, lambda: self.feed(looks.ScrubDue(busy=False)))
+                self.after(seconds, self.feed, looks.ScrubDue(busy=False))
             case looks.Look():
                 self.after(
                     self._takes(self.machine.speed.other_s),
@@ -174,7 +174,7 @@ class Server(Process):
                 )
             case _:
                 work = thread_work(self.storage, effect)
-                self.after(self._takes(self.machine.speed.other_s), lambda: self._report(work))
+                self.after(self._takes(self.machine.speed.other_s), self._report, work)
         return None
 
     def _send(self, session: int, message: m.Message, request_id: int) -> None:
@@ -214,7 +214,7 @@ class Server(Process):
             self.machine.power_cut()
             return
         report = v.Synced(effect.directory, effect.name, trouble)
-        self.after(self._takes(self.machine.speed.sync_s), lambda: self.feed(report))
+        self.after(self._takes(self.machine.speed.sync_s), self.feed, report)
 
     def _takes(self, typical_s: float) -> float:
         return typical_s * self.machine.slowness * self.machine.chance.lognormvariate(0.0, 0.7)

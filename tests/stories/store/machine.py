@@ -6,6 +6,7 @@ Rules of this file: it listens. What the server does is its own matter.
 import logging
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
@@ -32,9 +33,9 @@ class StoryServer(Server):
 
     machine: "StoryMachine"
 
-    def do(self, call: Callable[[], None]) -> None:
+    def do(self, call: Callable[..., None], *args: Any) -> None:
         self.machine.log.speaker = self.name
-        super().do(call)
+        super().do(call, *args)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
         if isinstance(effect, looks.Tell):
