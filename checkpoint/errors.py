@@ -105,6 +105,21 @@ class UnsupportedKeyTypeError(DosError):
     remedy = "use string, binary, bool, integers, floats, decimal128, date32 or timestamps as keys"
 
 
+class OutputDiffersError(DosError):
+    """A replay made other output of a step than was shown before: something below the sink is not
+    deterministic. Nothing of it was written. The region stops and needs a person.
+    """
+
+    remedy = 'use publish="cut", or have what is before the sink give the same for the same input'
+
+    def __init__(self, sink: str, step: int, before: int, now: int) -> None:
+        super().__init__(
+            f"sink {sink!r}: step {step} was shown with digest {before:016x}, made again it has {now:016x}"
+        )
+        self.sink = sink
+        self.step = step
+
+
 __all__ = [
     "ChannelFrameError",
     "ControlMessageError",
@@ -115,6 +130,7 @@ __all__ = [
     "ManifestError",
     "ManifestSupersededError",
     "OrphanedError",
+    "OutputDiffersError",
     "RegionFailedError",
     "RegionFencedError",
     "StaleIncarnationError",

@@ -7,7 +7,9 @@ and output.
 from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
+from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.sinks.files import FileSink
+from dataflow.sinks.log import LogSink
 from dataflow.sources.files import FileSource
 
 __all__ = [
@@ -17,9 +19,13 @@ __all__ = [
     "GraphError",
     "GraphPlan",
     "KeyedStream",
+    "LogSink",
     "OperatorError",
     "SchemaError",
+    "StepRows",
     "Stream",
     "autonomous",
+    "collect_output",
     "consistent",
+    "read_output",
 ]

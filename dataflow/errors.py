@@ -106,6 +106,15 @@ class SinkWriteError(DosError):
     remedy = "check space and permissions of the output directory, then run the region again: it resumes"
 
 
+class NoOutputError(DosError):
+    """Nobody has written an output log of that region and sink."""
+
+    remedy = "see `dos ls` for what is in the store; only a LogSink keeps its output there"
+
+    def __init__(self, region: str, sink: str) -> None:
+        super().__init__(f"region {region!r} has no output of a sink {sink!r} in this store")
+
+
 class SpecError(DosError):
     """A worker was handed a specification that it cannot run."""
 
@@ -130,6 +139,7 @@ __all__ = [
     "InputListChangedError",
     "InputReadError",
     "LineTooLongError",
+    "NoOutputError",
     "OperatorError",
     "PeerLostError",
     "SchemaError",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from checkpoint.core.fingerprint import fingerprint
+from checkpoint.core.outputs import Publish
 from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, Plan, find_problems, in_order, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Choice, Consistent, choose_regions
 from dataflow.errors import GraphError, SchemaError
@@ -29,6 +30,7 @@ from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.union import UnionSpec
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
+from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
 
 
@@ -134,6 +136,7 @@ class Graph:
         choice = choose_regions(specs, self._annotated(specs))
         if choice.problems:
             raise GraphError(self.name, choice.problems)
+        self._check_shown_by_step(specs)
         schemas = self._schemas(specs)
         plan = make_plan(specs)
         operators = {
@@ -188,6 +191,26 @@ class Graph:
             specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown)))
         return specs
 
+    def _check_shown_by_step(self, specs: Sequence[NodeSpec]) -> None:
+        """What was shown by step must be made again as it was."""
+        unsure: dict[int, str] = {}
+        problems = []
+        for index in in_order(specs):
+            spec = self._nodes[index].spec
+            above = next((unsure[source] for source in specs[index].inputs if source in unsure), None)
+            if not spec.deterministic:
+                above = specs[index].name
+            if above is not None:
+                unsure[index] = above
+                if isinstance(spec, LogSink) and spec.publish is Publish.STEP:
+                    problems.append(
+                        f"sink {specs[index].name!r} shows its output by step, and {above!r} above it is not"
+                        " deterministic: after a failure it would make other rows than were shown; use"
+                        ' LogSink(publish="cut")'
+                    )
+        if problems:
+            raise GraphError(self.name, tuple(problems))
+
     def _schemas(self, specs: Sequence[NodeSpec]) -> dict[str, pa.Schema | None]:
         schemas: dict[str, pa.Schema | None] = {}
         problems = []
@@ -222,24 +245,37 @@ class Stream:
         *,
         schema: "str | pa.Schema | None" = None,
         takes: Takes = "row",
+        deterministic: bool = True,
     ) -> "Stream":
         """One row for each row. `schema` of the result; without it that of the input.
 
         takes="row": the function gets a dict of the columns and returns a dict, a tuple or (one column) a
         value. takes="batch": it gets a `pa.RecordBatch` and returns one of as many rows (or a table, a dict
         of arrays, an array).
+
+        deterministic=False: it may give other rows for the same input (it asks a clock, a service, chance).
+        State and output stay exactly-once; only nothing below it may be shown by step.
         """
-        return self._then(name, MapSpec(function, takes, None if schema is None else parse_schema(schema)))
+        columns = None if schema is None else parse_schema(schema)
+        return self._then(name, MapSpec(function, takes, deterministic, columns))
 
     def flat_map(
-        self, name: str, function: UserFunction, *, schema: "str | pa.Schema", takes: Takes = "row"
+        self,
+        name: str,
+        function: UserFunction,
+        *,
+        schema: "str | pa.Schema",
+        takes: Takes = "row",
+        deterministic: bool = True,
     ) -> "Stream":
         """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
-        return self._then(name, FlatMapSpec(function, takes, parse_schema(schema)))
+        return self._then(name, FlatMapSpec(function, takes, deterministic, parse_schema(schema)))
 
-    def filter(self, name: str, function: UserFunction, *, takes: Takes = "row") -> "Stream":
+    def filter(
+        self, name: str, function: UserFunction, *, takes: Takes = "row", deterministic: bool = True
+    ) -> "Stream":
         """Only rows for which the function says yes; a batch function returns a boolean array."""
-        return self._then(name, FilterSpec(function, takes))
+        return self._then(name, FilterSpec(function, takes, deterministic))
 
     def union(self, name: str, *others: "Stream") -> "Stream":
         """This stream and others of the same schema as one."""

@@ -51,6 +51,8 @@ class Exchange:
         self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
         self._heard = Heard(spec.region, spec.worker, spec.workers, incarnation)
         self._over = trio.Event()
+        self.on_durable: Callable[[int, int], None] | None = None
+        """Called when a peer says that its divisions up to a step are durable."""
 
     def end(self) -> None:
         """Hear nothing more."""
@@ -130,6 +132,8 @@ class Exchange:
         if self._over.is_set():
             return  # frames that were here already when the exchange was ended
         shown = self._heard.take(peer, frame)
+        if frame.type is FrameType.DURABLE and self.on_durable is not None:
+            self.on_durable(peer, frame.step)
         self._shared.peers_at = max(self._shared.peers_at, self._heard.peers_at)
         if shown is not None:
             self._inbox.put(Arrived(self._incarnation, shown))

@@ -68,6 +68,10 @@ class Journals:
         if ended.sources is not None:
             self._steps.record(ended.step, ended.time_ms, ended.sources)
 
+    async def division_synced(self, step: int) -> None:
+        """Wait until the divisions up to that step are synced on the quorum. Raises FencedError."""
+        await self._steps.synced(step)
+
     async def prepare(self, taken: CutTaken) -> WorkerCut:
         """Make what a cut took durable; what to vote with, once the sinks are synced as well."""
         state = await self._state.commit(taken.mark.cut, taken.blocks)

@@ -10,13 +10,15 @@ Votes are made one after the other, while the circuit runs the next steps.
 import logging
 import math
 import os
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
+import msgspec
 import trio
 
 from checkpoint.core.channel_frames import FrameType
 from checkpoint.core.messages import Restore, Start
 from checkpoint.core.region import worker_directory
+from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
 from checkpoint.participant import Participant
 from dataflow import limits
@@ -27,6 +29,7 @@ from dataflow.worker_messages import (
     BlockLoaded,
     CutTaken,
     Inbox,
+    OutputMade,
     Published,
     Restoring,
     Shared,
@@ -38,6 +41,7 @@ from dataflow.worker_messages import (
     ToLinks,
     Woken,
 )
+from dataflow.worker_outputs import Outputs
 from dataflow.worker_spec import WorkerSpec
 from dos_client import Claim, Store
 from journal import Scratch
@@ -67,6 +71,8 @@ class Life:
         self._inbox = inbox
         self._shared = shared
         self._exchange = Exchange(spec, order.incarnation, inbox=inbox, shared=shared, lost=self.fail)
+        self._outputs = Outputs(spec.graph.plan(), self._exchange, peers=spec.workers - 1)
+        self._exchange.on_durable = self._outputs.heard
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._failure: Exception | None = None
@@ -86,6 +92,8 @@ class Life:
             self._block_room.release()
         elif isinstance(message, StateLoaded):
             self._loaded.set()
+        elif isinstance(message, OutputMade):
+            self._outputs.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
         elif isinstance(message, StageEnded | Published):
@@ -94,6 +102,7 @@ class Life:
     def start(self, order: Start) -> None:
         """All workers stand: the circuit runs, recorded steps first."""
         assert self._journals is not None, "START before RESTORED"
+        self._outputs.replays_until(order.replay_until_step)
         self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
 
     async def hear(self, link: Link) -> None:
@@ -143,17 +152,22 @@ class Life:
             scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
             generation = self._store.record.generation
             journals = await Journals.open(claim, order, generation=generation, scratch=scratch)
-            async with aclosing(journals), trio.open_nursery() as nursery:
+            async with aclosing(journals), aclosing(self._outputs), trio.open_nursery() as nursery:
                 self._journals = journals
+                await self._outputs.open(
+                    claim, part, after_step=after, generation=generation, scratch=scratch
+                )
                 await self._load(journals)
                 await self._exchange.dial_all(nursery, order.peers, step=after)
                 await self._control.restored(
                     last_step=journals.last_step,
-                    replayed_bytes=journals.replayed_bytes,
+                    replayed_bytes=journals.replayed_bytes + self._outputs.replayed_bytes,
                     seconds=trio.current_time() - begin,
                 )
                 nursery.start_soon(self._serve, journals)
                 nursery.start_soon(self._vote_all, journals)
+                nursery.start_soon(self._outputs.announce, journals.division_synced)
+                nursery.start_soon(self._publish)
                 nursery.start_soon(self._watch, claim)
 
     async def _load(self, journals: Journals) -> None:
@@ -170,10 +184,22 @@ class Life:
                 await self._published(message, journals)
                 continue
             journals.record(message)
+            if message.sources is not None:
+                self._outputs.recorded(message.step)
             self._exchange.send(message.frames)
             if self._shared.exhausted and not self._told_exhausted:
                 self._told_exhausted = True
                 self._exchange.tell(FrameType.EOF, message.step)
+
+    async def _publish(self) -> None:
+        """Until a replay makes other output than was shown. Our links stay open then, as for a circuit that
+        cannot go on: if they closed, peers would report us as lost before this is heard.
+        """
+        try:
+            await self._outputs.publish_all()
+        except OutputDiffersError as error:
+            with suppress(StaleIncarnationError):
+                await self._control.failed("operator", message=str(error), operator=error.sink)
 
     async def _published(self, message: Published, journals: Journals) -> None:
         await journals.published(message.cut)
@@ -191,6 +217,8 @@ class Life:
             for writer in taken.writers:
                 nursery.start_soon(trio.to_thread.run_sync, writer.sync)
             positions = await journals.prepare(taken)
+            outputs = await self._outputs.synced(taken.step)
+        positions = msgspec.structs.replace(positions, sinks={**positions.sinks, **outputs})
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
         await self._control.prepared(
             cut=taken.mark.cut, step=taken.step, positions=positions, phases_s=phases

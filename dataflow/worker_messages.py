@@ -145,6 +145,22 @@ class StageEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputMade:
+    """A step is through, and a sink that keeps its output in the store was given this in it. One comes for
+    each such sink and step, in order, also without rows; those of a cut's step come before its `CutTaken`.
+    """
+
+    incarnation: int
+    step: int
+    sink: str
+    rows: int
+    digest: int
+    data: bytes
+    inputs: dict[str, dict[str, SplitPosition]]
+    """How far the sources were read at the end of the step."""
+
+
+@dataclass(frozen=True, slots=True)
 class CutTaken:
     """A step with a cut is through: make it durable, then vote."""
 
@@ -180,7 +196,9 @@ class CircuitFailed:
     traceback: str = ""
 
 
-ToLinks: TypeAlias = BlockLoaded | StateLoaded | StageEnded | CutTaken | Published | CircuitFailed
+ToLinks: TypeAlias = (
+    BlockLoaded | StateLoaded | StageEnded | OutputMade | CutTaken | Published | CircuitFailed
+)
 
 
 class Inbox:

@@ -24,11 +24,13 @@ from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError
 from dataflow.exchange import decode_batch, encode_batch, frames_of
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
+from dataflow.sinks.log import LogWriter
 from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
     CutTaken,
+    OutputMade,
     Restoring,
     Shared,
     StageEnded,
@@ -314,6 +316,9 @@ class Incarnation:
         mark = self._schedule.forget(step)
         self._shared.rows_out += self._circuit.take_rows_out()
         self._shared.operators = self._circuit.counters()
+        for name, writer in self._circuit.sinks.items():
+            if isinstance(writer, LogWriter):
+                self._post(OutputMade(self.number, step, name, *writer.take_step(), positions))
         if not mark.cut:
             return
         taken, phases = self._checkpoints.pop(step)

@@ -46,6 +46,6 @@ ARGUMENTS: dict[Op, str] = {
     Op.SNAPSHOT_BEGIN: "ints=[] strings=[]",
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
     Op.DIVISION: "ints=[step, time ms] strings=[JSON division]",
-    Op.OUTPUT: "ints=[step, ...] strings=[...]",
+    Op.OUTPUT: "ints=[step, wall clock ms, rows, digest] strings=[JSON head, Arrow IPC stream]",
 }
 assert set(ARGUMENTS) == set(Op)

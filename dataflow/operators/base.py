@@ -100,6 +100,8 @@ class OperatorSpec(ABC):
     """The description of an operator: everything but its name, inputs and state."""
 
     kind: ClassVar[Kind]
+    deterministic: bool = True
+    """Whether it gives the same for the same input. Where not, nothing below it may be shown by step."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may come as one row with `_weight` (and only the columns in `needed_columns`)."""
 

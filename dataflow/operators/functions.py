@@ -38,6 +38,7 @@ class FunctionSpec(OperatorSpec):
     kind: ClassVar[Kind]
     function: UserFunction
     takes: Takes = "row"
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -15,12 +15,14 @@ from checkpoint.core.channel_frames import Frame
 from checkpoint.core.divisions import Division
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.outputs import OutputLine, Verdict
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
     CutTaken,
+    OutputMade,
     Restoring,
     Shared,
     StageEnded,
@@ -51,7 +53,15 @@ class WorkerSide:
 
     blocks: list[tuple[int, str, bytes]] = field(default_factory=list)
     divisions: dict[int, Division] = field(default_factory=dict)
+    """Durable ones."""
+    recorded: deque[Division] = field(default_factory=deque)
+    """Not durable yet: a reset may lose them."""
     shared: Shared = field(default_factory=Shared)
+    shown: list[OutputMade] = field(default_factory=list)
+    """The output log of the one sink that shows by step: never taken back."""
+    line: OutputLine | None = None
+    unshown: deque[OutputMade] = field(default_factory=deque)
+    """Made, and the division of its step is not durable everywhere yet."""
     run: Incarnation | None = None
     inbound: dict[int, deque[Frame]] = field(default_factory=dict)
 
@@ -65,7 +75,7 @@ class OneThreadRegion:
         self.plan = graph.plan()
         self.workers = workers
         self.choose = choose
-        self.limits = limits or WorkerLimits(step_bytes_max=64, batch_bytes_max=32)
+        self.limits = limits
         self.sides = [WorkerSide() for _ in range(workers)]
         self.incarnation = 0
         self.cut: StoredCut | None = None
@@ -88,13 +98,18 @@ class OneThreadRegion:
             side.inbound = {peer: deque() for peer in range(self.workers) if peer != index}
             side.shared.peers_at = 0
             side.shared.incarnation = self.incarnation
+            side.unshown.clear()
+            side.recorded.clear()
+            side.line = OutputLine("shown", step)
+            for output in side.shown:
+                side.line.add(output.step, output.digest, Position(1, output.step, 0))
             part = at.parts[index] if at else None
             order = Restoring(self.incarnation, step, cut, part, even_layout(self.workers), b"s" * 16)
             side.run = Incarnation(
                 self.plan,
                 Identity("region", index, self.workers),
                 order,
-                worker_limits=self.limits,
+                worker_limits=self.limits or self._any_limits(),
                 shared=side.shared,
                 post=self._post_of(index),
             )
@@ -107,6 +122,10 @@ class OneThreadRegion:
             divisions = tuple(side.divisions[n] for n in range(step + 1, until + 1))
             self.steps_replayed += len(divisions)
             side.run.start(Started(self.incarnation, divisions))
+
+    def _any_limits(self) -> WorkerLimits:
+        """What a step takes is a matter of time, and so of chance: a step divided anew is another one."""
+        return WorkerLimits(step_bytes_max=32 * (1 + self.choose(4)), batch_bytes_max=32)
 
     @staticmethod
     def _last_recorded(side: WorkerSide, step: int) -> int:
@@ -127,17 +146,38 @@ class OneThreadRegion:
         def post(message: ToLinks) -> None:
             if isinstance(message, StageEnded):
                 self._stage_ended(index, message)
+            elif isinstance(message, OutputMade):
+                self.sides[index].unshown.append(message)
+                self._show(self.sides[index])
             elif isinstance(message, CutTaken):
                 self._cut_taken(index, message)
 
         return post
 
+    def _sync(self, side: WorkerSide) -> bool:
+        """The oldest division that is recorded becomes durable."""
+        division = side.recorded.popleft()
+        for later in [step for step in side.divisions if step >= division.step]:
+            del side.divisions[later]
+        side.divisions[division.step] = division
+        for one in self.sides:
+            self._show(one)
+        self._count_votes()
+        return True
+
+    def _show(self, side: WorkerSide) -> None:
+        """Output by step, as far as divisions are durable at all workers."""
+        while side.unshown and all(side.unshown[0].step in one.divisions for one in self.sides):
+            output = side.unshown.popleft()
+            assert side.line is not None
+            if side.line.judge(output.step, output.digest) is Verdict.APPEND:
+                side.line.add(output.step, output.digest, Position(1, output.step, 0))
+                side.shown.append(output)
+
     def _stage_ended(self, index: int, message: StageEnded) -> None:
         side = self.sides[index]
         if message.sources is not None:
-            for later in [step for step in side.divisions if step >= message.step]:
-                del side.divisions[later]
-            side.divisions[message.step] = Division(message.step, message.time_ms, message.sources)
+            side.recorded.append(Division(message.step, message.time_ms, message.sources))
         for peer, frames in message.frames.items():
             self.sides[peer].inbound[index].extend(frames)
 
@@ -146,18 +186,30 @@ class OneThreadRegion:
         self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
         votes = self.votes.setdefault(number, {})
         votes[index] = message
-        if len(votes) < self.workers:
-            return
+        self._count_votes()
+
+    def _count_votes(self) -> None:
+        """A vote waits for the division of its step, and for the output up to there."""
+        for number in sorted(self.votes):
+            votes = self.votes[number]
+            sides = [(self.sides[index], vote) for index, vote in votes.items()]
+            ready = all(vote.step in side.divisions and not side.unshown for side, vote in sides)
+            if len(votes) == self.workers and ready:
+                del self.votes[number]
+                self._commit(number, votes)
+
+    def _commit(self, number: int, votes: dict[int, CutTaken]) -> None:
         assert len({vote.step for vote in votes.values()}) == 1, "a cut is at one step"
         at = Position(self.incarnation, number, 0)
         parts = {
             worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.sinks)
             for worker, vote in votes.items()
         }
-        self.cut = StoredCut(number, message.step, message.mark.final, parts)
+        last = votes[0]
+        self.cut = StoredCut(number, last.step, last.mark.final, parts)
         for side in self.sides:
             assert side.run is not None
-            side.run.committed(CutCommitted(self.incarnation, number, message.mark.final))
+            side.run.committed(CutCommitted(self.incarnation, number, last.mark.final))
 
     # --- time goes on -------------------------------------------------------------------------------------
 
@@ -166,6 +218,8 @@ class OneThreadRegion:
         moves: list[Callable[[], Any]] = []
         for index, side in enumerate(self.sides):
             moves.append(lambda index=index: self.sides[index].run.advance())  # type: ignore[misc, union-attr]
+            if side.recorded:
+                moves.append(lambda side=side: self._sync(side))  # type: ignore[misc]
             for peer, queue in side.inbound.items():
                 if queue:
                     moves.append(lambda index=index, peer=peer: self._arrive(index, peer))  # type: ignore[misc]

@@ -1,0 +1,159 @@
+"""Reading what a region has put out: the output logs of a sink, of all its workers, step by step.
+
+    table = collect_output("dos://h1,h2,h3", "wordcount", "counts")
+
+Rules of this file: it claims nothing and shows only what is committed: of a log with publish="step" what a
+quorum holds, of one with publish="cut" what the last committed cut covers. A step is shown when all workers'
+parts of it are there.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import trio
+
+from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
+from dataflow.errors import NoOutputError
+from dos_client import Store, open_store
+from journal import ChainState, Op, Position, look_chain, read_records
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The output of one step. `parts`: worker -> its rows, None for none; `inputs`: source -> split -> how
+    far it had been read when the step ended: output up to here is what input up to there gave.
+    """
+
+    step: int
+    time_ms: int
+    parts: dict[int, pa.Table | None]
+    inputs: dict[str, dict[str, int]]
+
+    @property
+    def table(self) -> pa.Table | None:
+        """All rows, those of worker 0 first; None if there are none."""
+        tables = [self.parts[worker] for worker in sorted(self.parts)]
+        found = [table for table in tables if table is not None]
+        return pa.concat_tables(found) if found else None
+
+
+async def read_output(
+    store: Store, region: str, sink: str, *, after_step: int = 0
+) -> AsyncGenerator[StepRows]:
+    """The steps above `after_step` that are committed now, in order. Ends with the last one that every worker
+    has.
+
+    Raises NoOutputError if the region has no such log, CorruptDataError, and what reading raises. What was
+    given before an error stands: logs are checked segment by segment, so a step counts once the next came or
+    the iteration ended.
+    """
+    cut = await _last_cut(store, region)
+    workers = await _workers(store, region, cut)
+    if not workers:
+        raise NoOutputError(region, sink)
+    async with AsyncExitStack() as stack:
+        logs = []
+        for worker in workers:
+            log = _one_log(store, region, worker, sink, cut, after_step)
+            logs.append(await stack.enter_async_context(aclosing(log)))
+        while True:
+            outputs = [await anext(log, None) for log in logs]
+            whole = [output for output in outputs if output is not None]
+            if len(whole) < len(workers):
+                return
+            yield _together(dict(zip(workers, whole, strict=True)))
+
+
+def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
+    """All rows that the sink has shown, in the order of steps; None if there are none. For scripts and
+    notebooks: blocks, and holds them all in memory. Raises as `open_store` and `read_output` do.
+    """
+
+    async def collect() -> list[pa.Table]:
+        async with (
+            open_store(url, token=token, client=f"output of {region}") as store,
+            aclosing(read_output(store, region, sink)) as steps,
+        ):
+            return [table async for step in steps if (table := step.table) is not None]
+
+    tables = trio.run(collect)
+    return pa.concat_tables(tables) if tables else None
+
+
+async def _last_cut(store: Store, region: str) -> Cut | None:
+    directory = coordinator_directory(region)
+    chain = await look_chain(store, directory, MANIFEST_CHAIN)
+    last = None
+    async with aclosing(read_records(store, chain, directory=directory)) as records:
+        async for _, record in records:
+            if record.op is Op.CUT:
+                last = decode_cut(record.flags, record.ints, record.strings[0])
+    return last
+
+
+async def _workers(store: Store, region: str, cut: Cut | None) -> list[int]:
+    if cut is not None:
+        return sorted(cut.workers)
+    prefix = worker_directory(region, 0)[:-4]
+    names = [name.removeprefix(prefix) for name in await store.list_directories(prefix)]
+    return sorted(int(name) for name in names if len(name) == 4 and name.isdigit())
+
+
+async def _one_log(
+    store: Store, region: str, worker: int, sink: str, cut: Cut | None, after_step: int
+) -> AsyncGenerator[Output]:
+    """The committed output of one worker above a step, in order."""
+    directory, chain_name = worker_directory(region, worker), output_chain(sink)
+    chain = await look_chain(store, directory, chain_name)
+    if not chain.seen:
+        raise NoOutputError(region, sink)
+    shown = await _shown(store, directory, chain, _end_in(cut, worker, sink))
+    async with aclosing(read_records(store, shown, directory=directory)) as records:
+        async for end, record in records:
+            if record.op is Op.OUTPUT:
+                output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
+                if output.step > after_step:
+                    yield output
+
+
+def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
+    prepared = None if cut is None else cut.workers[worker].sinks.get(sink)
+    return None if prepared is None else msgspec.convert(prepared, Position)
+
+
+async def _shown(store: Store, directory: str, chain: ChainState, in_cut: Position | None) -> ChainState:
+    """The part of the chain that readers see, as its first record has it."""
+    async with aclosing(read_records(store, chain, directory=directory)) as records:
+        async for end, record in records:
+            if record.op is Op.OUTPUT:
+                output = decode_output(record.ints, record.strings, where=chain.chain, at=end.size)
+                if output.head.publish is Publish.STEP:
+                    return chain
+                break
+    if in_cut is None:
+        return ChainState(chain.chain)
+    return chain.up_to(in_cut)
+
+
+def _together(outputs: dict[int, Output]) -> StepRows:
+    steps = {output.step for output in outputs.values()}
+    assert len(steps) == 1, f"workers have a hole in their steps: {steps}"
+    inputs: dict[str, dict[str, int]] = {}
+    for output in outputs.values():
+        for source, splits in output.head.inputs.items():
+            inputs.setdefault(source, {}).update(splits)
+    parts = {worker: _rows(output.data) for worker, output in outputs.items()}
+    return StepRows(steps.pop(), max(output.time_ms for output in outputs.values()), parts, inputs)
+
+
+def _rows(data: bytes) -> pa.Table | None:
+    if not data:
+        return None
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()

@@ -1,0 +1,156 @@
+"""Output logs of regions on real servers and real worker processes, which are killed."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from checkpoint.core.region import RegionState
+from dataflow import FileSource, Graph, GraphError, LogSink, SchemaError, StepRows, collect_output, local
+from dataflow.errors import NoOutputError
+from dataflow.outputs import read_output
+from dos_client import open_store
+from tests.dataflow.fork_launcher import ForkLauncher
+from tests.dataflow.support import true_counts
+from tests.dataflow.test_region_processes import Watch, finished, hurry, made, running, unhurried
+from tests.support.servers import ServerProcess
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start at once."""
+    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("servers")
+    with ExitStack() as stack:
+        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
+
+
+def counted(paths: list[Path], folder: Path, publish: str) -> Graph:
+    """A word count that takes its time until `hurry(folder / 'out')`."""
+    graph = Graph("counted")
+    lines = graph.source("lines", FileSource(paths, repeat=3))
+    function = partial(unhurried, (folder / "out.hurry"))
+    words = lines.flat_map("words", function, schema="word string", takes="batch")
+    words.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish=publish))
+    return graph
+
+
+def inputs(folder: Path) -> list[Path]:
+    paths = [folder / f"in{index}.txt" for index in range(3)]
+    for path in paths:
+        words = (f"word{number % 3000} and{number % 7} another{path.stem}\n" for number in range(40_000))
+        path.write_text("".join(words))
+    return paths
+
+
+def steps_of(store: str, region: str, after_step: int = 0) -> list[StepRows]:
+    async def read() -> list[StepRows]:
+        async with open_store(store) as opened:
+            return [step async for step in read_output(opened, region, "shown", after_step=after_step)]
+
+    return trio.run(read)
+
+
+def last_shown(store: str, region: str) -> dict[str, int]:
+    last: dict[str, int] = {}
+    table = collect_output(store, region, "shown")
+    assert table is not None
+    for row in table.to_pylist():
+        assert row["count"] > last.get(row["word"], 0), "shown twice, or out of order"
+        last[row["word"]] = row["count"]
+    return last
+
+
+def kill_and_wait(watch: Watch, pid: int, resets: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    watch.wait(lambda event: type(event).__name__ == "ResetReport", resets)
+
+
+# EVIDENCE-OF: P-7
+@pytest.mark.parametrize("publish", ["step", "cut"])
+def test_output_in_the_store_is_that_of_a_run_without_failures(
+    store: str, tmp_path: Path, publish: str
+) -> None:
+    folder = tmp_path / f"out-{publish}"
+    folder.mkdir()
+    paths = inputs(folder)
+    with running(counted(paths, folder, publish), store, folder) as (control, watch):
+        watch.cuts(2)
+        kill_and_wait(watch, control.status().workers[0].pid, 1)
+        early = steps_of(store, folder.name)
+        watch.cuts(4)
+        kill_and_wait(watch, control.status().workers[1].pid, 2)
+        hurry(folder / "out")
+        assert finished(control), control.status()
+    assert last_shown(store, folder.name) == dict(true_counts(paths, 3))
+    steps = steps_of(store, folder.name)
+    assert [one.step for one in steps] == list(range(1, len(steps) + 1))
+    assert early, "something was to be seen while it ran"
+    assert [(one.step, one.table) for one in steps[: len(early)]] == [(one.step, one.table) for one in early]
+    assert steps_of(store, folder.name, after_step=3)[0].step == 4
+    read = steps[-1].inputs["lines"]
+    assert sum(read.values()) > 0, "outputs say which input they correspond to"
+
+
+def a_clock(row: dict[str, str]) -> list[tuple[str, int]]:
+    return [(row["line"], time.time_ns())]
+
+
+def test_other_output_than_was_shown_stops_the_region_and_names_the_step(store: str, tmp_path: Path) -> None:
+    paths = inputs(tmp_path)
+    graph = Graph("clock")
+    slow = partial(unhurried, tmp_path / "out.hurry")
+    lines = graph.source("lines", FileSource(paths, repeat=9))
+    words = lines.flat_map("words", slow, schema="line string", takes="batch")
+    words.flat_map("stamped", a_clock, schema="line string, at bigint").sink("shown", LogSink(publish="step"))
+    with running(graph, store, tmp_path, checkpoint_interval_s=30.0) as (control, _):
+        while not (store_has := steps_of_when_there(store, tmp_path.name)):
+            control.wait(0.05)
+        assert store_has
+        os.kill(control.status().workers[0].pid, signal.SIGKILL)
+        assert control.wait(60)
+        assert control.status().state is RegionState.FAILED
+        said = str(control.exception())
+    assert "sink 'shown': step 1 was shown with digest" in said
+    assert 'publish="cut"' in said
+
+
+def steps_of_when_there(store: str, region: str) -> list[StepRows]:
+    try:
+        return steps_of(store, region)
+    except NoOutputError:
+        return []
+
+
+def test_what_cannot_be_shown_by_step_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    graph = Graph("g")
+    lines = graph.source("lines", FileSource(tmp_path / "a"))
+    lines.map("asked", lambda row: row["line"], deterministic=False).sink("shown", LogSink(publish="step"))
+    with pytest.raises(
+        GraphError, match="sink 'shown' shows its output by step, and 'asked' above it is not"
+    ):
+        graph.plan()
+    lists = Graph("g")
+    wide = lists.source("lines", FileSource(tmp_path / "a"))
+    wide.map("split", lambda row: row, schema="words array<string>").sink("shown", LogSink(publish="step"))
+    with pytest.raises(GraphError, match=r"column 'words' is list<.*>, which is not compared after a replay"):
+        lists.plan()
+    with pytest.raises(SchemaError, match="publish is 'step' or 'cut', not 'never'"):
+        LogSink(publish="never")
+
+
+def test_output_that_nobody_wrote_is_said_to_be_missing(store: str) -> None:
+    with pytest.raises(NoOutputError, match="region 'nobody' has no output of a sink 'shown'"):
+        steps_of(store, "nobody")
