@@ -120,7 +120,9 @@ def logged(place: str, found: Found, file_bytes: int) -> str:
     if found.corrupt:
         return f"{where}. It is CORRUPT from {found.size} on; {REPAIR}"
     cut_bytes = file_bytes - found.file_bytes
-    aside = ", which are copied aside," if cut_bytes and found.decision is Decision.COPY_CUT else ""
+    if not cut_bytes:
+        return f"object {place}: {means} (case {found.letter}). Nothing is to be cut off: it ends at {found.size}"
+    aside = ", which are copied aside," if found.decision is Decision.COPY_CUT else ""
     return (
         f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off, it ends at {found.size}"
     )

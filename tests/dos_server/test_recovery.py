@@ -82,6 +82,11 @@ def test_a_start_logs_what_it_found_what_that_means_and_what_is_done(case: Case)
         assert said.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off, it ends at 80")
 
 
+def test_a_start_does_not_log_that_it_cuts_where_nothing_is() -> None:
+    found = Found(80, 120, PrefixDigest(), SparseIndex(), "P", Decision.COPY_CUT)
+    assert logged("dir/obj", found, 120).endswith("(case P). Nothing is to be cut off: it ends at 80")
+
+
 WHOLE = b"".join(extents_of(TEXTS))
 CONTENT = b"".join(TEXTS)
 MARK = Mark("obj", len(CONTENT))
