@@ -27,6 +27,7 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
     if only is not None:
         wanted = {int(number) for number in only.split(",") if number}
         faults = [fault for fault in plan_of(seed) if fault.number in wanted]
+    logging.disable(logging.NOTSET if trace else logging.CRITICAL)
     result = run_seed(seed, keep=trace, faults=faults)
     if digest:
         print(result.digest)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
+from tests.sim.conditions import acknowledged, told_at_the_start
 from tests.sim.engine.chance import Chance
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
@@ -22,6 +23,7 @@ from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
 from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
+from tests.sim.store.telling import ServerLog
 from tests.sim.store.writer import Stores, Writer
 
 LIVENESS_S = 120.0
@@ -77,7 +79,11 @@ class Cluster:
         self.readers: list[Reader] = []
         self.healed = False
         self._writers_made = 0
+        self.log = ServerLog(self.say)
+        self.say("run", told_at_the_start(self))
         for machine in self.machines:
+            if trace.kept:
+                self.log.listen_to(machine)
             machine.prepare(self.record)
             machine.start()
         for directory in self.directories:
@@ -123,6 +129,10 @@ class Cluster:
     def note(self, who: str, what: str) -> None:
         self.world.trace.note(self.world.now, who, what)
 
+    def say(self, who: str, what: str) -> None:
+        """For the reader of a trace alone."""
+        self.world.trace.say(self.world.now, who, what)
+
     def _supervise(self) -> None:
         """Where nobody writes, somebody is started."""
         for directory in self.directories:
@@ -163,7 +173,8 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     chosen = planned if faults is None else faults
     violation, oracle = "", ""
     try:
-        _run(cluster, chosen)
+        with cluster.log:
+            _run(cluster, chosen)
     except ViolationError as error:
         violation, oracle = str(error), error.oracle
         cluster.note("oracle", violation)
@@ -188,6 +199,7 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
         world.after(fault.at_s, _strike, cluster, fault)
     world.run(None, nemesis.safety_s(cluster.chance))
     cluster.note("nemesis", "heals")
+    cluster.say("run", acknowledged(cluster))
     cluster.heal()
     before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
 
@@ -200,6 +212,7 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
     if not world.run(moved, world.now + LIVENESS_S):
         raise ViolationError("O11", f"{LIVENESS_S:.0f} s after the heal too little is acknowledged")
     _last_words(cluster)
+    cluster.say("run", f"verdict: {acknowledged(cluster)}")
     for check in ORACLES:
         check(cluster)
 

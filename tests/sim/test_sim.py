@@ -1,6 +1,7 @@
 """The simulator: its runs find nothing wrong, are the same every time, and find what is planted."""
 
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -77,3 +78,17 @@ def test_a_failing_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
         for fault in left if len(left) < 5 else ():
             assert run_seed(seed, faults=[one for one in left if one is not fault]).oracle != "O1"
     assert not run_seed(seed, faults=left).violation, "without the bug the same faults do no harm"
+
+
+def test_a_run_is_the_same_whether_somebody_reads_it_or_not() -> None:
+    """Its trace says who there is, and behind each fault what it changed."""
+    logging.disable(logging.NOTSET)
+    read = run_seed(9, keep=True)
+    logging.disable(logging.CRITICAL)
+    assert read.digest == run_seed(9).digest
+    assert re.search(r" run +\d servers?, \d acknowledge", read.lines[0])
+    struck = [number for number, line in enumerate(read.lines) if re.search(r"nemesis +\d+:\w+ for", line)]
+    assert len(struck) == len(read.faults)
+    answered = [read.lines[number:] for number in struck]
+    assert all(any(re.search(r"nemesis {4}\S", line) for line in after) for after in answered)
+    assert any(re.search(r"s\d +logs: ", line) for line in read.lines)

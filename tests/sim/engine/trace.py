@@ -11,11 +11,11 @@ import xxhash
 
 
 class Trace:
-    """See the module. `lines` is empty unless `keep`."""
+    """See the module. `lines` is empty unless `kept`."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self.lines: list[str] = []
-        self._keep = keep
+        self.kept = keep
         self._fold = xxhash.xxh3_64()
         self._times = array("d")
         self.step: Callable[[float], None] = self._times.append
@@ -24,10 +24,15 @@ class Trace:
 
     def note(self, now: float, who: str, what: str) -> None:
         """One event."""
-        line = f"{now:10.6f} {who:<8} {what}"
+        line = _line(now, who, what)
         self._fold.update(line.encode())
-        if self._keep:
+        if self.kept:
             self.lines.append(line)
+
+    def say(self, now: float, who: str, what: str) -> None:
+        """Something for the reader alone: it is not in the digest, and costs little where nobody reads."""
+        if self.kept:
+            self.lines.append(_line(now, who, what))
 
     @property
     def digest(self) -> str:
@@ -35,3 +40,7 @@ class Trace:
         whole = self._fold.copy()
         whole.update(self._times.tobytes())
         return whole.hexdigest()
+
+
+def _line(now: float, who: str, what: str) -> str:
+    return f"{now:10.6f} {who:<8} {what}"

@@ -10,6 +10,7 @@ damaged is bounded by the promise (P-5): the platters of one machine a run, at m
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from tests.sim.conditions import changed, conditions
 from tests.sim.engine.chance import Chance
 from tests.sim.nemesis import clients, disks, machines, paths
 from tests.sim.nemesis.fault import Fault, Kind
@@ -78,5 +79,8 @@ def plan_of(seed: int) -> list[Fault]:
 def strike(cluster: "Cluster", fault: Fault) -> None:
     """Let the fault happen."""
     cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
+    before = conditions(cluster) if cluster.world.trace.kept else {}
     cluster.history.sometimes[f"fault: {fault.kind}"] += 1
     ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    if cluster.world.trace.kept:
+        cluster.say("nemesis", f"  {changed(before, conditions(cluster))}")

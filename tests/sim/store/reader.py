@@ -34,6 +34,7 @@ class Reader(Process):
         state = await look_chain(self.store, self.directory, CHAIN)
         found = await numbers_of(self.store, state, self.directory)
         self.store.close()
+        self.world.trace.note(self.world.now, self.name, f"is shown {len(found)} records of {self.directory}")
         self.history.showed(self.directory, found)
         self.history.sometimes["reader looked"] += 1
         return found

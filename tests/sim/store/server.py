@@ -224,7 +224,7 @@ class Machine:
     """An address, a disk, and whoever runs there. `life`: what runs there; `slowness`: how many times longer
     its disk takes."""
 
-    life: type[Server] = Server
+    life: Callable[["Machine"], Server] = Server
 
     def __init__(self, world: World, network: Network, name: str, chance: Random) -> None:
         self.world = world

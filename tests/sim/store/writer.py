@@ -83,15 +83,17 @@ class Writer(Process):
                 await self._one_claim()
             except FencedError as error:
                 superseded += 1
-                self._note(f"fenced: {error.args[0]}")
+                self._note(f"is superseded{'' if self.running else ' before its start'}: {error.args[0]}")
                 self.history.sometimes["fenced after start" if self.running else "fenced before start"] += 1
                 if self.running:
                     break
             except (QuorumUnavailableError, NotEnoughAnswersError) as error:
+                self._note(f"cannot take over now: {error.args[0]}")
                 self.history.sometimes[type(error).__name__] += 1
             except (MissingDataError, LostBytesError, ChainError, CorruptRecordError) as error:
                 self.history.refuse(self.directory, f"{type(error).__name__}: {error}")
             except DosError as error:
+                self._note(f"tries again: {type(error).__name__}, {error.args[0]}")
                 self.history.sometimes[f"writer: {type(error).__name__}"] += 1
             finally:
                 if self.claim is not None:
@@ -114,7 +116,7 @@ class Writer(Process):
             self.store, self, self._network, self.chance, self.directory, epoch
         )
         claim.history = self.history
-        self._note(f"claims epoch {epoch}")
+        self._note(f"claims epoch {epoch} of {self.directory}")
         deadline = self.now + _GRANT_PATIENCE_S
         granting = self.start("granting", self._granted(claim))
         while not granting.done and self.now < deadline:
@@ -135,7 +137,8 @@ class Writer(Process):
         )
         self.history.took_over(self.directory, epoch, found)
         self.running = True
-        self._note(f"runs at epoch {epoch} behind {len(found)} records")
+        behind = f"behind {len(found)} records" + (", which it writes anew" if snapshot is not None else "")
+        self._note(f"is the writer of {self.directory}, epoch {epoch}, {behind}")
         self._waiting.clear()
         acknowledging = self.start("acknowledging", self._acknowledge(writer))
         try:
@@ -169,6 +172,7 @@ class Writer(Process):
                 await writer.wait_synced()
                 keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
                 await writer.roll(keep)
+                self._note(f"goes on in a new segment{'' if keep is None else ', with all records anew'}")
                 self.history.sometimes["rolled"] += 1
             await self.sleep(0.001 + chance.expovariate(1 / 0.08))
 

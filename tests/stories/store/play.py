@@ -5,8 +5,8 @@ would wait; then a little longer, so that nothing of it is still under way. What
 in its order; what is said again and again, once.
 """
 
-import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from random import Random
 
 from dos_protocol.store_record import Member, StoreRecord
@@ -14,9 +14,10 @@ from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import Process, World
 from tests.sim.store.looking import SimStore
+from tests.sim.store.telling import ServerLog
 from tests.sim.store.writer import Stores
 from tests.stories.store.copies import Book, short
-from tests.stories.store.machine import Log, StoryMachine
+from tests.stories.store.machine import StoryMachine
 from tests.stories.store.middle import Middle
 from tests.stories.store.writer import StoryWriter
 from tests.stories.words import WrongStepError
@@ -40,9 +41,9 @@ class Play:
         self.writers: dict[str, StoryWriter] = {}
         self.reader = Process(self.world, READER)
         self.stores: Stores
-        self._log = Log(self.tell)
-        self._logger = logging.getLogger("dos.server")
-        self._logger.addHandler(self._log)
+        self._log = ServerLog(lambda who, what: self.tell(f"{who} {what}"))
+        self._open = ExitStack()
+        self._open.enter_context(self._log)
 
     def tell(self, what: str) -> None:
         said = self.book.in_plain_words(what)
@@ -51,7 +52,7 @@ class Play:
 
     def end(self) -> None:
         """Nothing runs any more, and nobody listens."""
-        self._logger.removeHandler(self._log)
+        self._open.close()
         for writer in self.writers.values():
             writer.kill()
         self.reader.kill()
@@ -62,9 +63,7 @@ class Play:
             raise WrongStepError("a store has 1 to 9 servers, and no larger quorum than that")
         names = [f"s{number}" for number in range(1, count + 1)]
         for name in names:
-            self.machines[name] = StoryMachine(
-                self.world, self.network, name, Middle(name), self._log, self.tell
-            )
+            self.machines[name] = StoryMachine(self.world, self.network, name, Middle(name), self._log)
         for name, machine in self.machines.items():
             self.book.calls[machine.fresh_id.hex()] = name
         members = tuple(Member(one.fresh_id, one.address) for one in self.machines.values())

@@ -1,0 +1,87 @@
+"""What a run is made of, and what is wrong in it at this moment, in words: for the trace.
+
+Rules of this file: it reads. A kind of fault says nothing itself; what it did shows in what has changed.
+"""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from tests.sim.store.server import Machine
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+_CONNECTED = "connected"
+
+
+def told_at_the_start(cluster: "Cluster") -> str:
+    """Who there is, how far apart, and what they do."""
+    members, quorum = [machine.name for machine in cluster.machines], cluster.record.ack_quorum
+    far: dict[float, list[str]] = defaultdict(list)
+    for name in members:
+        far[cluster.network._latency_s(name, "w1")].append(name)
+    paths = ", ".join(f"{', '.join(names)} {1000 * seconds:g} ms" for seconds, names in far.items())
+    work = [
+        f"{one}, {'many records under way' if cluster.pipelined[one] else 'one record at a time'}"
+        for one in cluster.directories
+    ] or ["a region"]
+    return (
+        f"{len(members)} servers, {quorum} acknowledge; about {paths} away; {'; '.join(work)};"
+        f" {cluster.victim.name} may be damaged"
+    )
+
+
+def acknowledged(cluster: "Cluster") -> str:
+    """How much so far."""
+    lines = cluster.history.lines.items()
+    counts = [f"{len(line.acknowledged)} records of {directory}" for directory, line in lines]
+    return f"acknowledged so far: {', '.join(counts) or 'nothing of the plain writers'}"
+
+
+def conditions(cluster: "Cluster") -> dict[str, None]:
+    """What is so now, in a fixed order."""
+    found = [line for machine in cluster.machines for line in _machine(machine)]
+    clients = [*cluster.writers, *cluster.readers]
+    if cluster.region is not None:
+        clients += [*cluster.region.drivers, *cluster.region.workers]
+    for client in clients:
+        found.append(f"{client.name} is there" if client.alive else f"{client.name} is dead")
+        if client.alive and client.paused:
+            found.append(f"{client.name} stands still")
+    found += _paths(cluster)
+    return dict.fromkeys(found)
+
+
+def changed(before: dict[str, None], after: dict[str, None]) -> str:
+    """What has become so; which connections are gone, when nothing else has."""
+    new = [line for line in after if line not in before]
+    gone = [line for line in before if line not in after and line.startswith(_CONNECTED)]
+    return ", ".join(new or [f"no longer {line}" for line in gone]) or "nothing changes"
+
+
+def _machine(machine: Machine) -> list[str]:
+    name, disk, found = machine.name, machine.disk, []
+    if not machine.up:
+        found.append(f"{name} is without power" if machine.without_power else f"{name} is down")
+    elif machine.server is not None and machine.server.paused:
+        found.append(f"{name} stands still")
+    if machine.slowness != 1.0:
+        found.append(f"the disk of {name} is {machine.slowness:.0f} times slower")
+    if disk.space < 1 << 40:
+        found.append(f"the disk of {name} takes {max(disk.space - disk.used, 0)} bytes more")
+    if disk.cut_in is not None:
+        found.append(f"{name} loses its power {disk.cut_in} calls of the disk from now")
+    for method, coming in disk._faults.items():
+        found += [f"the disk of {name} fails at {method} {nth}" for nth in coming]
+    return found + [f"{path} of {name} is damaged" for path in machine.flipped]
+
+
+def _paths(cluster: "Cluster") -> list[str]:
+    network, slow = cluster.network, cluster.network.slow.items()
+    ends: dict[str, list[str]] = defaultdict(list)
+    for here, there in network.blocked:
+        ends[here].append(there)
+    found = [f"nothing of {here} reaches {', '.join(there)}" for here, there in ends.items()]
+    found += [f"{here} to {there} is {times:.0f} times slower" for (here, there), times in slow]
+    wires = [wire.processes for wire in network.wires if wire.open and not wire.muted]
+    return found + [f"{_CONNECTED} {here.name} to {there.name}" for here, there in wires]
