@@ -121,7 +121,8 @@ def logged(place: str, found: Found, file_bytes: int) -> str:
         return f"{where}. It is CORRUPT from {found.size} on; {REPAIR}"
     cut_bytes = file_bytes - found.file_bytes
     if not cut_bytes:
-        return f"object {place}: {means} (case {found.letter}). Nothing is to be cut off: it ends at {found.size}"
+        nothing = f"Nothing is to be cut off: it ends at {found.size}"
+        return f"object {place}: {means} (case {found.letter}). {nothing}"
     aside = ", which are copied aside," if found.decision is Decision.COPY_CUT else ""
     return (
         f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off, it ends at {found.size}"
