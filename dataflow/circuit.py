@@ -76,7 +76,15 @@ class Circuit:
     """See the top of this file. After a failed call it is in pieces: close it, make another."""
 
     def __init__(
-        self, graph: GraphPlan, *, region: str, worker: int, workers: int, store_id: bytes, layout: Layout
+        self,
+        graph: GraphPlan,
+        *,
+        region: str,
+        worker: int,
+        workers: int,
+        store_id: bytes,
+        layout: Layout,
+        incarnation: int = 0,
     ) -> None:
         self.graph = graph
         self._workers = workers
@@ -106,6 +114,7 @@ class Circuit:
                     store_id,
                     graph.inputs_of(node.name),
                     graph.schemas[node.name],
+                    incarnation,
                 )
                 self._open(node, context)
         self._held: dict[int, dict[str, list[_Input]]] = {}

@@ -100,6 +100,12 @@ class SinkOwnedError(DosError):
     remedy = "choose another directory, or remove that one if its content is not needed"
 
 
+class SinkFencedError(DosError):
+    """A worker of a later incarnation has written this output. This one is left over, and touched nothing."""
+
+    remedy = "none is needed: this worker ends, the later one goes on"
+
+
 class SinkWriteError(DosError):
     """The operating system refused to write, sync or cut an output file; `__cause__` has its error."""
 
@@ -143,6 +149,7 @@ __all__ = [
     "OperatorError",
     "PeerLostError",
     "SchemaError",
+    "SinkFencedError",
     "SinkOwnedError",
     "SinkWriteError",
     "SpecError",

@@ -106,6 +106,7 @@ class Incarnation:
             workers=identity.workers,
             store_id=order.store_id,
             layout=order.layout,
+            incarnation=order.incarnation,
         )
         try:
             self._stand(order)

@@ -37,6 +37,8 @@ class OperatorContext:
     store_id: bytes
     inputs: tuple[pa.Schema, ...]
     output: pa.Schema | None
+    incarnation: int = 0
+    """Of the region; what it puts outside may be written by no earlier one any more. 0: no region runs it."""
 
 
 class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's

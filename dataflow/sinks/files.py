@@ -7,6 +7,9 @@ durable before the worker votes; a reset truncates the file to that. So what a r
 committed cut is what a run without failures would have written; what lies past it may go away and come
 again. Bytes that are *missing* below the cut, or others than were written, are an error: this sink cannot
 write them again.
+
+Each part knows the last incarnation that wrote it, and is cut back by no earlier one: a worker that is left
+over from one may get the lock long after a later one has committed more.
 """
 
 import errno
@@ -19,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow import limits
-from dataflow.errors import SinkWriteError
+from dataflow.errors import SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.part_file import PartFile, PartPort
@@ -76,6 +79,7 @@ class FileWriter(SinkWriter):
     def __init__(self, context: OperatorContext, part: PartPort, *, truncate: bool = True) -> None:
         self._truncate = truncate
         self._part = part
+        self._incarnation = context.incarnation
         self._owner = _Owner(context.region, context.store_id.hex(), context.operator)
         self._digest = PrefixDigest()
         self._step: list[memoryview] = []
@@ -123,11 +127,24 @@ class FileWriter(SinkWriter):
             raise CorruptDataError(part.where, 0, f"output of {to.file!r} in the cut", f"{part.name!r}")
         try:
             part.open(msgspec.json.encode(self._owner))
+            self._fence()
             self._cut_back(to)
         except OSError as error:
             raise SinkWriteError(
                 f"output {part.where!r} cannot be opened or cut: {error.strerror}"
             ) from error
+
+    def _fence(self) -> None:
+        """Be the last incarnation that writes this part, durably, before anything of it is changed."""
+        held = self._part.incarnation()
+        if held > self._incarnation:
+            self._part.close()
+            raise SinkFencedError(
+                f"output {self._part.where!r} was written by incarnation {held} of the region; "
+                f"this worker is of {self._incarnation}"
+            )
+        if held < self._incarnation:
+            self._part.set_incarnation(self._incarnation)
 
     def _cut_back(self, to: _Prepared) -> None:
         part = self._part

@@ -5,7 +5,8 @@ a file only by `PartPort`; the simulator has one of its own.
 
 The directory belongs to one region of one store (file `_region.json` says which), because cutting back
 another region's output would destroy it. Each part is locked by its writer, so that a worker being killed
-cannot write after its successor has cut back. Names that begin with `_` are no data, as Spark has it.
+cannot write after its successor has cut back; `_part-w0000.incarnation` says who wrote it last. Names that
+begin with `_` are no data, as Spark has it.
 """
 
 import fcntl
@@ -17,6 +18,7 @@ from typing import Final, Protocol
 
 from dataflow import limits
 from dataflow.errors import SinkOwnedError, SinkWriteError
+from dos_protocol.errors import CorruptDataError
 
 OWNER_FILE: Final = "_region.json"
 _lock_poll_s: Final = 0.02
@@ -37,6 +39,14 @@ class PartPort(Protocol):
         """Make it if it is not there, and be its only writer; again is nothing. Raises SinkOwnedError,
         SinkWriteError.
         """
+        ...
+
+    def incarnation(self) -> int:
+        """The last that wrote here, 0 none. Raises CorruptDataError."""
+        ...
+
+    def set_incarnation(self, number: int) -> None:
+        """On stable storage when it returns."""
         ...
 
     def size(self) -> int: ...
@@ -65,6 +75,7 @@ class PartFile:
         self.name = name
         self._directory = Path(directory)
         self._path = self._directory / name
+        self._fence = self._directory / f"_{self._path.stem}.incarnation"
         self._fd = -1
         self._syncing = threading.Lock()
         """Held while syncing: a descriptor closed meanwhile could come back as another file's."""
@@ -115,6 +126,24 @@ class PartFile:
                 f"output directory {str(self._directory)!r} belongs to {found.decode(errors='replace')}, "
                 f"not to {owner.decode()}"
             )
+
+    def incarnation(self) -> int:
+        try:
+            text = self._fence.read_bytes()
+        except FileNotFoundError:
+            return 0
+        if not text.isdigit():
+            raise CorruptDataError(str(self._fence), 0, "the number of an incarnation", repr(text[:40]))
+        return int(text)
+
+    def set_incarnation(self, number: int) -> None:
+        fresh = self._fence.with_suffix(".tmp")
+        with fresh.open("wb") as file:
+            file.write(str(number).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._fence)
+        _sync_directory(self._directory)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow import FileSink, limits
-from dataflow.errors import SinkOwnedError, SinkWriteError
+from dataflow.errors import SinkFencedError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.files import FileWriter
 from dataflow.sinks.tsv import parse_row, tsv_of
@@ -19,8 +19,10 @@ from dos_protocol.errors import CorruptDataError
 SCHEMA = pa.schema([("word", pa.string()), ("count", pa.int64())])
 
 
-def opened(directory: Path, *, truncate: bool = True, region: str = "r", worker: int = 0) -> FileWriter:
-    context = OperatorContext(region, "out", worker, 2, b"s" * 16, (SCHEMA,), None)
+def opened(
+    directory: Path, *, truncate: bool = True, region: str = "r", worker: int = 0, incarnation: int = 0
+) -> FileWriter:
+    context = OperatorContext(region, "out", worker, 2, b"s" * 16, (SCHEMA,), None, incarnation)
     return FileSink(directory, truncate_on_reset=truncate).open(context)
 
 
@@ -155,3 +157,36 @@ def test_a_part_that_another_process_writes_is_waited_for_and_then_refused(
     second = opened(tmp_path)
     second.reset_to(None)
     second.close()
+
+
+# EVIDENCE-OF: P-7
+def test_a_worker_of_an_earlier_incarnation_cuts_nothing_back(tmp_path: Path) -> None:
+    """Found by the simulator: it had waited for the lock while a later one wrote, committed and ended."""
+    newer = opened(tmp_path, incarnation=7)
+    newer.reset_to(None)
+    write_step(newer, ("a", 1))
+    prepared = newer.prepare()
+    newer.close()
+    older = opened(tmp_path, incarnation=4)
+    with pytest.raises(SinkFencedError, match=r"incarnation 7 .* this worker is of 4"):
+        older.reset_to(None)
+    assert (tmp_path / "part-w0000.tsv").read_bytes() == b"a\t1\n"
+    newest = opened(tmp_path, incarnation=8)
+    newest.reset_to(prepared)
+    write_step(newest, ("b", 1))
+    newest.close()
+    assert (tmp_path / "part-w0000.tsv").read_bytes() == b"a\t1\nb\t1\n"
+    other = opened(tmp_path, worker=1, incarnation=4)
+    other.reset_to(None)  # each part has its own
+    other.close()
+
+
+def test_who_wrote_a_part_last_must_be_a_number(tmp_path: Path) -> None:
+    writer = opened(tmp_path, incarnation=7)
+    writer.reset_to(None)
+    writer.close()
+    (tmp_path / "_part-w0000.incarnation").write_bytes(b"seven")
+    later = opened(tmp_path, incarnation=8)
+    with pytest.raises(CorruptDataError, match="incarnation"):
+        later.reset_to(None)
+    later.close()

@@ -15,6 +15,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.files import FileWriter, part_name
 from dataflow.sinks.tsv import check_columns
+from dos_server.small_files import replace
 from tests.sim.engine.disk import SimDisk
 from tests.sim.engine.world import Process
 
@@ -82,6 +83,12 @@ class Part:
         self._output.holders[self._worker] = self._process
         self._handle = self._disk.open(self.where, create=True)
         self._disk.sync_folder("")
+
+    def incarnation(self) -> int:
+        return int(self._disk.content(f"{self.where}.incarnation") or b"0")
+
+    def set_incarnation(self, number: int) -> None:
+        replace(self._disk, "", f"{self.where}.incarnation", str(number).encode())
 
     def size(self) -> int:
         return self._disk.size(self._handle)
