@@ -87,7 +87,7 @@ def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if region is None:
         return
     moment, delay_s = rng.choice(MOMENTS), rng.choice([0.0, 0.0, 0.001, 0.01])
-    of_driver, power = rng.random() < 0.7, rng.random() < 0.3
+    of_driver, power = rng.random() < 0.6, rng.random() < 0.5
 
     def strike() -> None:
         driver, worker = _driver(cluster, rng), _worker(cluster, rng)

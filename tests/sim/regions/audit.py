@@ -10,6 +10,7 @@ from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.limits import cuts_retained
 from checkpoint.state_blocks import StateFold, decode_block
+from dos_client.errors import QuorumUnavailableError
 from journal import Op, read_records, take_over
 from tests.sim.engine.world import Process
 from tests.sim.regions.claiming import Host, RegionClaim
@@ -47,7 +48,12 @@ class Auditor(Process):
         self.done = True
 
     async def _claim(self, directory: str) -> RegionClaim:
-        view = await self._host.look(directory)
+        while True:
+            try:
+                view = await self._host.look(directory)
+                break
+            except QuorumUnavailableError:
+                await self.sleep(1.0)
         claim = await self._host.claim(directory, view.epoch_seen + 1)
         assert claim is not None, "its patience has no end"
         return claim

@@ -33,7 +33,7 @@ Row = tuple[str, int]
 
 
 class Input:
-    """The rows of a run, by split. Each has an id of its own."""
+    """The rows of a run, by split, at most so many in each. Each has an id of its own."""
 
     def __init__(self, chance: Random, splits: int, rows: int) -> None:
         self.splits: dict[str, list[Row]] = {}
@@ -41,7 +41,7 @@ class Input:
         number = 0
         for split in range(splits):
             taken: list[Row] = []
-            for _ in range(rows):
+            for _ in range(chance.randint(rows // 2, rows)):
                 number += 1
                 taken.append((f"w{min(chance.randrange(_WORDS), chance.randrange(_WORDS))}", number))
             self.splits[f"s{split}"] = taken
@@ -118,7 +118,7 @@ class Reader(SourceReader):
         batches = []
         for split, part in division.items():
             if split not in self._at or part.begin != self._at[split]:
-                raise InputChangedError(f"split {split} is to go on at {part.begin}, it is at {self._at}")
+                raise InputChangedError(split, part.begin, "a division that goes on", f"one at {self._at}")
             self._check(split, part.end, part.digest)
             if part.end > part.begin:
                 batches.append(self._take(split, part.begin, part.end))
@@ -163,4 +163,4 @@ class Reader(SourceReader):
     def _check(self, split: str, position: int, digest: int) -> None:
         known = self._given.digest(split, position) if position else 0
         if digest != known:
-            raise InputChangedError(f"split {split} up to {position}: digest {known:x}, not {digest:x}")
+            raise InputChangedError(split, position, f"digest {known:x}", f"{digest:x}")

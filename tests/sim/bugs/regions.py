@@ -1,0 +1,255 @@
+"""Regions: what is durable before it counts, which life a message is of, where a restore stands."""
+
+from typing import Any
+
+from checkpoint import manifest_log, state_store
+from checkpoint.core import barrier, cutting, recovery
+from checkpoint.core.barrier import Alignment
+from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
+from checkpoint.core.cutting import Cutting
+from checkpoint.core.messages import Prepared
+from checkpoint.core.recovery import Recovery
+from checkpoint.core.voting import PendingCut
+from checkpoint.manifest_log import ManifestLog, cut_record
+from checkpoint.state_store import StateStore, _records
+from checkpoint.steps_log import StepsLog
+from dataflow.core.heard import Heard
+from dataflow.core.schedule import Schedule
+from dataflow.sinks.files import FileWriter
+from dataflow.worker_run import Incarnation
+from dos_protocol.errors import FencedError
+from journal import take_over
+from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.store.claim import SimWriter
+
+_all_votes = PendingCut.missing
+
+
+def _one_may_be_missing(self: PendingCut) -> list[int]:
+    missing = _all_votes(self)
+    return [] if len(missing) == 1 and self.number > 1 else missing
+
+
+@bug("row 33: a cut with a vote missing")
+def a_vote_may_be_missing() -> list[Patch]:
+    """Who has not voted is taken to be where the last cut left it."""
+    original = PendingCut.build
+
+    def build(self: PendingCut, parent: Any, *args: Any) -> Any:
+        vote = next(iter(self.votes.values()))
+        for worker in _all_votes(self) if parent is not None else ():
+            self.votes[worker] = Prepared(
+                job=vote.job, worker=worker, step=vote.step, positions=parent.workers[worker]
+            )
+        return original(self, parent, *args)
+
+    return [(PendingCut, "missing", _one_may_be_missing), (PendingCut, "build", build)]
+
+
+@bug("row 33: a manifest that is not whole is taken")
+def partial_manifest() -> list[Patch]:
+    original = PendingCut.build
+
+    def build(self: PendingCut, *args: Any) -> Any:
+        whole, self.workers = self.workers, 0
+        cut = original(self, *args)
+        self.workers = whole
+        positions = {worker: vote.positions for worker, vote in self.votes.items()}
+        return type(cut)(
+            **{name: getattr(cut, name) for name in cut.__struct_fields__ if name != "workers"},
+            workers=positions,
+        )
+
+    def check(cut: Any, **others: Any) -> None:
+        """Whatever it is."""
+
+    return [
+        (PendingCut, "missing", _one_may_be_missing),
+        (PendingCut, "build", build),
+        (cutting, "check_cut", check),
+        (recovery, "check_cut", check),
+        (manifest_log, "check_cut", check),
+    ]
+
+
+@bug("a vote before its state is durable")
+def state_is_not_waited_for() -> list[Patch]:
+    async def commit(self: StateStore, cut: int, blocks: Any) -> Any:
+        for record in _records(cut, blocks):
+            self._writer.append(record)
+        self.version = cut
+        return self._writer.end
+
+    return [(StateStore, "commit", commit)]
+
+
+@bug("a vote before its divisions are durable")
+def divisions_are_not_waited_for() -> list[Patch]:
+    async def synced(self: StepsLog, step: int) -> Any:
+        return self._ends.get(step, self._writer.end)
+
+    return [(StepsLog, "synced", synced)]
+
+
+@bug("row 36: a vote before its outputs are durable")
+def outputs_are_not_synced() -> list[Patch]:
+    return [(FileWriter, "sync", lambda self: None)]
+
+
+@bug("row 36: outputs are not cut back")
+def outputs_are_not_cut_back() -> list[Patch]:
+    original = FileWriter.__init__
+
+    def init(self: FileWriter, context: Any, part: Any, *, truncate: bool = True) -> None:
+        original(self, context, part, truncate=False)
+
+    return [(FileWriter, "__init__", init)]
+
+
+@bug("R9: a commit that is not acknowledged")
+def commits_are_not_waited_for() -> list[Patch]:
+    async def append(self: ManifestLog, order: Any) -> None:
+        if self._writer is None:
+            return
+        try:
+            end = self._writer.append(cut_record(order.cut))
+        except FencedError as error:
+            self._lost(error)
+            return
+        self._kept.append(order.cut)
+        self._emit(CutAppended(order.cut))
+        await self._writer.wait_synced(end)
+
+    return [(ManifestLog, "append", append)]
+
+
+@bug("R8, R11: orders before the manifest's start is acknowledged")
+def manifest_start_is_not_waited_for() -> list[Patch]:
+    original = SimWriter.wait_synced
+
+    async def wait_synced(self: SimWriter, size: int) -> None:
+        if self._target.name.startswith("manifest") and not hasattr(self, "_began"):
+            self._began = True  # type: ignore[attr-defined]
+            return
+        await original(self, size)
+
+    return [(SimWriter, "wait_synced", wait_synced)]
+
+
+@bug("R13: the longest position, not the one ordered")
+def longest_state_is_restored() -> list[Patch]:
+    async def longest(claim: Any, chain: str, *, at: Any = None, **others: Any) -> Any:
+        return await take_over(claim, chain, **others)
+
+    return [(state_store, "take_over", longest)]
+
+
+@bug("R12, V11: votes of an earlier incarnation count")
+def votes_of_any_incarnation() -> list[Patch]:
+    """A cut is asked for again, with the number that the reset left free: who voted then has voted."""
+    votes: dict[tuple[int, int], dict[int, Prepared]] = {}
+    original, reset = Cutting.request_cut, Recovery.reset
+
+    def remember(self: Recovery, *args: Any, **others: Any) -> None:
+        if self.pending is not None:
+            votes[id(self), self.pending.number] = dict(self.pending.votes)
+        reset(self, *args, **others)
+
+    def request(self: Cutting, now: float, *, final: bool = False) -> None:
+        before = self.pending
+        original(self, now, final=final)
+        if self.pending is not None and self.pending is not before:
+            self.pending.votes.update(votes.get((id(self), self.pending.number), {}))
+
+    return [(Recovery, "reset", remember), (Cutting, "request_cut", request)]
+
+
+@bug("row 35: a marker of a cut that was taken is a cut again")
+def old_markers_count() -> list[Patch]:
+    return [
+        (barrier, "cut_of_step", lambda asked, last_cut: max(asked, default=0)),
+        (Schedule, "step_aligned", _always_aligned),
+    ]
+
+
+def _always_aligned(self: Schedule, step: int, mark: Any) -> None:
+    if mark.cut:
+        self.cuts[step] = mark
+        self.ended = self.ended or mark.final
+
+
+@bug("row 35: frames of any incarnation are taken")
+def frames_of_any_incarnation() -> list[Patch]:
+    admits, take = Heard.admits, Heard.take
+    return [
+        (Heard, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
+        (
+            Heard,
+            "take",
+            lambda self, peer, frame: take(self, peer, frame._replace(sender_epoch=self.incarnation)),
+        ),
+    ]
+
+
+@bug("what is in the channels at a cut is dropped")
+def channel_state_is_dropped() -> list[Patch]:
+    original = Alignment.take
+
+    def take(self: Alignment[Any]) -> Any:
+        done = original(self)
+        return done._replace(items=done.items[:1]) if done is not None and done.cut else done
+
+    return [(Alignment, "take", take)]
+
+
+@bug("a cut has the sources further than its step")
+def sources_are_ahead_of_the_cut() -> list[Patch]:
+    original = Incarnation._step_over
+
+    def step_over(self: Incarnation, step: int) -> None:
+        self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        original(self, step)
+
+    return [(Incarnation, "_step_over", step_over)]
+
+
+@bug("the final cut comes before the last rows")
+def exhausted_too_early() -> list[Patch]:
+    def note(self: Incarnation) -> None:
+        if all(reader.exhausted for reader in self._circuit.sources.values()):
+            self._shared.exhausted = True
+
+    return [(Incarnation, "_note_exhausted", note)]
+
+
+@bug("P-4: a driver that is fenced commits")
+def fenced_drivers_commit() -> list[Patch]:
+    original = ManifestLog.append
+
+    async def append(self: ManifestLog, order: Any) -> None:
+        emit, told = self._emit, list[Any]()
+        self._emit = told.append
+        try:
+            await original(self, order)
+        finally:
+            self._emit = emit
+        for event in told:
+            emit(CutAppended(order.cut) if isinstance(event, ManifestLost) else event)
+
+    return [(ManifestLog, "append", append)]
+
+
+@bug("R11, V10: a driver trusts its memory, not the manifest")
+def own_memory_beats_the_manifest() -> list[Patch]:
+    original = Recovery.on_manifest_opened
+
+    def opened(self: Recovery, event: ManifestOpened, now: float) -> None:
+        known = event.last_cut if self.last_cut is None else self.last_cut
+        original(self, ManifestOpened(event.incarnation, known), now)
+
+    return [(Recovery, "on_manifest_opened", opened)]
+
+
+@bug("row 36: outputs are not fenced")
+def outputs_are_not_fenced() -> list[Patch]:
+    return [(FileWriter, "_fence", lambda self: None)]
