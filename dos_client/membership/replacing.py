@@ -295,4 +295,4 @@ async def _tell_leaving(store: Store, address: str) -> None:
     try:
         await hand_over(address, store.record, token=store.token, client=store.client)
     except DosError as error:
-        log.info("the server that left, %s, was not told: %s", address, error)
+        log.info("the server that left, %s, was not told: %s", address, error.args[0])

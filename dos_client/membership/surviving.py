@@ -187,7 +187,7 @@ async def _tell_the_others(record: StoreRecord, seen: Survey, *, token: bytes, c
             try:
                 await hand_over(answer.address, record, token=token, client=client)
             except DosError as error:
-                log.info("%s was not told that it is out: %s", answer.address, error)
+                log.info("%s was not told that it is out: %s", answer.address, error.args[0])
 
 
 def entry(
