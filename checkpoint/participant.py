@@ -69,6 +69,7 @@ from checkpoint.core.messages import (
     Prepared,
     Restored,
     ToCoordinator,
+    WantsCut,
     control_frame,
     decode_from_coordinator,
 )
@@ -229,6 +230,10 @@ class Participant:
                 epoch_held=epoch_held,
             )
         )
+
+    async def wants_cut(self, step: int) -> None:
+        """A start operator waits for a cut at the end of that step."""
+        await self._report(WantsCut(job=self._spec.job, worker=self._spec.worker, step=step))
 
     async def finished(self) -> None:
         """The final cut is committed and everything of it is published."""

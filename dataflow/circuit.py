@@ -115,6 +115,7 @@ class Circuit:
                     graph.inputs_of(node.name),
                     graph.schemas[node.name],
                     incarnation,
+                    graph.triggers_cuts,
                 )
                 self._open(node, context)
         self._held: dict[int, dict[str, list[_Input]]] = {}

@@ -71,9 +71,19 @@ class GraphPlan:
                 " or make it graphs of their own"
             )
             raise GraphError(self.name, (problem,))
-        if regions[0].settings.trigger != "periodic":
-            raise GraphError(self.name, ("trigger='operator' does not run yet; use trigger='periodic'",))
+        sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}
+        if self.triggers_cuts and not any(spec.can_trigger for spec in sources.values()):
+            problem = (
+                "trigger='operator' needs a source that asks for cuts, as FileSource does after each file,"
+                f" and {', '.join(map(repr, sources))} never will; use trigger='periodic'"
+            )
+            raise GraphError(self.name, (problem,))
         return regions[0].settings
+
+    @property
+    def triggers_cuts(self) -> bool:
+        """Whether start operators ask for cuts, rather than time."""
+        return any(region.settings.trigger == "operator" for region in self.choice.regions)
 
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
         """Columns of each input, in order."""

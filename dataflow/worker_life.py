@@ -33,6 +33,7 @@ from dataflow.worker_messages import (
     Published,
     Restoring,
     Shared,
+    SourceWaits,
     StageEnded,
     Started,
     StateBlock,
@@ -78,7 +79,9 @@ class Life:
         self._failure: Exception | None = None
         self._ending = False
         self._journals: Journals | None = None
-        self._to_serve, self._from_circuit = trio.open_memory_channel[StageEnded | Published](math.inf)
+        self._to_serve, self._from_circuit = trio.open_memory_channel[StageEnded | Published | SourceWaits](
+            math.inf
+        )
         self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
@@ -96,7 +99,7 @@ class Life:
             self._outputs.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
-        elif isinstance(message, StageEnded | Published):
+        elif isinstance(message, StageEnded | Published | SourceWaits):
             self._to_serve.send_nowait(message)
 
     def start(self, order: Start) -> None:
@@ -182,6 +185,9 @@ class Life:
         async for message in self._from_circuit:
             if isinstance(message, Published):
                 await self._published(message, journals)
+                continue
+            if isinstance(message, SourceWaits):
+                await self._control.wants_cut(message.step)
                 continue
             journals.record(message)
             if message.sources is not None:

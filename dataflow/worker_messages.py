@@ -145,6 +145,14 @@ class StageEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceWaits:
+    """A source wants a cut at the end of this step, and gives nothing more until one was taken."""
+
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutputMade:
     """A step is through, and a sink that keeps its output in the store was given this in it. One comes for
     each such sink and step, in order, also without rows; those of a cut's step come before its `CutTaken`.
@@ -197,7 +205,7 @@ class CircuitFailed:
 
 
 ToLinks: TypeAlias = (
-    BlockLoaded | StateLoaded | StageEnded | OutputMade | CutTaken | Published | CircuitFailed
+    BlockLoaded | StateLoaded | StageEnded | SourceWaits | OutputMade | CutTaken | Published | CircuitFailed
 )
 
 

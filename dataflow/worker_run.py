@@ -33,6 +33,7 @@ from dataflow.worker_messages import (
     OutputMade,
     Restoring,
     Shared,
+    SourceWaits,
     StageEnded,
     Started,
     StateBlock,
@@ -94,6 +95,8 @@ class Incarnation:
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
+        self._waiting: dict[str, int] = {}
+        """Sources that want a cut, and the step at whose end."""
         self._batch_bytes = limits.batch_bytes_min * 16
         self._aligned = {
             channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
@@ -175,7 +178,9 @@ class Incarnation:
         """Do the next thing, if there is one. Raises OperatorError and whatever else stops the circuit."""
         action = self._schedule.next_action(
             self._is_complete,
-            input_waits=any(not reader.exhausted for reader in self._circuit.sources.values()),
+            input_waits=any(
+                not reader.exhausted and not reader.wants_cut for reader in self._circuit.sources.values()
+            ),
             room=self._shared.room,
             peers_at=self._shared.peers_at,
         )
@@ -211,6 +216,20 @@ class Incarnation:
         self._post(StageEnded(self.number, step, frames, time_ms, sources))
         self._shared.step = step
         self._shared.rows_in += self._circuit.take_rows_in()
+        self._ask_for_cuts(step)
+
+    def _ask_for_cuts(self, step: int) -> None:
+        waits = [name for name, reader in self._circuit.sources.items() if reader.wants_cut]
+        if any(name not in self._waiting for name in waits):
+            self._post(SourceWaits(self.number, step))
+        for name in waits:
+            self._waiting.setdefault(name, step)
+
+    def _cut_taken(self, step: int) -> None:
+        """Sources that waited for a cut at the end of this step, or before, go on."""
+        for name in [name for name, waits in self._waiting.items() if waits <= step]:
+            del self._waiting[name]
+            self._circuit.sources[name].cut_taken()
 
     def _replay(self, step: int) -> None:
         recorded = self._divisions.pop(step)
@@ -322,6 +341,7 @@ class Incarnation:
                 self._post(OutputMade(self.number, step, name, *writer.take_step(), positions))
         if not mark.cut:
             return
+        self._cut_taken(step)
         taken, phases = self._checkpoints.pop(step)
         begin = self._clock.seconds()
         snapshot = None

@@ -57,6 +57,7 @@ from checkpoint.core.messages import (
     Progress,
     Refusal,
     Restored,
+    WantsCut,
     check_address,
 )
 from checkpoint.core.recovery import Recovery
@@ -169,6 +170,8 @@ class Coordinator(Recovery):
             return self.on_restored(worker, message, now)
         if isinstance(message, Prepared):
             return self.on_prepared(worker, message, now)
+        if isinstance(message, WantsCut):
+            return self.on_wants_cut(worker, message, now)
         assert isinstance(message, Finished)
         return self.on_finished(worker, message, now)
 

@@ -7,7 +7,15 @@ is out, and Committed goes out only upon CutAppended.
 from checkpoint.core.coordinator_base import CoordinatorBase
 from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended
 from checkpoint.core.manifest import check_cut
-from checkpoint.core.messages import Committed, Finished, Prepared, Progress, Refusal, RequestCut
+from checkpoint.core.messages import (
+    Committed,
+    Finished,
+    Prepared,
+    Progress,
+    Refusal,
+    RequestCut,
+    WantsCut,
+)
 from checkpoint.core.region import CutCommitted, RegionState
 from checkpoint.core.region_states import Phase, WorkerEvent, WorkerState
 from checkpoint.core.roster import Worker
@@ -39,7 +47,7 @@ class Cutting(CoordinatorBase):
         self.pending = PendingCut(number, self.incarnation, len(self.roster), final, now)
         self.cut_overdue = False
         self.timers.set("drain", now + self.spec.drain_timeout_s)
-        self.timers.set("cut", now + self.spec.checkpoint_interval_s)
+        self.set_cut_time(now)
         self.send_all(
             RequestCut(
                 job=self.spec.name,
@@ -50,6 +58,26 @@ class Cutting(CoordinatorBase):
             )
         )
 
+    def set_cut_time(self, now: float) -> None:
+        """When the next cut is due by time, if time triggers cuts."""
+        if self.spec.trigger == "periodic":
+            self.timers.set("cut", now + self.spec.checkpoint_interval_s)
+
+    def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:
+        """A start operator waits for a cut. One under way may not cover its step: then the next does."""
+        if worker.state is not WorkerState.RUNNING:
+            return Refusal("UNEXPECTED", f"worker {message.worker} wants a cut before it runs")
+        worker.wants_cut = message.step
+        worker.step = max(worker.step, message.step)
+        self.cut_if_overdue(now)
+        return None
+
+    @property
+    def operator_waits(self) -> bool:
+        """Whether a start operator waits for a cut that is not committed yet."""
+        at = self.last_cut.step if self.last_cut else 0
+        return self.spec.trigger == "operator" and any(worker.wants_cut > at for worker in self.roster)
+
     def cut_time_came(self, now: float) -> None:
         """The periodic trigger. With a cut under way, or nothing to cut, the next one follows when that
         ends.
@@ -58,7 +86,7 @@ class Cutting(CoordinatorBase):
         self.cut_if_overdue(now)
 
     def cut_if_overdue(self, now: float) -> None:
-        if self.cut_overdue and self.can_cut and self.moved_on:
+        if (self.cut_overdue or self.operator_waits) and self.can_cut and self.moved_on:
             self.request_cut(now)
 
     def final_cut_if_exhausted(self, now: float) -> None:

@@ -133,6 +133,14 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     """For kind fenced: the epoch to go above."""
 
 
+class WantsCut(FromWorker, frozen=True, kw_only=True):
+    """A start operator has come to a place where it wants a cut, at the end of `step`, and gives nothing more
+    until one was taken there or later. Counts where operators trigger cuts.
+    """
+
+    step: int
+
+
 class Finished(FromWorker, frozen=True, kw_only=True):
     """The final cut is committed and this worker has published all of it; it ends when told to STOP."""
 
@@ -195,7 +203,7 @@ class Stop(Message, frozen=True, kw_only=True):
     reason: str
 
 
-ToCoordinator: TypeAlias = Join | Restored | Progress | Prepared | Failed | Finished
+ToCoordinator: TypeAlias = Join | Restored | Progress | WantsCut | Prepared | Failed | Finished
 ToWorker: TypeAlias = Restore | Start | RequestCut | Committed | Heartbeat | Stop
 
 _to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)

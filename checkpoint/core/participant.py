@@ -36,6 +36,7 @@ from checkpoint.core.messages import (
     Stop,
     ToCoordinator,
     ToWorker,
+    WantsCut,
 )
 from checkpoint.core.region_states import follow
 from checkpoint.core.timers import Timers
@@ -282,6 +283,9 @@ class Participant:
         elif isinstance(message, Prepared):
             self._check_vote(message)
             self.voted = self.cut_seen = message.cut
+        elif isinstance(message, WantsCut):
+            if self.state is not ParticipantState.RUNNING:
+                raise LocalProtocolError(f"a cut is wanted while {self.state.name}")
         elif isinstance(message, Failed):
             if self.state is ParticipantState.FAILED:
                 return  # the first of an incarnation counts

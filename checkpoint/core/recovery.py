@@ -181,9 +181,9 @@ class Recovery(Cutting):
         replay_until = max(step, min(worker.last_step for worker in self.roster))
         for worker in self.roster:
             worker.move(WorkerEvent.START)
-            worker.step = step
+            worker.step, worker.wants_cut = step, 0
         self.timers.clear("restore")
-        self.timers.set("cut", now + self.spec.checkpoint_interval_s)
+        self.set_cut_time(now)
         self.send_all(
             Start(
                 job=self.spec.name,

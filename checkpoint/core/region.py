@@ -6,7 +6,7 @@ decides anything.
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from checkpoint import limits
 from checkpoint.core.fingerprint import fingerprint
@@ -68,6 +68,8 @@ class RegionSpec:
     """Operator name -> canonical description: see `core/fingerprint.py`."""
     graph_fingerprint: str = ""
     """'' computes it from `operators`."""
+    trigger: Literal["periodic", "operator"] = "periodic"
+    """What starts a cut: time, or start operators that come to a place where they want one."""
     checkpoint_interval_s: float = limits.checkpoint_interval_s
     drain_timeout_s: float = limits.drain_timeout_s
     reset_timeout_s: float = limits.reset_timeout_s
@@ -87,6 +89,8 @@ class RegionSpec:
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a time above 0, not {getattr(self, name)}")
+        if self.trigger not in ("periodic", "operator"):
+            raise ValueError(f"trigger is 'periodic' or 'operator', not {self.trigger!r}")
         if self.max_consecutive_reset_attempts < 0:
             raise ValueError(f"{self.max_consecutive_reset_attempts} reset attempts; 0 or more are possible")
         if not self.graph_fingerprint:

@@ -38,6 +38,8 @@ class Worker:
     step: int = 0
     """The last step ended in this incarnation."""
     exhausted: bool = False
+    wants_cut: int = 0
+    """The step at whose end a start operator waits for a cut, 0 for none."""
     last_step: int = 0
     replayed_bytes: int = 0
     restore_seconds: float = 0.0

@@ -116,6 +116,7 @@ def consistent(
 def region_options(settings: Consistent) -> dict[str, Any]:
     """The settings as fields of `checkpoint.core.region.RegionSpec`."""
     options: dict[str, Any] = {
+        "trigger": settings.trigger,
         "drain_timeout_s": settings.drain_timeout,
         "reset_timeout_s": settings.reset_timeout,
         "max_consecutive_reset_attempts": settings.max_consecutive_reset_attempts,

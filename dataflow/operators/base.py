@@ -39,6 +39,8 @@ class OperatorContext:
     output: pa.Schema | None
     incarnation: int = 0
     """Of the region; what it puts outside may be written by no earlier one any more. 0: no region runs it."""
+    triggers_cuts: bool = False
+    """Whether a source is to ask for cuts at the places it finds fit."""
 
 
 class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's

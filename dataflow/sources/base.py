@@ -95,6 +95,16 @@ class SourceReader(Operator):
     def exhausted(self) -> bool:
         """Whether every split is read to its end."""
 
+    @property
+    def wants_cut(self) -> bool:
+        """Whether it has come to a place where it wants a cut, and gives nothing more until `cut_taken`. Only
+        where the region has trigger="operator"; a replay comes to the same places.
+        """
+        return False
+
+    def cut_taken(self) -> None:
+        """A cut holds all that was read."""
+
     @abstractmethod
     def describe(self, source: SourceBatch, row: int | None) -> str:
         """Where a row of the batch (None: some row of it) stands in the input, in words."""
@@ -104,6 +114,8 @@ class SourceSpec(OperatorSpec):
     """The description of a source."""
 
     kind: ClassVar[Kind] = Kind.SOURCE
+    can_trigger: ClassVar[bool] = False
+    """Whether its readers ask for cuts where a region has trigger="operator"."""
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:

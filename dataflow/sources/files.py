@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
@@ -56,6 +56,7 @@ class FileSource(SourceSpec):
     errors: what to do with bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD).
     """
 
+    can_trigger: ClassVar[bool] = True
     paths: tuple[str, ...]
     repeat: int
     errors: Errors
@@ -91,7 +92,7 @@ class FileSource(SourceSpec):
         return LINE_SCHEMA
 
     def open(self, context: OperatorContext) -> "FileReader":
-        return FileReader(self, context.worker, context.workers)
+        return FileReader(self, context.worker, context.workers, cut_after_file=context.triggers_cuts)
 
     def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
         """(split, path) of one worker, in the order in which it reads them."""
@@ -121,8 +122,9 @@ class _OpenSplit:
 class FileReader(SourceReader):
     """A worker's splits, one after the other."""
 
-    def __init__(self, spec: FileSource, worker: int, workers: int) -> None:
+    def __init__(self, spec: FileSource, worker: int, workers: int, *, cut_after_file: bool = False) -> None:
         self._spec = spec
+        self._cut_after_file = cut_after_file
         self._worker, self._workers = worker, workers
         self._current: _OpenSplit | None = None
         self.reset()
@@ -136,6 +138,7 @@ class FileReader(SourceReader):
         self._done_count = 0
         self._done_names = 0
         self._division: Division = {}
+        self._wants_cut = False
 
     def close(self) -> None:
         if self._current is not None:
@@ -196,7 +199,7 @@ class FileReader(SourceReader):
         chunks: list[bytes] = []
         pieces: list[Piece] = []
         size = held = 0
-        while size < bytes_max and self._next is not None:
+        while size < bytes_max and self._next is not None and not self._wants_cut:
             split = self._current or self._open_next()
             begin = split.digest.size
             chunk, at_end = self._next_chunk(split, max(bytes_max - size, min(_tail_bytes_min, bytes_max)))
@@ -326,6 +329,15 @@ class FileReader(SourceReader):
         if done:
             self.close()
             self._finish_next()
+            self._wants_cut = self._cut_after_file
+
+    @property
+    def wants_cut(self) -> bool:
+        """After each file, where operators trigger cuts."""
+        return self._wants_cut
+
+    def cut_taken(self) -> None:
+        self._wants_cut = False
 
     def _finish_next(self) -> None:
         assert self._next is not None

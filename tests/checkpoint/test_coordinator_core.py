@@ -44,6 +44,7 @@ from checkpoint.core.messages import (
     Restored,
     Start,
     Stop,
+    WantsCut,
 )
 from checkpoint.core.region import CutCommitted, RegionState, ResetReport
 from checkpoint.core.region_states import PHASES, SHOWN, WORKERS, Phase, WorkerState
@@ -300,6 +301,35 @@ def test_an_idle_region_makes_no_cuts_but_a_user_can_have_one() -> None:
     assert scene.sent(RequestCut) == []
     scene.play(CutWanted())
     assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
+
+
+def test_where_operators_trigger_cuts_time_does_not_and_each_place_gets_one() -> None:
+    scene = Scene(trigger="operator").run()
+    scene.progress(0, step=3)
+    scene.tick(5)
+    assert scene.sent(RequestCut) == []
+    scene.hear(0, WantsCut, step=3)
+    assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
+    scene.hear(1, WantsCut, step=6)
+    assert scene.sent(RequestCut) == [], "one at a time"
+    for worker in (0, 1):
+        scene.vote(worker, 1, step=5)
+    (append,) = scene.take(AppendCut)
+    scene.play(CutAppended(append.cut))
+    assert [order.cut for _, order in scene.sent(RequestCut)] == [2, 2], "cut 1 does not hold step 6"
+    for worker in (0, 1):
+        scene.vote(worker, 2, step=7)
+    (append,) = scene.take(AppendCut)
+    scene.play(CutAppended(append.cut))
+    scene.tick(5)
+    assert scene.sent(RequestCut) == []
+
+
+def test_where_time_triggers_cuts_operators_do_not() -> None:
+    scene = Scene(checkpoint_interval_s=100.0).run()
+    scene.hear(0, WantsCut, step=3)
+    scene.tick(5)
+    assert scene.sent(RequestCut) == []
 
 
 def test_the_first_step_after_a_pause_is_cut_at_once() -> None:

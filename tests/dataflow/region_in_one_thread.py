@@ -25,6 +25,7 @@ from dataflow.worker_messages import (
     OutputMade,
     Restoring,
     Shared,
+    SourceWaits,
     StageEnded,
     Started,
     StateBlock,
@@ -83,6 +84,8 @@ class OneThreadRegion:
         self.last_number = 0
         self.asked = 0
         self.steps_replayed = 0
+        self.cut_wanted = False
+        """A source waits for a cut: `ask_cut` is to be called."""
 
     # --- the coordinator's part ---------------------------------------------------------------------------
 
@@ -133,12 +136,12 @@ class OneThreadRegion:
             step += 1
         return step
 
-    def ask_cut(self, *, final: bool = False) -> None:
+    def ask_cut(self, *, final: bool = False, all_workers: bool = False) -> None:
         """Ask some workers now; those left out are asked when the next cut is."""
         self.last_number += 1
         self.asked = self.last_number
         for side in self.sides:
-            if final or self.choose(3):
+            if final or all_workers or self.choose(3):
                 assert side.run is not None
                 side.run.request_cut(CutRequested(self.incarnation, self.last_number, final))
 
@@ -146,6 +149,8 @@ class OneThreadRegion:
         def post(message: ToLinks) -> None:
             if isinstance(message, StageEnded):
                 self._stage_ended(index, message)
+            elif isinstance(message, SourceWaits):
+                self.cut_wanted = True
             elif isinstance(message, OutputMade):
                 self.sides[index].unshown.append(message)
                 self._show(self.sides[index])

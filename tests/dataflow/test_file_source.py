@@ -171,6 +171,27 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             FileReader(FileSource(path), 0, 1).read(100)
 
 
+def test_where_operators_trigger_cuts_a_file_is_the_end_until_a_cut_was_taken(tmp_path: Path) -> None:
+    paths = write(tmp_path, ["a\nb\n", "c\n", "d\n"])
+    reader = FileReader(FileSource(paths), 0, 1, cut_after_file=True)
+    batch = reader.read(1000)
+    assert batch is not None
+    assert lines_of([batch]) == ["a", "b"]
+    division = reader.take_division()
+    assert reader.wants_cut
+    assert reader.read(1000) is None
+    again = FileReader(FileSource(paths), 0, 1, cut_after_file=True)
+    again.replay(division)
+    assert again.wants_cut, "a replay comes to the same places"
+    for one in (reader, again):
+        one.cut_taken()
+        batch = one.read(1000)
+        assert batch is not None
+        assert lines_of([batch]) == ["c"]
+    reader.reset_to({})
+    assert not reader.wants_cut
+
+
 def test_files_may_be_added_at_the_end_of_the_list_and_not_exchanged(tmp_path: Path) -> None:
     paths = write(tmp_path, ["a\n", "b\n", "c\n"])
     reader = FileReader(FileSource(paths[:2]), 0, 1)

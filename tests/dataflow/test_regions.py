@@ -193,6 +193,7 @@ def test_settings_of_a_region_are_those_of_the_run(tmp_path: Path) -> None:
         "lines", consistent(period=7, drain_timeout=8, reset_timeout=9, max_consecutive_reset_attempts=2)
     )
     assert region_options(graph.plan().the_region()) == {
+        "trigger": "periodic",
         "checkpoint_interval_s": 7,
         "drain_timeout_s": 8,
         "reset_timeout_s": 9,
@@ -217,8 +218,10 @@ def test_settings_out_of_their_range_are_refused_at_once(settings: dict[str, flo
         consistent(**settings)  # type: ignore[arg-type]
 
 
-def test_an_operator_that_triggers_cuts_does_not_run_yet(tmp_path: Path) -> None:
+def test_operators_trigger_cuts_where_a_source_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = word_count([tmp_path / "a"], tmp_path / "out")
     graph.annotate("lines", consistent(trigger="operator"))
-    with pytest.raises(GraphError, match="trigger='operator' does not run yet"):
+    assert graph.plan().the_region().trigger == "operator"
+    monkeypatch.setattr(FileSource, "can_trigger", False)
+    with pytest.raises(GraphError, match=r"needs a source that asks for cuts.* and 'lines' never will"):
         graph.plan().the_region()
