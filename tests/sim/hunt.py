@@ -1,35 +1,165 @@
-"""How many seeds it takes to find each planted bug: `python -m tests.sim.hunt [NAME...]`."""
+"""How many seeds it takes to find each planted bug.
 
+    ./run python -m tests.sim.hunt                      every bug, once
+    ./run python -m tests.sim.hunt NAME... --starts 5   these, from five first seeds
+    ./run python -m tests.sim.hunt --starts 5 --write   and the table in docs/robustness.md made anew
+
+Rules of this file: a hunt runs seed after seed, from its first one on, with one bug planted, until an oracle
+objects or the code breaks. Hunts are independent of each other, so they go to as many processes as wanted.
+"""
+
+import json
 import logging
+import statistics
 import sys
-import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from tests.sim.bugs import BUGS, planted
 from tests.sim.run import run_seed
 
-SEEDS_MAX = 300
+SEEDS_MAX = 500
+STARTS_APART = 1_000_000
+"""Between the first seeds of hunts: no two run the same."""
+
+DOCS = Path(__file__).parents[2] / "docs" / "robustness.md"
+BEGIN, END = "<!-- hunt: begin -->", "<!-- hunt: end -->"
+HEAD = (
+    "| planted | breaks | found by | seeds: median | worst | found |",
+    "|---|---|---|---|---|---|",
+)
 
 
-def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX, first: int = 1) -> tuple[int, str]:
-    """Seeds run until a violation (or a crash) shows it, and what showed; 0 when none did."""
+@dataclass(frozen=True)
+class Hunt:
+    """What came of one: `seeds` run, 0 when it was not found; `oracle`: which objected, or `crash`."""
+
+    name: str
+    first: int
+    seeds: int
+    oracle: str
+    what: str
+
+
+def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
+    """One hunt."""
+    logging.disable(logging.CRITICAL)
     with planted(name):
         for seed in range(first, first + seeds_max):
             try:
                 result = run_seed(seed)
             except Exception as error:  # a bug may break anything
-                return seed - first + 1, f"crash: {type(error).__name__}: {error}"
+                return Hunt(name, first, seed - first + 1, "crash", f"{type(error).__name__}: {error}")
             if result.violation:
-                return seed - first + 1, result.violation
-    return 0, "not found"
+                return Hunt(name, first, seed - first + 1, result.oracle, result.violation)
+    return Hunt(name, first, 0, "", f"not found in {seeds_max} seeds")
 
 
-def main() -> None:
-    logging.disable(logging.CRITICAL)
-    for name in sys.argv[1:] or BUGS:
-        begun = time.monotonic()
-        seeds, what = seeds_to_find(name)
-        print(f"{seeds:5} {name:40} {time.monotonic() - begun:6.1f} s  {what[:110]}", flush=True)
+def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX, first: int = 1) -> tuple[int, str]:
+    """Seeds run until something showed it, and what; 0 when nothing did."""
+    found = hunt(name, first, seeds_max)
+    return found.seeds, found.what
+
+
+@dataclass(frozen=True)
+class Row:
+    """All hunts of one bug. `median` and `worst` are None when a hunt that did not find it is among them."""
+
+    name: str
+    breaks: str
+    oracles: tuple[str, ...]
+    median: int | None
+    worst: int | None
+    found: int
+    hunts: int
+
+    def __str__(self) -> str:
+        says = self.name.replace("_", " ")
+        median, worst = (f"> {SEEDS_MAX}" if one is None else one for one in (self.median, self.worst))
+        by = ", ".join(self.oracles)
+        return f"| {says} | {self.breaks} | {by} | {median} | {worst} | {self.found} of {self.hunts} |"
+
+
+def row_of(name: str, hunts: Iterable[Hunt]) -> Row:
+    done = list(hunts)
+    seeds = [one.seeds or sys.maxsize for one in done]
+    median = int(statistics.median_low(seeds))
+    oracles = sorted({one.oracle for one in done if one.seeds}, key=lambda one: (len(one), one))
+    return Row(
+        name,
+        BUGS[name].breaks,
+        tuple(oracles),
+        median if median < sys.maxsize else None,
+        max(seeds) if max(seeds) < sys.maxsize else None,
+        sum(bool(one.seeds) for one in done),
+        len(done),
+    )
+
+
+def table(rows: Iterable[Row]) -> str:
+    return "\n".join([*HEAD, *map(str, rows)])
+
+
+def write(text: str) -> None:
+    """Put the table in its place in the docs."""
+    docs = DOCS.read_text(encoding="utf-8")
+    before, _, rest = docs.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def all_hunts(
+    names: list[str], starts: int, seeds_max: int, processes: int
+) -> Iterator[tuple[str, list[Hunt]]]:
+    """Bug after bug, as they are done."""
+    firsts = [1 + STARTS_APART * number for number in range(starts)]
+    done: dict[str, list[Hunt]] = {name: [] for name in names}
+    with ProcessPoolExecutor(processes) as pool:
+        running = [pool.submit(hunt, name, first, seeds_max) for name in names for first in firsts]
+        for future in as_completed(running):
+            found = future.result()
+            done[found.name].append(found)
+            if len(done[found.name]) == starts:
+                yield found.name, sorted(done[found.name], key=lambda one: one.first)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Planted bugs; without, all.")] = None,
+    starts: Annotated[int, typer.Option(min=1, help="Hunts of each, from first seeds far apart.")] = 1,
+    seeds_max: Annotated[int, typer.Option(min=1, help="Seeds a hunt takes at most.")] = SEEDS_MAX,
+    processes: Annotated[int, typer.Option(min=1, help="Hunts at a time.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object a hunt instead of the table.")
+    ] = False,
+    write_docs: Annotated[
+        bool, typer.Option("--write", help="Put the table into docs/robustness.md.")
+    ] = False,
+) -> None:
+    """Hunt planted bugs. Exit: 0 each was found, 1 one was not."""
+    wanted = list(names or BUGS)
+    unknown = [name for name in wanted if name not in BUGS]
+    if unknown or (write_docs and names):
+        raise typer.BadParameter(f"no such bugs: {unknown}" if unknown else "--write is for all bugs")
+    rows = []
+    for name, hunts in all_hunts(wanted, starts, seeds_max, processes):
+        rows.append(row_of(name, hunts))
+        seeds = " ".join(str(one.seeds or "-") for one in hunts)
+        print(f"{name:44} {seeds:24} {hunts[0].what[:100]}", file=sys.stderr, flush=True)
+        if as_json:
+            for one in hunts:
+                print(json.dumps(asdict(one)), flush=True)
+    rows.sort(key=lambda row: wanted.index(row.name))
+    if not as_json:
+        print(table(rows))
+    if write_docs:
+        write(table(rows))
+    sys.exit(0 if all(row.found == row.hunts for row in rows) else 1)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

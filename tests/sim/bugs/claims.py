@@ -2,11 +2,15 @@
 
 from typing import Any
 
+from dos_protocol import messages as m
 from dos_server.core import vocabulary as v
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
+from dos_server.core.server import ServerCore
+from dos_server.core.session import Session
+from dos_server.core.tables import Tables
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.store.server import Machine
@@ -33,13 +37,111 @@ def fenced_sessions_may_append() -> list[Patch]:
 
 @bug("R3")
 def older_sessions_hear_watermarks() -> list[Patch]:
+    """Both sentences of the rule: either half alone keeps what it is for, as the models say."""
+
     def supersede(self: Claims, directory: DirectoryState, claim: Any, newcomer: Any) -> None:
         directory.holder = None
 
+    ready = property(lambda self: self.claimant is not None and self.stored == self.claim)
     return [
         (Appends, "may_hear", lambda self, session, directory: not session.closed),
         (Claims, "_supersede", supersede),
+        (DirectoryState, "claim_ready", ready),
     ]
+
+
+@bug("row 25: a lease instead of a fence")
+def superseded_writers_have_two_seconds() -> list[Patch]:
+    hold = DirectoryState.hold
+    may_write = Claims.may_write
+
+    def held(self: DirectoryState, claim: Any, claimant: Any) -> None:
+        self.lease = claimant.session.number  # type: ignore[attr-defined]
+        hold(self, claim, claimant)
+
+    def end_writers(self: Claims, directory: DirectoryState, *args: Any) -> None:
+        directory.lease_until = self._tables.now + 2.0  # type: ignore[attr-defined]
+
+    def leased(self: Claims | Appends, session: Any, directory: DirectoryState) -> bool:
+        return session.wrote and self._tables.now < getattr(directory, "lease_until", 0.0)
+
+    def hears(self: Appends, session: Any, directory: DirectoryState) -> bool:
+        return may_hear(self, session, directory) or (not session.closed and leased(self, session, directory))
+
+    may_hear = Appends.may_hear
+    return [
+        (DirectoryState, "hold", held),
+        (Claims, "end_writers", end_writers),
+        (
+            Claims,
+            "may_write",
+            lambda self, session, directory, request_id: (
+                leased(self, session, directory) or may_write(self, session, directory, request_id)
+            ),
+        ),
+        (Appends, "may_hear", hears),
+    ]
+
+
+@bug("row 16")
+def a_lost_client_leaves_the_size_of_the_file() -> list[Patch]:
+    """What was under way is given up with the session, and the size looked up in the file."""
+    original = Tables.detach
+
+    def detach(self: Tables, session: Session) -> None:
+        directory = self.directories.get(session.directory) if session.directory else None
+        for state in directory.objects.values() if directory is not None else ():
+            if session.wrote and state.tickets and not state.poisoned:
+                state.synced, state.synced_digest = state.written, state.written_fold.value
+        original(self, session)
+
+    return [(Tables, "detach", detach)]
+
+
+@bug("row 28")
+def the_server_reads_whatever_comes() -> list[Patch]:
+    return [(ServerCore, "may_read", lambda self, session: True)]
+
+
+@bug("R17: jumps of the epoch")
+def any_epoch_may_be_claimed() -> list[Patch]:
+    def may_claim(self: DirectoryState, claim: Any) -> bool:
+        return claim.epoch > self.claim.epoch or claim == self.claim
+
+    return [(DirectoryState, "may_claim", may_claim)]
+
+
+@bug("P-8")
+def refused_appends_are_written() -> list[Patch]:
+    """A fenced writer is told so, and what it sent is in the file all the same."""
+    original = Appends.append
+
+    def append(self: Appends, session: Session, request: m.Append, request_id: int) -> None:
+        directory = self._tables.directories.get(session.directory or "")
+        state = directory.objects.get(request.name) if directory is not None else None
+        fenced = directory is not None and directory.claimed and directory.holder is not session
+        original(self, session, request, request_id)
+        if (
+            directory is not None
+            and state is not None
+            and fenced
+            and not state.refuses(request, session.number)
+        ):
+            self.take(session, directory, state, request.payload, request_id)
+
+    return [(Appends, "append", append)]
+
+
+@bug("O5: LIST")
+def the_last_object_is_not_listed() -> list[Patch]:
+    original = Tables.send
+
+    def send(self: Tables, session: Session, message: m.Message, request_id: int = 0) -> None:
+        if isinstance(message, m.Listing) and session.directory is not None:
+            message = m.Listing(message.entries[:-1], message.more)
+        original(self, session, message, request_id)
+
+    return [(Tables, "send", send)]
 
 
 @bug("P-3")

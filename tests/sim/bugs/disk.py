@@ -4,11 +4,14 @@ import errno
 from typing import Any
 
 from dos_server import side_files, small_files
-from dos_server.core import recovery, recovery_scan
+from dos_server.core import looks, recovery, recovery_scan, scan, verify
 from dos_server.core import vocabulary as v
+from dos_server.core.extent import HeaderFault, decode_header
 from dos_server.core.object_state import ObjectState
 from dos_server.core.recovery import Decision
+from dos_server.core.scrub import Scrub
 from dos_server.disk import Disk
+from dos_server.limits import extent_header_bytes
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
 
@@ -83,6 +86,73 @@ def damage_is_taken_for_a_torn_tail() -> list[Patch]:
     )
     rotten = recovery.ROTTEN_CASE._replace(decision=Decision.COPY_CUT)
     return [(recovery, "CASES", cases), (recovery_scan, "ROTTEN_CASE", rotten)]
+
+
+@bug("row 8")
+def zeroed_bytes_are_cut_off() -> list[Patch]:
+    cases = tuple(
+        case._replace(decision=Decision.CUT) if case.letter == "H" else case for case in recovery.CASES
+    )
+    return [(recovery, "CASES", cases)]
+
+
+@bug("row 9: a file that was cut off")
+def a_short_file_is_all_there_is() -> list[Patch]:
+    cases = tuple(
+        case._replace(decision=Decision.KEEP) if case.letter == "G" else case for case in recovery.CASES
+    )
+    return [(recovery, "CASES", cases)]
+
+
+@bug("row 10")
+def a_damaged_header_is_a_torn_tail() -> list[Patch]:
+    original = recovery_scan._Scan.facts
+
+    def facts(self: recovery_scan._Scan) -> recovery.Facts:
+        found = original(self)
+        head = self.read(self.position, extent_header_bytes)
+        if len(head) < extent_header_bytes or self.bad_payload is not None or not any(head):
+            return found
+        if decode_header(head, self.seed) is HeaderFault.DIGEST:
+            return found._replace(wound=recovery.Wound.TORN, below=False)
+        return found
+
+    return [(recovery_scan._Scan, "facts", facts)]
+
+
+@bug("row 12")
+def payload_digests_are_not_compared() -> list[Patch]:
+    def payload_of(window: scan.Window, placed: scan.Placed) -> memoryview | None:
+        count = placed.header.payload_bytes
+        payload = window.at(placed.position + extent_header_bytes, count)
+        return payload if len(payload) == count else None
+
+    return [
+        (module, "payload_of", payload_of)
+        for module in (scan, recovery_scan, verify)
+        if hasattr(module, "payload_of")
+    ]
+
+
+@bug("O12: what the scrub finds")
+def the_scrub_keeps_what_it_finds_to_itself() -> list[Patch]:
+    return [(Scrub, "_damaged", lambda self, state, offset, what: None)]
+
+
+@bug("O12: nothing else is reported")
+def the_scrub_takes_new_bytes_for_damage() -> list[Patch]:
+    """It looks at an object that grows meanwhile, and takes the end it knew for the end of the file."""
+    original = Scrub.looked
+
+    def looked(self: Scrub, event: looks.Looked) -> None:
+        state = self._object
+        if state is not None and event.chain is not None and state.synced > event.look.goal.size:
+            event = event._replace(
+                chain=None, damaged_at=event.look.goal.size, what="more than there should be"
+            )
+        original(self, event)
+
+    return [(Scrub, "looked", looked)]
 
 
 @bug("row 14")

@@ -2,11 +2,18 @@
 
 from typing import Any
 
+from dos_client.core.claim import ClaimMachine, ClaimState, MemberFenced, MemberLeft
 from dos_client.core.quorum import Quorums
+from dos_protocol.errors import SizeMismatchError
+from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+from journal import ChainWriter
 from journal.core import chain as chain_core
 from journal.core import walk
+from journal.core.segment import SegmentStart, parse_segment_name
 from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.store import looking
 from tests.sim.store.claim import SimClaim, SimWriter
+from tests.sim.store.member import Link
 
 
 @bug("Qa")
@@ -22,16 +29,119 @@ def one_claim_is_enough() -> list[Patch]:
     ]
 
 
+def _believed(opened: DirectoryOpened) -> DirectoryOpened:
+    """The same, with nothing said of damage."""
+    clean = tuple(ObjectInfo(info.name, info.received, info.synced, info.digest) for info in opened.entries)
+    return DirectoryOpened(opened.epoch, opened.writer_id, clean)
+
+
 @bug("R4, row 11")
 def damaged_copies_have_answered() -> list[Patch]:
-    def member_claimed(self: SimClaim, link: Any, opened: Any) -> None:
-        clean = tuple(
-            type(info)(info.name, info.received, info.synced, info.digest) for info in opened.entries
-        )
-        original(self, link, type(opened)(opened.epoch, opened.writer_id, clean))
+    member_claimed, view_of = SimClaim.member_claimed, looking.view_of
+    return [
+        (
+            SimClaim,
+            "member_claimed",
+            lambda self, link, opened: member_claimed(self, link, _believed(opened)),
+        ),
+        (
+            looking,
+            "view_of",
+            lambda directory, quorums, opened, errors: view_of(
+                directory, quorums, {one: _believed(answer) for one, answer in opened.items()}, errors
+            ),
+        ),
+    ]
 
-    original = SimClaim.member_claimed
-    return [(SimClaim, "member_claimed", member_claimed)]
+
+@bug("R4, row 20")
+def sizes_are_read_before_the_claim() -> list[Patch]:
+    """A take-over goes by what the members said when they were looked at."""
+    look, member_claimed = looking.SimStore.look, SimClaim.member_claimed
+
+    async def looked(self: looking.SimStore, directory: str) -> Any:
+        self.seen = await look(self, directory)  # type: ignore[attr-defined]
+        return self.seen  # type: ignore[attr-defined]
+
+    def claimed(self: SimClaim, link: Any, opened: DirectoryOpened) -> None:
+        member_claimed(self, link, opened)
+        before = self.store.seen.answers.get(link.server_id)  # type: ignore[attr-defined]
+        if before is not None and link.server_id in self.answers:
+            self.answers[link.server_id] = dict(before)
+
+    return [(looking.SimStore, "look", looked), (SimClaim, "member_claimed", claimed)]
+
+
+@bug("R6")
+def offsets_decide_and_not_pointers() -> list[Patch]:
+    """Of the segment below, all that there is belongs to the chain, not what its successor stands on."""
+
+    def below(self: walk._Walk, start: SegmentStart) -> Any:
+        if start.predecessor is None:
+            return self._bottom()
+        name = start.predecessor.name
+        infos = [objects[name] for objects in self.answers.values() if name in objects]
+        longest = max(infos, key=lambda info: info.synced, default=None)
+        parsed = parse_segment_name(name)
+        assert parsed is not None
+        if longest is None or longest.synced < start.predecessor.length:
+            return original(self, start)
+        return self._follow(chain_core.SegmentSpan(name, parsed.base, longest.synced, longest.digest))
+
+    original = walk._Walk._below
+    return [(walk._Walk, "_below", below)]
+
+
+@bug("R9")
+def records_do_not_wait_for_the_one_before() -> list[Patch]:
+    """In a chain that is not pipelined, where a record proves the one before it."""
+    wait_synced = ChainWriter.wait_synced
+
+    async def wait(self: ChainWriter, position: Any = None) -> None:
+        if position is not None or self._pipelined:
+            await wait_synced(self, position)
+
+    return [
+        (ChainWriter, "wait_synced", wait),
+        (ChainWriter, "append", lambda self, record: self._put(record)),
+    ]
+
+
+@bug("R18")
+def a_lost_member_is_done_without() -> list[Patch]:
+    """A writer that one member has fenced goes on with the others."""
+    handle = ClaimMachine.handle
+
+    def handled(self: ClaimMachine, event: Any) -> Any:
+        if isinstance(event, MemberFenced) and self.state is not ClaimState.CLAIMING:
+            event = MemberLeft(event.server_id)
+        return handle(self, event)
+
+    finish = SimClaim._finish
+
+    def finished(self: SimClaim) -> None:
+        if self.over:
+            finish(self)
+        else:
+            self.changed()
+
+    return [(ClaimMachine, "handle", handled), (SimClaim, "_finish", finished)]
+
+
+@bug("row 17")
+def a_wrong_size_is_taken_for_a_lost_answer() -> list[Patch]:
+    """What is refused because the size is another one was appended before, and its answer lost: or so the
+    client believes."""
+    original = Link._append_refused
+
+    def refused(self: Link, tag: int, error: Any) -> None:
+        copy = next((one for one in self._copies.values() if one.target.tag == tag), None)
+        if copy is not None and isinstance(error, SizeMismatchError):
+            copy.target.note(self.server_id, copy.replica.sent)
+            self.claim.changed()
+        original(self, tag, error)
+
+    return [(Link, "_append_refused", refused)]
 
 
 @bug("R5, row 22")

@@ -5,23 +5,24 @@ Rules of this file: faults of the medium. When they come is planned in `nemesis`
 """
 
 import errno
-from random import Random
+from collections.abc import Callable
 
-from tests.support.fake_disk import ENDLESS, FakeDisk
+from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk, _Folder, _Node
 
 
 class PowerCutError(BaseException):
     """The power goes in the middle of something. Nothing catches it but the machine."""
 
 
-class SimDisk(FakeDisk):
+class SimDisk(MemoryDisk):
     """See the module. `cut_in`: so many calls from now the power goes; `failing`: methods that fail with that
-    error for as long as they are here."""
+    error for as long as they are here; `unreadable`: sectors of files that cannot be read, (path, number)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cut_in: int | None = None
         self.failing: dict[str, int] = {}
+        self.unreadable: dict[tuple[str, int], None] = {}
 
     def _called(self, method: str, what: str) -> None:
         self.calls.clear()
@@ -48,26 +49,54 @@ class SimDisk(FakeDisk):
         self.failing.clear()
         self.free()
 
-    def flip(self, path: str, rng: Random) -> int:
-        """One bit of a file, on the platters; where."""
-        handle = self.open(path, create=False)
-        node, _ = self._node(handle)
-        place = rng.randrange(max(len(node.stable), 1))
-        if node.stable:
-            node.stable[place] ^= 1 << rng.randrange(8)
-            node.seen[place : place + 1] = node.stable[place : place + 1]
-        self.close(handle)
-        return place
+    def read(self, handle: int, position: int, count: int) -> bytes:
+        self._may_be_read(handle, position, count)
+        return super().read(handle, position, count)
+
+    def read_stored(self, handle: int, position: int, count: int) -> bytes:
+        self._may_be_read(handle, position, count)
+        return super().read_stored(handle, position, count)
+
+    def _may_be_read(self, handle: int, position: int, count: int) -> None:
+        path = self._node(handle)[1]
+        for bad, sector in self.unreadable:
+            if bad == path and position < (sector + 1) * SECTOR and sector * SECTOR < position + count:
+                raise OSError(errno.EIO, f"sector {sector} cannot be read", path)
+
+    def write_back(self) -> None:
+        """What programs see is on the platters: the kernel has found the time."""
+        self._write_back(self.root)
+
+    def _write_back(self, folder: _Folder) -> None:
+        folder.stable = dict(folder.seen)
+        for node in folder.seen.values():
+            if isinstance(node, _Folder):
+                self._write_back(node)
+            else:
+                node.sync()
+
+    def damage(self, path: str, change: Callable[[bytearray], None]) -> None:
+        """Change a file on the platters, and what the cache has of it goes."""
+        node = self._find(path, durable=True)
+        assert node is not None, f"{path} is on the platters"
+        change(node.stable)
+        node.seen = bytearray(node.stable)
+        node.unsynced.clear()
+
+    def _find(self, path: str, *, durable: bool) -> _Node | None:
+        node: _Node | _Folder | None = self.root
+        for part in path.split("/"):
+            if not isinstance(node, _Folder):
+                return None
+            node = (node.stable if durable else node.seen).get(part)
+        return node if isinstance(node, _Node) else None
+
+    def stable(self, path: str) -> bytes | None:
+        """A whole file as the platters have it; None when no durable name leads there."""
+        node = self._find(path, durable=True)
+        return None if node is None else bytes(node.stable)
 
     def content(self, path: str) -> bytes | None:
         """A whole file as programs see it; None when there is none."""
-        try:
-            handle = self.open(path, create=False)
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return None
-        try:
-            return self.read(handle, 0, self.size(handle))
-        finally:
-            self.close(handle)
+        node = self._find(path, durable=False)
+        return None if node is None else bytes(node.seen)

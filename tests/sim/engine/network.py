@@ -2,7 +2,8 @@
 
 Rules of this file: messages and ends of connections. What is in a message is none of its business. A one-way
 block holds what goes that way back, for as long as it lasts; nothing is lost but by the end of a connection,
-and then it is the end of what was under way, never something out of the middle.
+and then it is the end of what was under way, never something out of the middle. How long a message is, it
+says itself: thin lines carry so many bytes a second.
 
 A connection ends in one of four ways: closed by a process, which the other end hears after what was sent
 before; reset, which loses some of what was under way each way; with the process at one end, which is a reset
@@ -30,7 +31,7 @@ class End(Protocol):
 class _Way:
     """One direction of one connection."""
 
-    __slots__ = ("blocked_pumps", "end", "going", "last", "path", "process")
+    __slots__ = ("blocked_pumps", "end", "going", "last", "path", "process", "stalled")
 
     def __init__(self, path: tuple[str, str], process: Process) -> None:
         self.path = path
@@ -39,6 +40,7 @@ class _Way:
         self.going: deque[Any] = deque()
         self.blocked_pumps = 0
         self.last = 0.0
+        self.stalled = False
 
 
 _THE_END = object()
@@ -84,6 +86,25 @@ class Wire:
                 self._network.pump_later(self, way)
         self._forget()
 
+    def haunt(self, seconds: float) -> None:
+        """A zombie connection: who dialled hears the end, and may dial anew; what it had sent arrives all the
+        same, so many seconds later."""
+        if not self.open or self.muted:
+            return
+        there, back = self._ways
+        there.stalled = True
+        self._put(there, _THE_END)
+        self._put(back, _THE_END)
+        self._forget()
+
+        def deliver() -> None:
+            there.stalled = False
+            pumps, there.blocked_pumps = there.blocked_pumps, 0
+            for _ in range(pumps):
+                self._network.pump_later(self, there)
+
+        self._network.world.after(seconds, deliver)
+
     def mute(self) -> None:
         """A machine lost its power: nothing more goes either way, and nobody is told."""
         self.muted = True
@@ -96,11 +117,13 @@ class Wire:
 
     def _put(self, way: _Way, item: Any) -> None:
         way.going.append(item)
-        self._network.pump_later(self, way)
+        self._network.pump_later(self, way, self._network.line_s(way.path, item))
 
     def pump(self, way: _Way) -> None:
         """The next of what goes that way arrives, unless the way is blocked."""
-        if way.path in self._network.blocked:
+        if way.stalled:
+            way.blocked_pumps += 1
+        elif way.path in self._network.blocked:
             way.blocked_pumps += 1
             self._network.hold(self, way)
         elif way.going:
@@ -119,17 +142,19 @@ class Wire:
 
 class Network:
     """All connections, and what is wrong with the paths between processes. `blocked`: paths where nothing
-    goes; `slow`: how many times later things come, by path."""
+    goes; `slow`: how many times later things come, `thin`: how many bytes a second go, by path."""
 
     def __init__(self, world: World, chance: Random, latency_s: Callable[[str, str], float]) -> None:
         self.world = world
         self.chance = chance
         self.wires: dict[Wire, None] = {}
         self.slow: dict[tuple[str, str], float] = {}
+        self.thin: dict[tuple[str, str], float] = {}
         self._latency_s = latency_s
         self._bases: dict[tuple[str, str], float] = {}
         self._listening: dict[str, tuple[Process, Callable[[Wire], End]]] = {}
         self.blocked: dict[tuple[str, str], None] = {}
+        self._barred: dict[tuple[str, str], None] = {}
         self._held: dict[tuple[str, str], list[tuple[Wire, _Way]]] = {}
 
     def listen(self, address: str, process: Process, accept: Callable[[Wire], End]) -> None:
@@ -146,6 +171,9 @@ class Network:
             if there in self.blocked or back in self.blocked:
                 return
             current, accept_now = self._listening[address]
+            if there in self._barred:
+                client.after(self.delay_s(back), lambda: done(None))
+                return
             if not current.alive:
                 if not getattr(current, "without_power", False):
                     client.after(self.delay_s(back), done, None)
@@ -166,9 +194,15 @@ class Network:
             base *= self.slow[path]
         return base * (0.5 + self.chance.random())
 
-    def pump_later(self, wire: Wire, way: _Way) -> None:
+    def line_s(self, path: tuple[str, str], item: Any) -> float:
+        """How long a message keeps a thin line busy."""
+        if path not in self.thin or item is _THE_END:
+            return 0.0
+        return float(len(item.meta) + len(item.payload)) / self.thin[path]
+
+    def pump_later(self, wire: Wire, way: _Way, line_s: float = 0.0) -> None:
         now = self.world.now
-        way.last = max(way.last, now + self.delay_s(way.path))
+        way.last = max(way.last, now + self.delay_s(way.path)) + line_s
         self.world.after(way.last - now, wire.pump, way)
 
     # What is wrong
@@ -186,9 +220,19 @@ class Network:
             for _ in range(pumps):
                 self.pump_later(wire, way)
 
+    def bar(self, client: str, machine: str) -> None:
+        """That client's connections to the machine are reset, and new ones refused."""
+        self._barred[client, machine] = None
+        for wire in [one for one in self.wires if [end.name for end in one.processes] == [client, machine]]:
+            wire.reset()
+
+    def unbar(self, client: str, machine: str) -> None:
+        self._barred.pop((client, machine), None)
+
     def quicken(self, path: tuple[str, str]) -> None:
-        """That path is not slow any more."""
+        """That path is not slow any more, nor thin."""
         self.slow.pop(path, None)
+        self.thin.pop(path, None)
 
     def hold(self, wire: Wire, way: _Way) -> None:
         held = self._held.setdefault(way.path, [])
@@ -198,6 +242,8 @@ class Network:
     def heal(self) -> None:
         """All paths are as they should be."""
         self.slow.clear()
+        self.thin.clear()
+        self._barred.clear()
         for path in list(self.blocked):
             self.unblock(path)
 

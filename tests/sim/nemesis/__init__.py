@@ -1,7 +1,9 @@
 """The faults of a run: planned from the seed before it begins, each with a moment and numbers of its own.
 
 So a fault can be left out and the others stay what they are: that is how a failing run is made small. Each
-seed switches whole kinds off (swarm testing): constant faults of all kinds hide what needs one kind alone.
+seed switches whole kinds off, and gives the others weights (swarm testing): constant faults of all kinds hide
+what needs one kind alone. Some seeds are about scripts, which need time and quiet: few other kinds, and fewer
+faults.
 
 Rules of this file: a kind is a function of the cluster and a fault; the table names them all. What may be
 damaged is bounded by the promise (P-5): the platters of one machine a run, at most Qa - 1 of them.
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.conditions import changed, conditions
 from tests.sim.engine.chance import Chance
-from tests.sim.nemesis import clients, disks, machines, paths
+from tests.sim.nemesis import clients, disks, machines, paths, peers, rot, scripts
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
@@ -32,19 +34,39 @@ KINDS: Final[dict[str, Kind]] = {
     "zombie": clients.zombie,
     "kill_writer": clients.kill_writer,
     "rival": clients.rival,
+    "hurry": clients.hurry,
+    "clock_jump": clients.clock_jump,
+    "clock_drift": clients.clock_drift,
+    "flood": peers.flood,
+    "wild_claim": peers.wild_claim,
     "block": paths.block,
     "slow": paths.slow,
+    "thin": paths.thin,
+    "bar": paths.bar,
     "reset": paths.reset,
+    "zombie_connection": paths.zombie_connection,
     "slow_disk": disks.slow_disk,
+    "stalled_disk": disks.stalled_disk,
     "full_disk": disks.full_disk,
+    "short_of_space": disks.short_of_space,
     "sync_error": disks.sync_error,
     "write_error": disks.write_error,
-    "flip": disks.flip,
+    "failed_sync_then_power": disks.failed_sync_then_power,
+    "flip": rot.flip,
+    "zero_sector": rot.zero_sector,
+    "swap_sectors": rot.swap_sectors,
+    "older_sector": rot.older_sector,
+    "truncate": rot.truncate,
+    "unreadable_sector": rot.unreadable_sector,
     "wipe": disks.wipe,
+    **scripts.KINDS,
 }
 ALL_KINDS: Final = {**KINDS, **REGION_KINDS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
+
+_SCRIPTED: Final = 0.5
+"""The part of the seeds that is about scripts."""
 
 
 def safety_s(chance: Chance) -> float:
@@ -55,8 +77,9 @@ def safety_s(chance: Chance) -> float:
 def plan(chance: Chance) -> list[Fault]:
     """The faults of a run."""
     rng, seconds = chance.nemesis, safety_s(chance)
-    on = [kind for kind in KINDS if rng.random() < 0.5] or [rng.choice(list(KINDS))]
-    pace = rng.choice(FAULTS_MEAN) / seconds
+    scripted = rng.random() < _SCRIPTED
+    weights = _weights(rng, scripted=scripted)
+    pace = rng.choice(FAULTS_MEAN) / seconds / (8 if scripted else 1)
     faults: list[Fault] = []
     at = 0.0
     while True:
@@ -65,10 +88,24 @@ def plan(chance: Chance) -> list[Fault]:
             break
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
-        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+        (kind,) = rng.choices(list(weights), list(weights.values()))
+        faults.append(Fault(number, at, kind, length, f"{chance.seed}/fault/{number}"))
     if has_region(chance):
         faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
     return faults
+
+
+def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:
+    """Which kinds a run has, and how often one comes beside another."""
+    weights: dict[str, float] = {}
+    for kind in KINDS:
+        on, weight = rng.random(), rng.choice([0.3, 1.0, 3.0])
+        if kind in scripts.KINDS:
+            if on < (0.6 if scripted else 0.15):
+                weights[kind] = 12.0 * weight if scripted else weight
+        elif on < (0.2 if scripted else 0.4):
+            weights[kind] = weight
+    return weights or {rng.choice(list(KINDS)): 1.0}
 
 
 def plan_of(seed: int) -> list[Fault]:

@@ -1,8 +1,10 @@
-"""Writers that stand still, die, wake up when another has taken over, or are not alone."""
+"""Writers that stand still, die, wake up when another has taken over, hurry, or are not alone; clocks of
+clients and servers."""
 
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from tests.sim.engine.world import Process
 from tests.sim.nemesis.fault import Fault
 
 if TYPE_CHECKING:
@@ -44,3 +46,28 @@ def rival(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         directory = rng.choice(cluster.directories)
         if sum(one.alive and one.directory == directory for one in cluster.writers) < RIVALS_MAX:
             cluster.new_writer(directory)
+
+
+def hurry(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A writer hardly pauses between appends for a moment."""
+    living = cluster.living_writers()
+    if living:
+        rng.choice(living).hurries_until = cluster.world.now + min(fault.seconds, 0.1)
+
+
+def _clocks(cluster: "Cluster") -> list[Process]:
+    servers = [machine.server for machine in cluster.machines if machine.server is not None]
+    return [*servers, *(one for one in (*cluster.writers, *cluster.readers) if one.alive)]
+
+
+def clock_jump(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A machine slept, or its clock was put forward: a minute or an hour has passed at once, and every
+    time-out with it. (Monotonic clocks never go back, and nothing here reads another.)"""
+    rng.choice(_clocks(cluster)).offset += rng.choice([60.0, 3600.0])
+
+
+def clock_drift(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A clock runs up to a tenth too fast or too slow from now on."""
+    process = rng.choice(_clocks(cluster))
+    now, process.skew = process.now, rng.uniform(-0.1, 0.1)
+    process.offset += now - process.now

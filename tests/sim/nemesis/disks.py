@@ -1,6 +1,7 @@
-"""Disks that are slow or full, fail once, rot, or are lost."""
+"""Disks that are slow or hang, are full, fail once, or are lost."""
 
 import errno
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,37 +29,66 @@ def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     cluster.world.after(fault.seconds, machine.disk.free)
 
 
+def stalled_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A disk does nothing at all for seconds, or longer than anybody has patience."""
+    machine = rng.choice(cluster.machines)
+    machine.hangs = True
+    cluster.world.after(rng.choice([1.0, 3.0, 10.0, 60.0]) * (0.5 + rng.random()), machine.go_on)
+
+
+def short_of_space(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Room comes and goes in moments, while a writer is in a hurry: of appends under way one may fit and the
+    one before it not."""
+    machine, world = rng.choice(cluster.machines), cluster.world
+    machine.was_full = True
+    for writer in cluster.living_writers():
+        writer.hurries_until = world.now + 0.3
+    at = 0.0
+    while at < 0.5:
+        at += rng.expovariate(1 / 0.05)
+        world.after(at, cluster.unless_healed(partial(machine.disk.fill, rng.choice([0, 60, 200, 600]))))
+        at += rng.choice([0.002, 0.01, 0.05])
+        world.after(at, machine.disk.free)
+
+
 def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """One failed sync; what it was to write is forgotten, and later ones succeed."""
     machine = rng.choice(cluster.machines)
     if cluster.may_fail(machine):
+        machine.had_errors = True
         machine.disk.fail("sync", errno.EIO, nth=rng.randint(1, 3))
 
 
 def write_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine = rng.choice(cluster.machines)
     if cluster.may_fail(machine):
+        machine.had_errors = True
         machine.disk.fail("write", errno.EIO, nth=rng.randint(1, 3))
 
 
-def flip(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """One bit of one object, of the one machine of a run that may be damaged, while it is down."""
-    machine = cluster.victim
-    if not cluster.may_fail(machine) or machine.without_power:
+def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A failed sync, a restart that finds the lost bytes in the cache, a power cut that shows they are not on
+    the platters."""
+    machine, world = cluster.victim, cluster.world
+    if not cluster.may_fail(machine):
         return
-    machine.kill()
-    paths = [
-        f"d/{folder}/{name}"
-        for folder in sorted(machine.disk.names("d") or [])
-        for name in sorted(machine.disk.names(f"d/{folder}") or [])
-        if not name.startswith(".")
-    ]
-    if paths:
-        path = rng.choice(paths)
-        place = machine.disk.flip(path, rng)
-        machine.flipped[path] = None
-        cluster.note(machine.name, f"{path} has a bit flipped in byte {place}")
-    down_for(cluster, machine, fault.seconds)
+    machine.had_errors = True
+    machine.disk.fail("sync", errno.EIO, nth=rng.randint(1, 2))
+    killed_s = 0.05 + 0.5 * rng.random()
+    cut_s = killed_s + 0.05 + fault.seconds
+
+    def kill() -> None:
+        if machine.up:
+            machine.kill()
+            machine.start()
+
+    def cut() -> None:
+        if machine.up:
+            machine.power_cut()
+            down_for(cluster, machine, 0.1 * rng.random())
+
+    world.after(killed_s, cluster.unless_healed(kill))
+    world.after(cut_s, cluster.unless_healed(cut))
 
 
 def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:

@@ -1,4 +1,4 @@
-"""Connections that are held back one way or both, late, or reset."""
+"""Connections that are held back one way or both, late, thin, refused, reset, or not as dead as they look."""
 
 from random import Random
 from typing import TYPE_CHECKING
@@ -35,3 +35,27 @@ def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     wires = [wire for wire in cluster.network.wires if wire.open and not wire.muted]
     for wire in rng.sample(wires, min(len(wires), rng.randint(1, 4))):
         wire.reset()
+
+
+def thin(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A line that carries a KiB a second, one way or both."""
+    machine, client = rng.choice(cluster.machines), rng.choice(cluster.client_names())
+    ways = [(machine.name, client), (client, machine.name)]
+    for path in ways if rng.random() < 0.5 else [rng.choice(ways)]:
+        cluster.network.thin[path] = 1024.0
+        cluster.world.after(fault.seconds, cluster.network.quicken, path)
+
+
+def bar(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Some machines refuse a client: its connections there are reset, new ones refused."""
+    client = rng.choice(cluster.client_names())
+    for machine in rng.sample(cluster.machines, rng.randint(1, len(cluster.machines))):
+        cluster.network.bar(client, machine.name)
+        cluster.world.after(fault.seconds, cluster.network.unbar, client, machine.name)
+
+
+def zombie_connection(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Connections end for the client, which dials anew; what it had sent on them arrives after that."""
+    wires = [wire for wire in cluster.network.wires if wire.open and not wire.muted]
+    for wire in rng.sample(wires, min(len(wires), rng.randint(1, 4))):
+        wire.haunt(fault.seconds)

@@ -1,28 +1,14 @@
-"""P-1, O1: what a machine has told to be synced is on its platters after a power cut, whatever others have.
-
-The platters are read by this file's own hand, as far as extents are whole; the server is not asked.
-"""
-
-from typing import TYPE_CHECKING
+"""What is on the platters, read by this file's own hand, as far as extents are whole; no server is asked."""
 
 from dos_protocol.digests import digest64
 from dos_server.core.extent import HeaderFault, decode_header, object_seed
 from dos_server.limits import extent_header_bytes
-from tests.sim.history import ViolationError
-
-if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
 
 
-def check_platters(machine: "Machine") -> None:
-    """Raises ViolationError. Objects that the run itself damaged are left out."""
-    for (directory, name), told in machine.told.items():
-        path = f"d/{directory}/{name}"
-        if told and path not in machine.flipped:
-            data = machine.disk.content(path) or b""
-            found = len(payload_of(data, object_seed(directory, name)))
-            if found < told:
-                raise ViolationError("O1", f"{machine.name} told {told} bytes of {path}, and has {found}")
+def payload_at(data: bytes | None, path: str) -> bytes:
+    """What a file of an object holds, by its path: `d/DIRECTORY/OBJECT`. Nothing, where there is none."""
+    _, directory, name = path.split("/")
+    return b"" if data is None else payload_of(data, object_seed(directory, name))
 
 
 def payload_of(data: bytes, seed: int) -> bytes:

@@ -4,14 +4,14 @@ from random import Random
 
 from dos_protocol.errors import DosError
 from journal import look_chain
-from tests.sim.engine.world import Process
+from tests.sim.engine.world import Process, Signal
 from tests.sim.history import History
 from tests.sim.store.looking import SimStore
 from tests.sim.store.writer import CHAIN, Stores, numbers_of
 
 
 class Reader(Process):
-    """One reader process of one directory."""
+    """One reader process of one directory. `look_now`: set when it should not wait."""
 
     def __init__(self, name: str, stores: Stores, directory: str, history: History, chance: Random) -> None:
         super().__init__(stores.network.world, name)
@@ -19,6 +19,7 @@ class Reader(Process):
         self.history = history
         self.chance = chance
         self.store = SimStore(self, stores.network, stores.record)
+        self.look_now = Signal()
         self.start("life", self._live())
 
     async def _live(self) -> None:
@@ -27,7 +28,7 @@ class Reader(Process):
                 await self.look()
             except DosError as error:
                 self.history.sometimes[f"reader: {type(error).__name__}"] += 1
-            await self.sleep(0.2 + self.chance.expovariate(1 / 1.0))
+            await self.wait(self.look_now, 0.2 + self.chance.expovariate(1 / 1.0))
 
     async def look(self) -> list[int]:
         """One look; what is committed, by number."""

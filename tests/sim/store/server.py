@@ -10,8 +10,11 @@ Rules of this file: it performs effects, in the order given. What goes wrong wit
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
+from typing import Any
 
+from dos_client.core.window import tag_of
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.frames import Frame
@@ -25,7 +28,7 @@ from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError, SimDisk
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.world import Process, World
-from tests.sim.oracles.platters import check_platters
+from tests.sim.oracles.oracle import Bench
 from tests.support.thread_work import thread_work
 
 TICK_S = 0.05
@@ -75,9 +78,12 @@ class Server(Process):
             damaged_names=self.storage.damaged_among(names),
             scrub=machine.scrub,
         )
+        self.scrub = self.core._on_event[looks.ScrubDue].__self__  # type: ignore[attr-defined]
         self._sessions: dict[int, _ServerSession] = {}
         self._ticking = False
         self.soon(self._look_at_space)
+        if machine.scrub.bytes_per_s:
+            self.after(machine.scrub.first_seconds, lambda: self.feed(looks.ScrubDue(busy=False)))
 
     @property
     def without_power(self) -> bool:
@@ -97,8 +103,12 @@ class Server(Process):
         while session.inbox and self.alive and session.number in self._sessions:
             if not self.core.may_read(session.number):
                 break
-            self.feed(v.Received(session.number, session.inbox.popleft()))
+            frame = session.inbox.popleft()
+            directory = self.core._tables.sessions[session.number].directory
+            self.machine.bench.asked(self.machine, session.number, directory, frame)
+            self.feed(v.Received(session.number, frame))
             took = True
+        self.machine.bench.served(self, session.number)
         if took and self.alive:
             self.after(BATCH_S * self.machine.chance.random(), self._end_batch)
 
@@ -162,19 +172,17 @@ class Server(Process):
             case v.DropMend():
                 self.storage.drop_mend(effect)
             case v.Sync():
-                self.after(self._takes(self.machine.speed.other_s), self._begin_sync, effect)
+                self._at_disk(self.machine.speed.other_s, self._begin_sync, effect)
             case v.SendBytes() | v.Note() | looks.Tell():
                 pass
             case looks.ScrubLater(seconds):
                 self.after(seconds, self.feed, looks.ScrubDue(busy=False))
             case looks.Look():
-                self.after(
-                    self._takes(self.machine.speed.other_s),
-                    lambda: self._report(lambda: self.storage.look(effect, lambda: self.now)),
-                )
+                look = partial(self.storage.look, effect, lambda: self.now)
+                self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
                 work = thread_work(self.storage, effect)
-                self.after(self._takes(self.machine.speed.other_s), self._report, work)
+                self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
 
     def _send(self, session: int, message: m.Message, request_id: int) -> None:
@@ -182,6 +190,8 @@ class Server(Process):
         if there is None:
             return
         self._remember(session, message)
+        if isinstance(message, m.Error) and tag_of(request_id) is not None:
+            self.machine.bench.append_refused(self.machine, session, request_id, message.code)
         there.wire.send(m.encode(message, request_id), dialler=False)
 
     def _remember(self, session: int, message: m.Message) -> None:
@@ -214,15 +224,24 @@ class Server(Process):
             self.machine.power_cut()
             return
         report = v.Synced(effect.directory, effect.name, trouble)
-        self.after(self._takes(self.machine.speed.sync_s), self.feed, report)
+        self._at_disk(self.machine.speed.sync_s, self.feed, report)
 
-    def _takes(self, typical_s: float) -> float:
-        return typical_s * self.machine.slowness * self.machine.chance.lognormvariate(0.0, 0.7)
+    def _at_disk(self, typical_s: float, work: Callable[..., None], *args: Any) -> None:
+        """Do it when the disk has had its time for it; while the disk hangs, when it hangs no more."""
+        machine = self.machine
+        delay_s = typical_s * machine.slowness * machine.chance.lognormvariate(0.0, 0.7)
+        self.after(delay_s, self._unless_it_hangs, work, args)
+
+    def _unless_it_hangs(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if self.machine.hangs:
+            self.machine.hanging.append(partial(self.do, work, *args))
+        else:
+            work(*args)
 
 
 class Machine:
     """An address, a disk, and whoever runs there. `life`: what runs there; `slowness`: how many times longer
-    its disk takes."""
+    its disk takes; `hangs`: it does nothing at all. `damaged`: objects that the run itself has damaged."""
 
     life: Callable[["Machine"], Server] = Server
 
@@ -235,14 +254,18 @@ class Machine:
         self.disk = SimDisk()
         self.speed = Speed()
         self.slowness = 1.0
+        self.hangs = False
+        self.hanging: list[Callable[[], None]] = []
         self.scrub = ScrubPlan(chance.choice([0, 1 << 20]), 1.0, chance.random())
         self.fresh_id = chance.randbytes(16)
         self.last_session = 0
         self.without_power = False
         self.was_full = False
         self.wiped = False
+        self.bench = Bench(())
         self.told: dict[tuple[str, str], int] = {}
-        self.flipped: dict[str, None] = {}
+        self.damaged: dict[str, None] = {}
+        self.had_errors = False
         self.server: Server | None = None
 
     def prepare(self, record: StoreRecord) -> None:
@@ -287,8 +310,23 @@ class Machine:
         self.disk = SimDisk()
         self.wiped = True
         self.told.clear()
+        self.damaged.clear()
         self.fresh_id = fresh_id
         self._note("lost its disk")
+
+    def put_back(self, record: StoreRecord) -> None:
+        """The disk is one from a backup that was made when the machine had just become a member."""
+        self.disk = SimDisk()
+        self.told.clear()
+        self.damaged.clear()
+        self.prepare(record)
+        self._note("has the disk of its first day again")
+
+    def go_on(self) -> None:
+        """The disk hangs no more."""
+        self.hangs, held, self.hanging = False, self.hanging, []
+        for work in held:
+            work()
 
     def power_cut(self) -> None:
         """What was not synced goes by chance."""
@@ -297,7 +335,7 @@ class Machine:
         self.disk.cut_in = None
         self.disk.power_cut(self.chance)
         self._note("lost its power")
-        check_platters(self)
+        self.bench.power_cut(self)
 
     def _end(self, *, power: bool) -> None:
         if self.server is not None:

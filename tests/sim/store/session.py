@@ -122,6 +122,11 @@ class Session(Requests):
             raise refused(answer)
         return answer
 
+    def post(self, message: Message) -> None:
+        """Ask, and do not wait: the answer is dropped."""
+        if self.failure is None:
+            self._post(message, self._take_id())
+
     def append(self, message: Append, request_id: int) -> None:
         """Send an append; what comes of it is told by watermarks and refusals."""
         if self.failure is None:

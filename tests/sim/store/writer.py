@@ -5,6 +5,7 @@ The chain is the journal's own code. Rules of this file: what a well-behaved cli
 the history of the run.
 """
 
+from collections.abc import Callable
 from contextlib import aclosing
 from random import Random
 
@@ -23,6 +24,7 @@ from tests.sim.store.claim import SimClaim
 from tests.sim.store.looking import SimStore
 
 CHAIN = "state"
+GRANTED, SETTLED, RUNNING = "granted", "settled", "running"
 _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0
 
@@ -50,7 +52,9 @@ class _HistoryClaim(SimClaim):
 
 
 class Writer(Process):
-    """One writer process of one directory. `running`: its start is acknowledged, it appends."""
+    """One writer process of one directory. `running`: its start is acknowledged, it appends. `reached`: told
+    when its claim is GRANTED, when the chain is SETTLED, when it is RUNNING. `hurries_until`: it hardly
+    pauses between appends until then."""
 
     def __init__(
         self,
@@ -68,6 +72,8 @@ class Writer(Process):
         self.chance = chance
         self.pipelined = pipelined
         self.running = False
+        self.reached: Callable[[str], None] = lambda stage: None
+        self.hurries_until = 0.0
         self.store = SimStore(self, store_of.network, store_of.record)
         self.claim: SimClaim | None = None
         self._network = store_of.network
@@ -126,9 +132,11 @@ class Writer(Process):
             granting.stop()
             raise QuorumUnavailableError(f"epoch {epoch} was not granted in time", [])
         claim.check()
+        self.reached(GRANTED)
         generation = self.store.record.generation
         state = await take_over(claim, CHAIN, generation=generation, wait_s=3.0)
         found = await numbers_of(claim, state, None)
+        self.reached(SETTLED)
         snapshot = None
         if self.chance.random() < 0.2:
             snapshot = [Record(Op.OUTPUT, number) for number in found]
@@ -140,6 +148,7 @@ class Writer(Process):
         behind = f"behind {len(found)} records" + (", which it writes anew" if snapshot is not None else "")
         self._note(f"is the writer of {self.directory}, epoch {epoch}, {behind}")
         self._waiting.clear()
+        self.reached(RUNNING)
         acknowledging = self.start("acknowledging", self._acknowledge(writer))
         try:
             await self._write(writer, epoch, found)
@@ -174,7 +183,8 @@ class Writer(Process):
                 await writer.roll(keep)
                 self._note(f"goes on in a new segment{'' if keep is None else ', with all records anew'}")
                 self.history.sometimes["rolled"] += 1
-            await self.sleep(0.001 + chance.expovariate(1 / 0.08))
+            hurries = self.world.now < self.hurries_until
+            await self.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / 0.08)))
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
         """Tell the history of each record that the quorum's watermark has passed."""

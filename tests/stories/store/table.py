@@ -3,6 +3,7 @@
 Rules of this file: one function a form, named as what it does, with the blanks as its arguments.
 """
 
+from tests.sim.nemesis.rot import flip_one_bit
 from tests.stories.store import showing
 from tests.stories.store.play import Play
 from tests.stories.words import Vocabulary, WrongStepError
@@ -165,8 +166,8 @@ def wipe(play: Play, server: str) -> None:
 def flip_a_bit(play: Play, object: str, server: str) -> None:  # noqa: A002
     machine = play.down(server)
     path = play.path_of(machine, object)
-    machine.disk.flip(path, machine.chance)
-    machine.flipped[path] = None
+    machine.disk.damage(path, lambda data: flip_one_bit(data, machine.chance))
+    machine.damaged[path] = None
     play.pass_time()
 
 

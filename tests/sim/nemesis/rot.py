@@ -1,0 +1,121 @@
+"""What happens to sectors at rest: bits flip, sectors are zeroed, change places, are what they were earlier,
+cannot be read; files end too early.
+
+Rules of this file: only objects of the one machine of a run that may be damaged, while its server is down and
+what it had written is on the platters. What is damaged is noted: a server may lose that, and must say so.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.machines import down_for
+from tests.support.fake_disk import SECTOR
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+    from tests.sim.store.server import Machine
+
+
+def objects_of(machine: "Machine", directory: str | None = None) -> list[str]:
+    """Paths of the objects with a durable name, the oldest segment first."""
+    folders = [directory] if directory is not None else sorted(machine.disk.names("d") or [])
+    return [
+        f"d/{folder}/{name}"
+        for folder in folders
+        for name in sorted(machine.disk.names(f"d/{folder}") or [])
+        if not name.startswith(".") and machine.disk.stable(f"d/{folder}/{name}")
+    ]
+
+
+def flip_one_bit(data: bytearray, rng: Random) -> None:
+    """Anywhere in a file."""
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _flip(data: bytearray, rng: Random) -> None:
+    """Anywhere, or near the end."""
+    if rng.random() < 0.5:
+        flip_one_bit(data, rng)
+    else:
+        data[len(data) - 1 - rng.randrange(min(len(data), 300))] ^= 1 << rng.randrange(8)
+
+
+def _sectors(data: bytearray) -> int:
+    return -(-len(data) // SECTOR)
+
+
+def _zero(data: bytearray, rng: Random) -> None:
+    start = SECTOR * rng.choice([rng.randrange(_sectors(data)), _sectors(data) - 1])
+    data[start : start + SECTOR] = bytes(len(data[start : start + SECTOR]))
+
+
+def _swap(data: bytearray, rng: Random) -> None:
+    whole = len(data) // SECTOR
+    if whole < 2:
+        return _zero(data, rng)
+    one, other = (SECTOR * number for number in rng.sample(range(whole), 2))
+    data[one : one + SECTOR], data[other : other + SECTOR] = (
+        data[other : other + SECTOR],
+        data[one : one + SECTOR],
+    )
+    return None
+
+
+def _older(data: bytearray, rng: Random) -> None:
+    """A sector as it was when the file ended in the middle of it."""
+    start = SECTOR * rng.choice([rng.randrange(_sectors(data)), _sectors(data) - 1])
+    end = min(start + SECTOR, len(data))
+    then = rng.randrange(start, end)
+    data[then:end] = bytes(end - then)
+
+
+def _truncate(data: bytearray, rng: Random) -> None:
+    del data[rng.choice([0, rng.randrange(len(data)), max(0, len(data) - 1 - rng.randrange(400))]) :]
+
+
+CHANGES: Final = (_flip, _zero, _swap, _older, _truncate)
+
+
+def rot(cluster: "Cluster", path: str, rng: Random, number: int | None = None) -> None:
+    """Damage one object of the victim, which is down; in that way, or in any."""
+    machine = cluster.victim
+    before = machine.disk.stable(path)
+    change = CHANGES[number] if number is not None else rng.choice(CHANGES)
+    machine.disk.damage(path, lambda data: change(data, rng))
+    if machine.disk.stable(path) != before:
+        machine.damaged[path] = None
+        cluster.note(machine.name, f"{path} is damaged: {change.__name__[1:]}")
+        cluster.history.sometimes["damaged at rest"] += 1
+
+
+def _kind(number: int) -> Kind:
+    def damage(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+        machine = cluster.victim
+        if not cluster.may_fail(machine) or machine.without_power:
+            return
+        machine.kill()
+        machine.disk.write_back()
+        paths = objects_of(machine)
+        if paths:
+            rot(cluster, rng.choice([rng.choice(paths), paths[-1]]), rng, number)
+        down_for(cluster, machine, fault.seconds)
+
+    return damage
+
+
+flip, zero_sector, swap_sectors, older_sector, truncate = (_kind(number) for number in range(len(CHANGES)))
+
+
+def unreadable_sector(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A sector that gives an error from now on, also under a server at work."""
+    machine = cluster.victim
+    if not cluster.may_fail(machine) or machine.without_power:
+        return
+    paths = objects_of(machine)
+    if paths:
+        path = rng.choice([rng.choice(paths), paths[-1]])
+        data = machine.disk.stable(path)
+        assert data is not None, "objects have durable names"
+        machine.disk.unreadable[path, rng.randrange(-(-len(data) // SECTOR))] = None
+        machine.damaged[path] = None

@@ -1,0 +1,308 @@
+"""Faults in an order that matters: what the violations V1 to V13 of the take-over rules have in common, as
+small plays on one directory. Who sees whom, how far each gets and how it ends is drawn anew for each play.
+
+    reigns       writer after writer, each seeing only some members; from some stage on, what it sends reaches
+                 fewer still; then it dies, or sleeps and wakes up later, and another sees others (V1, V2, V3,
+                 V5, V6, V8, V9)
+    late_syncs   a writer's records wait for their syncs while another claims (V4)
+    old_claims   a writer does not hear that another claims some members; these die, and are up again: the
+                 first has them and those who were never claimed (V5)
+    two_of_three those who acknowledged are one damaged and one away; who was behind is asked (V7)
+    backups      all members but one get back disks from before the journal was, while that one is away (R16)
+
+Rules of this file: a directory on stage has no other play, nor does anybody else start writers there. A play
+knows what writers can see of each other, not what is wrong with the code.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from dos_protocol.store_record import claims_needed
+from tests.sim.engine.world import Signal
+from tests.sim.nemesis import rot
+from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.store.writer import GRANTED, RUNNING, SETTLED, Writer
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+    from tests.sim.store.server import Machine
+
+_STAGE_PATIENCE_S = 3.0
+
+
+class Play:
+    """One play: its cluster, its directory, its chances."""
+
+    def __init__(self, cluster: "Cluster", directory: str, rng: Random) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.rng = rng
+        self.quorum = cluster.record.ack_quorum
+        self.needed = claims_needed(len(cluster.machines), self.quorum)
+
+    async def sleep(self, seconds: float) -> None:
+        await self.cluster.nemesis.sleep(seconds)
+
+    def clear_the_stage(self) -> None:
+        """Those who write there now die, or sleep for some seconds."""
+        for writer in self.cluster.living_writers():
+            if writer.directory == self.directory:
+                self.dismiss(writer)
+
+    def dismiss(self, writer: Writer) -> None:
+        """It dies, with its machine or alone, or sleeps and wakes up when others have moved on."""
+        if self.rng.random() < 0.3:
+            writer.pause()
+            self.cluster.world.after(self.rng.uniform(0.3, 3.0), writer.resume)
+        else:
+            self.cluster.network.process_died(writer, power=self.rng.random() < 0.3)
+            writer.kill()
+
+    def enter(self, seen: "list[Machine]") -> Writer:
+        """A new writer, whom all others refuse."""
+        writer = self.cluster.new_writer(self.directory)
+        for machine in self.cluster.machines:
+            if machine not in seen:
+                self.cluster.network.bar(writer.name, machine.name)
+        return writer
+
+    async def wait_for(self, writer: Writer, stage: str, then: Callable[[], None]) -> bool:
+        """Until the writer gets there, and do that at that very moment; False: it does not, for too long."""
+        there, reached = Signal(), []
+
+        def hear(now: str) -> None:
+            if now == stage and not reached:
+                reached.append(now)
+                then()
+                there.set()
+
+        writer.reached = hear
+        await self.cluster.nemesis.wait(there, _STAGE_PATIENCE_S)
+        return bool(reached)
+
+    def hold(self, writer: Writer, machines: "list[Machine]", seconds: float) -> None:
+        """What the writer sends to these machines from now on is held back, and arrives so much later."""
+        network, world = self.cluster.network, self.cluster.world
+        for machine in machines:
+            path = (writer.name, machine.name)
+            network.block(path)
+            world.after(seconds, network.unblock, path)
+
+
+async def reigns(play: Play) -> None:
+    rng, cluster = play.rng, play.cluster
+    play.clear_the_stage()
+    for _ in range(rng.randint(2, 5)):
+        await _reign(play)
+        await play.sleep(rng.choice([0.0, 0.0, 0.02, 0.3]))
+    for one in cluster.writers:
+        for machine in cluster.machines:
+            cluster.network.unbar(one.name, machine.name)
+
+
+async def _reign(play: Play) -> None:
+    """One writer, from its claim to its end."""
+    rng, machines = play.rng, play.cluster.machines
+    count = rng.choice([play.needed, play.needed, play.needed, len(machines), 1])
+    seen = rng.sample(machines, count)
+    writer = play.enter(seen)
+    stage = rng.choice([GRANTED, SETTLED, RUNNING, RUNNING, RUNNING])
+    goes_on = rng.sample(seen, rng.choice([0, 1, 1, min(play.quorum, count)]))
+    settling_s = rng.choice([0.0, 0.0, 0.02, 0.2])
+
+    def cut_short() -> None:
+        if settling_s == 0.0:
+            play.hold(writer, [one for one in seen if one not in goes_on], rng.choice([0.1, 0.5, 2.0, 9.0]))
+
+    if not await play.wait_for(writer, stage, cut_short):
+        play.dismiss(writer)
+        return
+    writer.hurries_until = play.cluster.world.now + rng.choice([0.0, 0.02, 0.1])
+    if settling_s:
+        await play.sleep(settling_s)
+        play.hold(writer, [one for one in seen if one not in goes_on], rng.choice([0.1, 0.5, 2.0, 9.0]))
+    await play.sleep(rng.choice([0.0, 0.01, 0.05, 0.3, 0.8]))
+    _meanwhile(play, seen)
+    play.dismiss(writer)
+
+
+def _meanwhile(play: Play, seen: "list[Machine]") -> None:
+    """A reader looks at what there is at this moment; or a member that was claimed loses its power."""
+    rng, cluster = play.rng, play.cluster
+    what = rng.random()
+    if what < 0.35:
+        for reader in cluster.readers:
+            if reader.directory == play.directory:
+                reader.look_now.set()
+    elif what < 0.6:
+        machine = rng.choice(seen)
+        if machine.up:
+            machine.power_cut() if rng.random() < 0.7 else machine.kill()
+            cluster.world.after(rng.choice([0.0, 0.05, 0.5]), machine.start)
+
+
+async def late_syncs(play: Play) -> None:
+    """The disks of some members take long; a writer appends, another claims on a quorum of them."""
+    rng, cluster = play.rng, play.cluster
+    play.clear_the_stage()
+    first = play.enter(cluster.machines)
+    if not await play.wait_for(first, RUNNING, lambda: None):
+        return
+    await play.sleep(rng.choice([0.05, 0.2]))
+    late = rng.sample(cluster.machines, rng.randint(1, len(cluster.machines)))
+    slowness = rng.choice([30.0, 100.0, 400.0])
+    for machine in late:
+        machine.slowness = slowness
+    first.hurries_until = cluster.world.now + 0.1
+    await play.sleep(rng.choice([0.02, 0.1, 0.3]))
+    second = play.enter(rng.sample(cluster.machines, play.needed))
+    await play.wait_for(second, rng.choice([GRANTED, RUNNING]), lambda: None)
+    for machine in late:
+        if rng.random() < 0.5:
+            machine.slowness = 1.0
+    await play.sleep(rng.choice([0.1, 0.5, 2.0]))
+    play.dismiss(rng.choice([first, second]))
+    for machine in late:
+        machine.slowness = 1.0
+
+
+async def old_claims(play: Play) -> None:
+    """A claim must outlive the server that answered it."""
+    rng, cluster = play.rng, play.cluster
+    play.clear_the_stage()
+    first = play.enter(cluster.machines)
+    if not await play.wait_for(first, RUNNING, lambda: None):
+        return
+    await play.sleep(rng.choice([0.0, 0.05, 0.3]))
+    claimed = rng.sample(cluster.machines, play.needed)
+    deaf = [(machine.name, first.name) for machine in claimed]
+    for path in deaf:
+        cluster.network.block(path)
+    second = play.enter(claimed)
+    await play.wait_for(second, rng.choice([GRANTED, RUNNING, RUNNING]), lambda: None)
+    await play.sleep(rng.choice([0.0, 0.02, 0.3]))
+    fallen = rng.sample(claimed, rng.randint(1, len(claimed)))
+    for machine in fallen:
+        cluster.network.bar(second.name, machine.name)
+        if machine.up:
+            machine.power_cut() if rng.random() < 0.6 else machine.kill()
+        cluster.world.after(rng.choice([0.0, 0.05]), machine.start)
+    for machine in fallen:
+        cluster.network.unblock((machine.name, first.name))
+    first.hurries_until = cluster.world.now + 0.1
+    await play.sleep(rng.choice([0.3, 1.0]))
+    for path in deaf:
+        cluster.network.unblock(path)
+    for machine in cluster.machines:
+        cluster.network.unbar(second.name, machine.name)
+
+
+async def two_of_three(play: Play) -> None:
+    """Some members fall behind; of the others, which are just a quorum, the one that may be damaged is, and
+    the rest is away: who comes then sees it and those behind."""
+    rng, cluster = play.rng, play.cluster
+    victim = cluster.victim
+    others = [one for one in cluster.machines if one is not victim]
+    if not cluster.may_fail(victim) or victim.without_power:
+        return
+    behind = rng.sample(others, len(cluster.machines) - play.quorum)
+    away = [one for one in others if one not in behind]
+    play.clear_the_stage()
+    first = play.enter(cluster.machines)
+    if not await play.wait_for(first, RUNNING, lambda: None):
+        return
+    await play.sleep(rng.choice([0.0, 0.05, 0.3]))
+    for machine in behind:
+        cluster.network.bar(first.name, machine.name)
+    first.hurries_until = cluster.world.now + rng.choice([0.0, 0.1])
+    await play.sleep(rng.choice([0.05, 0.3, 1.0]))
+    play.dismiss(first)
+    if not cluster.may_fail(victim) or victim.without_power:
+        return
+    victim.kill()
+    if rng.random() < 0.3:
+        victim.lose_disk(rng.randbytes(16))
+    else:
+        victim.disk.write_back()
+        objects = rot.objects_of(victim, play.directory)
+        for path in objects[-rng.randint(1, 2) :]:
+            rot.rot(cluster, path, rng)
+    cluster.world.after(rng.choice([0.0, 0.05, 0.3]), victim.start)
+    second = play.enter([victim, *behind])
+    await play.wait_for(second, RUNNING, lambda: None)
+    await play.sleep(rng.choice([0.0, 0.3]))
+    for machine in away:
+        cluster.network.unbar(second.name, machine.name)
+
+
+async def backups(play: Play) -> None:
+    """Disks from before any journal was are put into all members but one, as an operator might who has
+    backups; that one is away meanwhile. More is lost then than the promise allows, but not for good: nothing
+    may be made anew before the one is back (R16)."""
+    rng, cluster = play.rng, play.cluster
+    machines, others = cluster.machines, [one for one in cluster.directories if one != play.directory]
+    keeps = rng.choice(machines)
+    if len(machines) < 3 or cluster.region is not None or any(one in cluster.on_stage for one in others):
+        return
+    if not cluster.may_fail(cluster.victim):
+        return
+    if any(one.without_power or one.damaged or one.wiped for one in machines):
+        return
+    for writer in cluster.writers:
+        cluster.network.process_died(writer, power=False)
+        writer.kill()
+    if not _all_acknowledged_is_on(cluster, keeps):
+        return
+    cluster.may_damage = False
+    with _on_stage(cluster, others):
+        for machine in machines:
+            if machine is not keeps:
+                machine.kill()
+                machine.put_back(cluster.record)
+                machine.start()
+        for directory in cluster.directories:
+            play.cluster.network.bar(cluster.new_writer(directory).name, keeps.name)
+        await play.sleep(rng.choice([1.0, 4.0]))
+    for writer in cluster.writers:
+        cluster.network.unbar(writer.name, keeps.name)
+
+
+def _all_acknowledged_is_on(cluster: "Cluster", keeps: "Machine") -> bool:
+    """Whether that machine has told each size that a quorum has told."""
+    for key in cluster.history.segments:
+        told = sorted((machine.told.get(key, 0) for machine in cluster.machines), reverse=True)
+        if keeps.told.get(key, 0) < told[cluster.record.ack_quorum - 1]:
+            return False
+    return True
+
+
+@contextmanager
+def _on_stage(cluster: "Cluster", directories: list[str]) -> Iterator[None]:
+    for directory in directories:
+        cluster.on_stage[directory] = None
+    try:
+        yield
+    finally:
+        for directory in directories:
+            cluster.on_stage.pop(directory, None)
+
+
+def _kind(script: Callable[[Play], Coroutine[Any, Any, None]]) -> Kind:
+    def begin(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+        free = [one for one in cluster.directories if one not in cluster.on_stage]
+        if not free:
+            return
+        directory = rng.choice(free)
+
+        async def perform() -> None:
+            with _on_stage(cluster, [directory]):
+                await script(Play(cluster, directory, rng))
+
+        cluster.nemesis.start(fault.kind, perform())
+
+    return begin
+
+
+KINDS = {script.__name__: _kind(script) for script in (reigns, late_syncs, old_claims, two_of_three, backups)}

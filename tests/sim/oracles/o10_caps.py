@@ -1,0 +1,67 @@
+"""O10: sessions, requests, files and memory are under their limits, those of dos_server/limits.py (P-9)."""
+
+from typing import TYPE_CHECKING
+
+from dos_protocol.limits import payload_bytes_max
+from dos_server.limits import (
+    connections_max,
+    directories_loaded_max,
+    in_flight_bytes_max,
+    index_entries_max,
+    mends_max,
+    open_files_max,
+    reads_queued_of_one_max,
+    requests_in_flight_max,
+)
+from tests.sim.oracles.oracle import Oracle
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+    from tests.sim.store.server import Machine, Server
+
+_FILES_BESIDE: int = 64
+"""Marks of directories, and files used just now."""
+
+
+class Caps(Oracle):
+    """See the module. What one session has under way is looked at whenever its server served it, the rest
+    when a machine loses its power and at the end."""
+
+    number = "O10"
+
+    def served(self, server: "Server", session: int) -> None:
+        one = server.core._tables.sessions.get(session)
+        if one is None:
+            return
+        name = server.machine.name
+        self._under(one.reading, reads_queued_of_one_max, f"reads of session {session} of {name}")
+        self._under(one.pending, requests_in_flight_max, f"requests of session {session} of {name}")
+        self._under(
+            one.unsynced_bytes,
+            in_flight_bytes_max + payload_bytes_max,
+            f"bytes of session {session} of {name}",
+        )
+
+    def power_cut(self, machine: "Machine") -> None:
+        self._look(machine)
+
+    def ended(self, cluster: "Cluster") -> None:
+        for machine in cluster.machines:
+            self._look(machine)
+
+    def _look(self, machine: "Machine") -> None:
+        server = machine.server
+        if server is None:
+            return
+        tables, name = server.core._tables, machine.name
+        self._under(len(tables.sessions), connections_max, f"sessions of {name}")
+        self._under(len(tables.directories), directories_loaded_max, f"directories of {name}")
+        self._under(len(tables.mends), mends_max, f"new copies of {name}")
+        self._under(len(machine.disk._handles), open_files_max + _FILES_BESIDE, f"files of {name}")
+        for directory in tables.directories.values():
+            for state in directory.objects.values():
+                self._under(len(state.index), index_entries_max, f"entries of the index of {state.name}")
+
+    def _under(self, number: int, cap: int, what: str) -> None:
+        if number > cap:
+            self.object(f"{number} {what}, {cap} are allowed")

@@ -1,0 +1,36 @@
+"""O1: no acknowledged byte is lost. Every take-over finds what older writers had acknowledged; and what one
+server told to be synced is on its platters when its power is cut, whatever other servers have (P-1).
+"""
+
+from typing import TYPE_CHECKING
+
+from tests.sim.oracles.oracle import Oracle
+from tests.sim.oracles.platters import payload_at
+
+if TYPE_CHECKING:
+    from tests.sim.history import History
+    from tests.sim.store.server import Machine
+
+
+class NothingLost(Oracle):
+    """See the module."""
+
+    number = "O1"
+
+    def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None:
+        """(Newer records there may be too: a process can be stopped between its start and this.)"""
+        line, there = history.line(directory), set(found)
+        missing = [one for one in line.acknowledged if one not in there and line.appended[one] < epoch]
+        if missing:
+            self.object(
+                f"epoch {epoch} of {directory} found {len(found)} records, lacks acknowledged {missing[:5]}"
+            )
+
+    def power_cut(self, machine: "Machine") -> None:
+        """Objects that the run itself damaged are left out."""
+        for (directory, name), told in machine.told.items():
+            path = f"d/{directory}/{name}"
+            if told and path not in machine.damaged:
+                found = len(payload_at(machine.disk.content(path), path))
+                if found < told:
+                    self.object(f"{machine.name} told {told} bytes of {path}, and has {found}")

@@ -1,0 +1,34 @@
+"""O4: one epoch at a time gains a quorum. An object has one writer, who appends where it ended; and what a
+writer is told to be safe after a newer one took over is among what that one found.
+"""
+
+from typing import TYPE_CHECKING
+
+from tests.sim.oracles.oracle import Oracle
+
+if TYPE_CHECKING:
+    from tests.sim.history import History
+
+
+class OneWriter(Oracle):
+    """See the module. It remembers of each directory what the newest take-over found."""
+
+    number = "O4"
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, frozenset[int]]] = {}
+
+    def wrote(self, history: "History", directory: str, name: str, offset: int, data: bytes) -> None:
+        size = len(history.segments[directory, name]) - len(data)
+        if size != offset:
+            self.object(f"{directory}/{name} is written at {offset}, it has {size} bytes")
+
+    def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None:
+        if epoch > self._newest.get(directory, (0, frozenset()))[0]:
+            self._newest[directory] = epoch, frozenset(found)
+
+    def acknowledged(self, history: "History", directory: str, number: int) -> None:
+        epoch, found = self._newest.get(directory, (0, frozenset()))
+        mine = history.line(directory).appended[number]
+        if mine < epoch and number not in found:
+            self.object(f"epoch {mine} of {directory} was told that {number} is safe, epoch {epoch} lacks it")

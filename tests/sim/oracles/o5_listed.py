@@ -1,0 +1,37 @@
+"""O5: LIST and STAT show every object of which the server has acknowledged something, with at least so much,
+and never with more than is durable. Lookers ask during the run.
+"""
+
+from typing import TYPE_CHECKING
+
+from dos_protocol.messages import ObjectInfo
+from tests.sim.oracles.oracle import Oracle
+from tests.sim.oracles.platters import payload_at
+
+if TYPE_CHECKING:
+    from tests.sim.store.server import Machine
+
+
+class Listed(Oracle):
+    """See the module. Objects that are damaged are another oracle's matter (O12)."""
+
+    number = "O5"
+
+    def listed(
+        self, machine: "Machine", directory: str, told: dict[str, int], infos: dict[str, ObjectInfo]
+    ) -> None:
+        for name, size in told.items():
+            path = f"d/{directory}/{name}"
+            if not size or path in machine.damaged:
+                continue
+            info = infos.get(name)
+            if info is None:
+                self.object(f"{machine.name} told {size} bytes of {path} and does not list it")
+            elif info.synced < size and not info.corrupt:
+                self.object(f"{machine.name} told {size} bytes of {path} and lists {info.synced}")
+        for name, info in infos.items():
+            path = f"d/{directory}/{name}"
+            if path not in machine.damaged:
+                durable = len(payload_at(machine.disk.stable(path), path))
+                if info.synced > durable:
+                    self.object(f"{machine.name} lists {info.synced} bytes of {path}, {durable} are durable")

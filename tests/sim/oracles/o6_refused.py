@@ -1,0 +1,14 @@
+"""O6: a take-over finds members that have all that was acknowledged, or waits for them. It is never refused
+for good while no more is damaged than the promise allows (P-5).
+"""
+
+from tests.sim.oracles.oracle import Oracle
+
+
+class Refused(Oracle):
+    """See the module."""
+
+    number = "O6"
+
+    def refused(self, directory: str, why: str) -> None:
+        self.object(f"a take-over of {directory} was refused: {why}")

@@ -1,0 +1,61 @@
+"""O9: a refused append has left no effect (P-8): no byte of it is in that server's copy, unless it was asked
+for again and not refused.
+
+An append refused because the disk failed has an unknown effect, which `POISONED` and `CORRUPT` say: these do
+not count.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from dos_protocol.errors import ErrorCode
+from dos_protocol.frames import Frame
+from dos_protocol.messages import decode
+from dos_protocol.vocabulary import Append, Opcode
+from tests.sim.oracles.oracle import Oracle
+from tests.sim.oracles.platters import payload_at
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+    from tests.sim.store.server import Machine
+
+_APPEND: Final = int(Opcode.APPEND)
+_MEND: Final = int(Opcode.MEND)
+_UNKNOWN_EFFECT: Final = frozenset({int(ErrorCode.POISONED), int(ErrorCode.CORRUPT)})
+
+
+class NoEffect(Oracle):
+    """See the module. `_ends`: where the appends to each object end that were asked for and not refused, by
+    session and request."""
+
+    number = "O9"
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
+        self._places: dict[tuple[str, int, int], str] = {}
+        self._mended: dict[tuple[str, str], None] = {}
+
+    def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
+        if frame.opcode == _MEND:
+            self._mended[machine.name, directory or ""] = None
+        if frame.opcode != _APPEND:
+            return
+        append = decode(frame)
+        assert isinstance(append, Append), "that is what the opcode says"
+        path = f"d/{directory}/{append.name}"
+        ends = self._ends.setdefault((machine.name, path), {})
+        ends[session, frame.request_id] = append.expected_size + len(append.payload)
+        self._places[machine.name, session, frame.request_id] = path
+
+    def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None:
+        path = self._places.pop((machine.name, session, request_id), None)
+        if path is not None and code not in _UNKNOWN_EFFECT:
+            del self._ends[machine.name, path][session, request_id]
+
+    def ended(self, cluster: "Cluster") -> None:
+        for machine in cluster.machines:
+            for (name, path), ends in self._ends.items():
+                if name != machine.name or (name, path.split("/")[1]) in self._mended:
+                    continue
+                found, most = len(payload_at(machine.disk.content(path), path)), max(ends.values(), default=0)
+                if found > most:
+                    self.object(f"{name} has {found} bytes of {path}, all beyond {most} was refused")

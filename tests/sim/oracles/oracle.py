@@ -1,0 +1,120 @@
+"""What an oracle is, and the bench that a run's oracles sit on.
+
+Rules of this file: things that happen are told to the bench by the method of that name, and it tells those
+oracles that have one. An oracle keeps what it needs for itself; what everybody may want to know is in
+`History`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from dos_protocol.frames import Frame
+from dos_protocol.messages import ObjectInfo
+
+if TYPE_CHECKING:
+    from tests.sim.history import History
+    from tests.sim.run import Cluster
+    from tests.sim.store.server import Machine, Server
+
+
+class ViolationError(Exception):
+    """A promise is broken. `oracle`: which one saw it."""
+
+    def __init__(self, oracle: str, what: str) -> None:
+        super().__init__(f"{oracle}: {what}")
+        self.oracle = oracle
+
+
+class Oracle:
+    """One thing that must be true. It overrides what it wants to be told of. `number`: its name.
+
+    took_over      a take-over is done, its start acknowledged: it found these records
+    acknowledged   a writer was told that a record is safe
+    showed         a reader was shown these records
+    wrote          a writer handed bytes to its claim
+    refused        a take-over was refused for good
+    listed         a looker was shown a directory of a machine; `told`: what the machine had told before
+    power_cut      a machine lost its power
+    asked          a server took a frame from a session
+    append_refused a server refused an append
+    served         a server has done what a session asked, as far as it can now
+    stuck          nothing moved for so long
+    ended          the run is over: the last take-overs and looks are done
+    """
+
+    number = ""
+
+    def object(self, what: str) -> NoReturn:
+        raise ViolationError(self.number, what)
+
+    def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None: ...
+
+    def acknowledged(self, history: "History", directory: str, number: int) -> None: ...
+
+    def showed(self, history: "History", directory: str, found: list[int]) -> None: ...
+
+    def wrote(self, history: "History", directory: str, name: str, offset: int, data: bytes) -> None: ...
+
+    def refused(self, directory: str, why: str) -> None: ...
+
+    def listed(
+        self, machine: "Machine", directory: str, told: dict[str, int], infos: dict[str, ObjectInfo]
+    ) -> None: ...
+
+    def power_cut(self, machine: "Machine") -> None: ...
+
+    def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None: ...
+
+    def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None: ...
+
+    def served(self, server: "Server", session: int) -> None: ...
+
+    def stuck(self, what: str) -> None: ...
+
+    def ended(self, cluster: "Cluster") -> None: ...
+
+
+_TOLD: Final = tuple(
+    name for name in vars(Oracle) if not name.startswith("_") and name not in ("number", "object")
+)
+
+_off: Final[dict[str, None]] = {}
+
+
+@contextmanager
+def without(*numbers: str) -> Iterator[None]:
+    """Runs that begin inside have no such oracles."""
+    _off.update(dict.fromkeys(numbers))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            _off.pop(number, None)
+
+
+class Bench:
+    """The oracles of one run: `bench.took_over(...)` tells those who want to know."""
+
+    def __init__(self, kinds: Iterable[type[Oracle]]) -> None:
+        self.oracles = [kind() for kind in kinds if kind.number not in _off]
+        self._wants = {
+            name: [
+                getattr(one, name)
+                for one in self.oracles
+                if getattr(type(one), name) is not vars(Oracle)[name]
+            ]
+            for name in _TOLD
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        wants = self._wants.get(name)
+        if wants is None:
+            raise AttributeError(name)
+
+        def tell(*what: Any) -> None:
+            for hear in wants:
+                hear(*what)
+
+        setattr(self, name, tell)
+        return tell
