@@ -73,7 +73,7 @@ def _machine(machine: Machine) -> list[str]:
         found.append(f"{name} loses its power {disk.cut_in} calls of the disk from now")
     for method, coming in disk._faults.items():
         found += [f"the disk of {name} fails at {method} {nth}" for nth in coming]
-    return found + [f"{path} of {name} is damaged" for path in machine.flipped]
+    return found + [f"{path} of {name} is damaged" for path in machine.damaged]
 
 
 def _paths(cluster: "Cluster") -> list[str]:
