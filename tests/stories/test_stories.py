@@ -39,7 +39,7 @@ servers 1, quorum 1
 writer A takes over d
     A claims epoch 1
     s1 grants A epoch 1; it holds nothing
-    A finds no journal on any of the 1 servers: it begins one
+    A finds no journal on s1: it begins one
     A opens 1:0; its start is acknowledged by s1
 """
 
@@ -94,6 +94,7 @@ def test_rewriting_keeps_what_was_written_by_hand(story: Path) -> None:
         ("# Why.\nservers 1, quorum 2\n", 2, "no larger quorum than that"),
         ("# Why.\nservers 1, quorum 1\nA appends 1 record\n", 3, "there is no writer A yet"),
         ("# Why.\nservers 1, quorum 1\ns2 is killed\n", 3, "there is no server s2: there are s1"),
+        ("# Why.\nservers 1, quorum 1\nthe old client asks l\n", 3, "there is no old client yet"),
         ("# Why.\nservers 1, quorum 1\ns1 starts\n", 3, "s1 is running"),
         ("# Why.\nregion of 1 worker\ndriver 2 starts\n", 3, "the next driver is 1"),
         ("# Why.\nregion of 1 worker\nworker 0 dies\n", 3, "no process of worker 0 lives"),

@@ -24,7 +24,7 @@ class ServerLog(logging.Handler):
 
     def listen_to(self, machine: Machine) -> None:
         """From its next start on."""
-        machine.life = lambda machine: _TellingServer(machine, self)
+        machine.life = lambda machine: TellingServer(machine, self)
 
     def __enter__(self) -> "ServerLog":
         self._logger.addHandler(self)
@@ -39,7 +39,7 @@ class ServerLog(logging.Handler):
         self.tell(self.speaker, f"logs: {record.getMessage()}")
 
 
-class _TellingServer(Server):
+class TellingServer(Server):
     """A life of the server, which says who it is while it runs."""
 
     def __init__(self, machine: Machine, log: ServerLog) -> None:

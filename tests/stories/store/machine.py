@@ -10,6 +10,7 @@ from tests.sim.engine.network import Network
 from tests.sim.engine.world import World
 from tests.sim.store.server import Machine
 from tests.sim.store.telling import ServerLog
+from tests.stories.store.old_client import StoryServer
 
 
 class StoryMachine(Machine):
@@ -19,7 +20,7 @@ class StoryMachine(Machine):
         super().__init__(world, network, name, chance)
         self.scrub = ScrubPlan()
         self._log = log
-        log.listen_to(self)
+        self.life = lambda machine: StoryServer(machine, log)
 
     def _note(self, what: str) -> None:
         super()._note(what)

@@ -19,6 +19,7 @@ from tests.sim.store.writer import Stores
 from tests.stories.store.copies import Book, short
 from tests.stories.store.machine import StoryMachine
 from tests.stories.store.middle import Middle
+from tests.stories.store.old_client import OldClient, StoryServer
 from tests.stories.store.writer import StoryWriter
 from tests.stories.words import WrongStepError
 
@@ -41,6 +42,7 @@ class Play:
         self.writers: dict[str, StoryWriter] = {}
         self.reader = Process(self.world, READER)
         self.stores: Stores
+        self._old: OldClient | None = None
         self._log = ServerLog(lambda who, what: self.tell(f"{who} {what}"))
         self._open = ExitStack()
         self._open.enter_context(self._log)
@@ -128,6 +130,17 @@ class Play:
             self.network.block((client, server))
             self.network.block((server, client))
 
+    def connect_old(self, server: str) -> None:
+        """A new connection of the old client."""
+        life = self.running(server).server
+        assert isinstance(life, StoryServer)
+        self._old = OldClient(life, self.tell)
+
+    def old_client(self) -> OldClient:
+        if self._old is None:
+            raise WrongStepError("there is no old client yet")
+        return self._old
+
     # Time
 
     def until_idle(self, *writers: StoryWriter) -> None:
@@ -147,6 +160,8 @@ class Play:
         begun = self.world.now
         self.world.run(done, begun + seconds)
         self.world.run(lambda: False, self.world.now + SETTLE_S)
+        if self._old is not None:
+            self._old.tell()
         return self.world.now - begun
 
     def _tell_time(self, took: float) -> None:

@@ -10,6 +10,8 @@ from tests.stories.words import Vocabulary, WrongStepError
 
 WORDS = Vocabulary()
 FREE_BYTES = 1_000_000_000
+OLD_PAUSE_S = 1.5
+"""Status frames of version 0 come at most once a second."""
 
 
 @WORDS.form(
@@ -190,6 +192,33 @@ def is_full(play: Play, server: str) -> None:
 @WORDS.form("the disk of {server} has room again", "somebody deleted something else")
 def has_room(play: Play, server: str) -> None:
     play.machine(server).disk.fill(FREE_BYTES)
+    play.pass_time()
+
+
+# A client of the original service
+
+
+@WORDS.form("an old client connects to {server}", "it speaks version 0 of the protocol")
+def old_client_connects(play: Play, server: str) -> None:
+    play.connect_old(server)
+    play.pass_time()
+
+
+@WORDS.form("the old client asks {text}", "a request of version 0: u DIR, a FILE OFFSET, g FILE 0 0, l")
+def old_client_asks(play: Play, text: str) -> None:
+    play.old_client().ask(text)
+    play.pass_time()
+
+
+@WORDS.form("the old client sends {text}", "behind an a that was answered ok: content")
+def old_client_sends(play: Play, text: str) -> None:
+    play.old_client().stream(text)
+    play.pass_time(seconds=OLD_PAUSE_S)
+
+
+@WORDS.form("the old client shuts down its side", "no more is to come")
+def old_client_shuts_down(play: Play) -> None:
+    play.old_client().shut_down()
     play.pass_time()
 
 

@@ -152,8 +152,7 @@ class StoryWriter(Process):
 
     def _tell_chain(self, claim: StoryClaim, state: ChainState, names: list[str]) -> None:
         if state.end is None:
-            asked = len(claim.answers)
-            self.tell(f"{self.name} finds no journal on any of the {asked} servers: it begins one")
+            self.tell(f"{self.name} finds no journal on {self._names(claim.answers)}: it begins one")
             return
         self.tell(f"{self.name} finds {listed(names)}; the journal ends at {state.end}")
         for span in state.segments:
