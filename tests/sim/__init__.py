@@ -12,6 +12,8 @@ ones; disks, network, clocks and the order of things are models. Its rooms, from
     nemesis/   the faults of a run, planned from the seed
     run        one seed, from topology to verdict
     shrink     a failing run with as few faults as possible
-    campaign   many seeds on all cores
+    sometimes  what many runs must have seen, taken from the project's own tables
+    campaign   many seeds on all cores; summary: what it came to; keeping: what is kept of a failing run
+    regressions  seeds that found something once
     bugs/      planted bugs, to be found; hunt: how many seeds that takes
 """

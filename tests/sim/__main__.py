@@ -2,31 +2,51 @@
 
 import logging
 import sys
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from tests.sim.campaign import Totals, run_campaign
-from tests.sim.nemesis import plan_of
-from tests.sim.run import Result, run_seed
-from tests.sim.shrink import numbers, shrink
+from tests.sim.keeping import keep, line_of
+from tests.sim.nemesis import Fault, plan_of
+from tests.sim.run import run_seed
+from tests.sim.shrink import shrink
+from tests.sim.sometimes import ENOUGH_RUNS, missing
+from tests.sim.summary import as_json, show
 from tests.stories.replay import retell
 from tests.stories.script import StoryError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 console = Console()
 errors = Console(stderr=True)
+SHRUNK_MAX = 5
+"""Failing seeds of a campaign that are made small; the others are named."""
+
+
+class Exit(IntEnum):
+    """What `./run sim` ends with; 2 is for words that it does not take."""
+
+    FINE = 0
+    VIOLATION = 1
+    """Or a story that goes otherwise."""
+    NEVER_SEEN = 3
+    DIFFERENT = 4
 
 
 def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
     """A single run, shown."""
-    faults = None
-    if only is not None:
-        wanted = {int(number) for number in only.split(",") if number}
-        faults = [fault for fault in plan_of(seed) if fault.number in wanted]
+    faults = None if only is None else _chosen(seed, only)
     logging.disable(logging.NOTSET if trace else logging.CRITICAL)
     result = run_seed(seed, keep=trace, faults=faults)
     if digest:
@@ -35,12 +55,22 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
     for line in result.lines:
         print(line)
     if result.violation:
-        _tell(result, only)
-        sys.exit(1)
+        errors.print(f"seed {seed}: {result.violation}", highlight=False, soft_wrap=True)
+        errors.print(f"  {line_of(seed, faults)}", highlight=False, soft_wrap=True)
+        sys.exit(Exit.VIOLATION)
     console.print(
         f"seed {seed}: {len(result.faults)} faults, {result.steps:,} steps, {result.seconds:.0f} s of virtual"
         f" time, nothing wrong; digest {result.digest}"
     )
+
+
+def _chosen(seed: int, only: str) -> list[Fault]:
+    """Faults of the plan by their numbers, "3,7"; "-1" names none."""
+    try:
+        wanted = {int(number) for number in only.split(",") if number}
+    except ValueError:
+        raise typer.BadParameter(f"numbers of faults, as in 3,7: {only!r}", param_hint="--faults") from None
+    return [fault for fault in plan_of(seed) if fault.number in wanted]
 
 
 def _story(path: Path) -> None:
@@ -50,95 +80,119 @@ def _story(path: Path) -> None:
         after = retell(path, before)
     except (OSError, StoryError) as error:
         errors.print(f"{error}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(Exit.VIOLATION)
     print(after, end="")
     if after != before:
         errors.print(f"{path} has it otherwise: ./run test tests/stories --rewrite", highlight=False)
-        sys.exit(1)
+        sys.exit(Exit.VIOLATION)
 
 
-def _tell(result: Result, only: str | None) -> None:
-    again = f"./run sim --seed {result.seed} --trace" + (f" --faults {only}" if only is not None else "")
-    errors.print(f"seed {result.seed}: {result.violation}\n  {again}", highlight=False)
-
-
-def _shrunk(seed: int) -> None:
-    """Make a failing run small and say how to see it."""
+def _shrunk(seed: int, folder: Path | None) -> None:
+    """Make a failing run small, say how to see it, and keep it where that is asked for."""
     result = run_seed(seed)
-    errors.print(f"seed {seed}: {result.violation}", highlight=False)
-    errors.print(f"shrinking {len(result.faults)} faults ...")
+    errors.print(f"\nseed {seed}: {result.violation}", highlight=False, soft_wrap=True)
+    errors.print(f"shrinking {len(result.faults)} faults ...", highlight=False)
     left = shrink(seed, result.faults, result.oracle)
     errors.print(f"{len(left)} are enough: {', '.join(map(str, left)) or 'none'}", highlight=False)
-    errors.print(f"  ./run sim --seed {seed} --trace --faults {numbers(left) or '-1'}", highlight=False)
+    errors.print(f"  {line_of(seed, left)}", highlight=False, soft_wrap=True)
+    if folder is not None:
+        path = keep(folder, run_seed(seed, keep=True, faults=left), left)
+        errors.print(f"  kept in {path}", highlight=False, soft_wrap=True)
 
 
-def _summary(totals: Totals) -> None:
-    faults = sorted(totals.faults)
-    console.print(
-        f"{totals.runs:,} runs, {totals.steps:,} steps, {len(totals.failed)} failed; "
-        f"{totals.runs / totals.wall_s:.1f} runs/s, "
-        f"{totals.virtual_s / totals.wall_s:.0f} virtual seconds a second; "
-        f"median {faults[len(faults) // 2]} faults a run",
-        highlight=False,
-    )
-    for what, number in sorted(totals.sometimes.items()):
-        console.print(f"{number:10,} {what}", highlight=False)
-
-
-@app.command()
-def main(
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
-    seed: Annotated[
-        int | None, typer.Option(help="The first seed; alone, or with --trace, the only one.")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Run seeds for so long instead.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Print everything that happens.")] = False,
-    faults: Annotated[str | None, typer.Option(help="Only these faults of the plan, by number.")] = None,
-    digest: Annotated[bool, typer.Option("--digest", help="Print only the digest of the run.")] = False,
-    story: Annotated[Path | None, typer.Option(help="Tell this story of tests/stories.")] = None,
-) -> None:
-    """Run whole simulated clusters, one from each seed, and stop at the first that breaks a promise.
-
-    [dim]./run sim --seeds 2000[/dim]               two thousand runs
-    [dim]./run sim --seed 42 --trace[/dim]          one run, told line by line
-    [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, told as it happens now
-    [dim]./run sim --minutes 60 --seed 100000[/dim] for an hour, from that seed on
-
-    Exit: 0 nothing wrong, 1 a promise is broken (the line that shows it again is printed) or a story goes
-    otherwise, 2 a run is not the same a second time.
-    """
-    if story is not None:
-        _story(story)
-        return
-    logging.disable(logging.CRITICAL)
-    if seed is not None and (trace or digest or faults is not None):
-        _one(seed, faults, trace=trace, digest=digest)
-        return
-    first = 1 if seed is None else seed
-    many = None if minutes is not None else seeds
+def _campaign(
+    first: int, many: int | None, *, seconds: float | None, failures_max: int, processes: int | None
+) -> Totals:
+    """The seeds, with their progress on the terminal: how many, how fast, how long still."""
     columns = (
         TextColumn("seeds"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task("seeds", total=many, said="")
-        totals = run_campaign(
-            first,
-            many,
-            seconds=None if minutes is None else 60 * minutes,
-            progress=lambda now: bar.update(
-                task, completed=now.runs, said=f"{now.virtual_s / max(now.wall_s, 1e-9):.0f} x real time"
-            ),
+
+        def told(now: Totals) -> None:
+            rate = now.runs / max(now.wall_s, 1e-9)
+            bar.update(task, completed=now.runs, said=f"{rate:.1f}/s, {len(now.failed)} failed")
+
+        return run_campaign(
+            first, many, seconds=seconds, failures_max=failures_max, processes=processes, progress=told
         )
-    _summary(totals)
-    for outcome in totals.failed:
-        _shrunk(outcome.seed)
+
+
+@app.command()
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
+    seed: Annotated[
+        int | None, typer.Option(help="The first seed; with --trace, --faults or --digest the only one.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for so long instead.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print everything that happens.")] = False,
+    faults: Annotated[str | None, typer.Option(help="Only these faults of the plan: 3,7.")] = None,
+    digest: Annotated[bool, typer.Option("--digest", help="Print only the digest of the run.")] = False,
+    story: Annotated[Path | None, typer.Option(help="Tell this story of tests/stories.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="At a time; else one for each core.")] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Run all seeds, whatever fails; shrink the first five.")
+    ] = False,
+    keep_in: Annotated[
+        Path | None, typer.Option("--keep", help="Write what fails into this directory, a file a seed.")
+    ] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print the figures for a program.")] = False,
+) -> None:
+    """Run whole simulated clusters, one from each seed, and stop at the first that breaks a promise.
+
+    [dim]./run sim --seeds 2000[/dim]                      two thousand runs
+    [dim]./run sim --seed 42 --trace[/dim]                 one run, told line by line
+    [dim]./run sim --seed 42 --faults 3,7 --trace[/dim]    the same run with two of its faults
+    [dim]./run sim --minutes 60 --seed 100000[/dim]        for an hour, from that seed on
+    [dim]./run sim --seeds 9999 --keep-going --keep out[/dim]  all that fails, kept in out/
+    [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, told as it happens now
+
+    Exit: 0 nothing wrong, 1 a promise is broken (the line that shows it again is printed) or a story goes
+    otherwise, 3 in 10,000 runs or more something was never seen that should be seen sometimes, 4 a run is
+    not the same a second time.
+    """
+    if story is not None:
+        _story(story)
+        return
+    logging.disable(logging.CRITICAL)
+    if trace or digest or faults is not None:
+        _one(1 if seed is None else seed, faults, trace=trace, digest=digest)
+        return
+    many = None if minutes is not None else seeds
+    totals = _campaign(
+        1 if seed is None else seed,
+        many,
+        seconds=None if minutes is None else 60 * minutes,
+        failures_max=sys.maxsize if keep_going else 1,
+        processes=processes,
+    )
+    if in_json:
+        print(as_json(totals))
+    else:
+        show(totals, console)
+    for outcome in totals.failed[:SHRUNK_MAX]:
+        _shrunk(outcome.seed, keep_in)
+    for outcome in totals.failed[SHRUNK_MAX:]:
+        errors.print(f"seed {outcome.seed}: {outcome.violation}", highlight=False, soft_wrap=True)
     if totals.differed:
-        errors.print(f"not the same a second time: seeds {totals.differed}")
-    sys.exit(1 if totals.failed else 2 if totals.differed else 0)
+        errors.print(f"not the same a second time: seeds {totals.differed}", highlight=False)
+    sys.exit(_exit_of(totals))
+
+
+def _exit_of(totals: Totals) -> Exit:
+    if totals.failed:
+        return Exit.VIOLATION
+    if totals.differed:
+        return Exit.DIFFERENT
+    enough = totals.runs >= ENOUGH_RUNS
+    return Exit.NEVER_SEEN if enough and missing(totals.sometimes) else Exit.FINE
 
 
 if __name__ == "__main__":

@@ -3,22 +3,26 @@
 Rules of this file: runs are what `run` says they are; here they are handed out, counted and summed up.
 """
 
+import gc
 import logging
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
+from typing import Final
 
 from tests.sim.run import Result, run_seed
 
 CHECKED_AGAIN_EVERY = 100
 """One in so many seeds is run again, in another process with another hash seed: its digest must be the
 same."""
+BATCH: Final = 10
+"""Seeds that a process is handed at a time: few enough for a campaign to end soon after it should."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Outcome:
     digest: str
     faults: int
     sometimes: Counter[str]
+    cpu_s: float
 
 
 @dataclass
@@ -43,6 +48,7 @@ class Totals:
     steps: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
+    cpu_s: float = 0.0
     faults: list[int] = field(default_factory=list)
     sometimes: Counter[str] = field(default_factory=Counter)
     failed: list[Outcome] = field(default_factory=list)
@@ -53,13 +59,14 @@ class Totals:
         self.runs += 1
         self.steps += outcome.steps
         self.virtual_s += outcome.seconds
+        self.cpu_s += outcome.cpu_s
         self.faults.append(outcome.faults)
         self.sometimes += outcome.sometimes
         if outcome.violation:
             self.failed.append(outcome)
 
 
-def outcome_of(result: Result) -> Outcome:
+def outcome_of(result: Result, cpu_s: float = 0.0) -> Outcome:
     return Outcome(
         result.seed,
         result.violation,
@@ -69,15 +76,31 @@ def outcome_of(result: Result) -> Outcome:
         result.digest,
         len(result.faults),
         result.history.sometimes,
+        cpu_s,
     )
 
 
-def _one(seed: int) -> Outcome:
+def prepare_process() -> None:
+    """What a process does before its first run: be quiet, and look for garbage between runs only, never
+    among what was imported."""
     logging.disable(logging.CRITICAL)
-    try:
-        return outcome_of(run_seed(seed))
-    except Exception as error:
-        raise RuntimeError(f"seed {seed} ended with an error of its own: {error!r}") from error
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def run_batch(seeds: Iterable[int]) -> list[Outcome]:
+    """Run seeds, one after the other."""
+    outcomes = []
+    for seed in seeds:
+        begun = time.process_time()
+        try:
+            result = run_seed(seed)
+        except Exception as error:
+            raise RuntimeError(f"seed {seed} ended with an error of its own: {error!r}") from error
+        outcomes.append(outcome_of(result, time.process_time() - begun))
+    gc.collect()
+    return outcomes
 
 
 def digest_elsewhere(seed: int, hash_seed: str) -> str:
@@ -101,30 +124,27 @@ def run_campaign(
     progress: Callable[[Totals], None] = lambda totals: None,
     processes: int | None = None,
 ) -> Totals:
-    """Run seeds from `first` on, so many of them (None: without end), or for so long; stop at that many
-    failures."""
+    """Run seeds from `first` on, so many of them (None: without end), or for so long; stop soon after that
+    many failures."""
     totals = Totals()
     begun = time.monotonic()
-    numbers: Iterator[int] = count(first) if seeds is None else iter(range(first, first + seeds))
-    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        running: set[Future[Outcome]] = set()
+    numbers = iter(count(first) if seeds is None else range(first, first + seeds))
+    workers = processes or os.cpu_count() or 1
+    with ProcessPoolExecutor(workers, initializer=prepare_process) as pool:
+        running: set[Future[list[Outcome]]] = set()
         ending = False
         while True:
-            while not ending and len(running) < 2 * (processes or os.cpu_count() or 1):
-                seed = next(numbers, None)
-                if seed is None:
+            while not ending and len(running) < workers + 1:
+                batch = list(islice(numbers, BATCH))
+                if not batch:
                     break
-                running.add(pool.submit(_one, seed))
+                running.add(pool.submit(run_batch, batch))
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                outcome = future.result()
+            for outcome in [outcome for future in done for outcome in future.result()]:
                 totals.take(outcome)
-                if (
-                    outcome.seed % CHECKED_AGAIN_EVERY == 0
-                    and digest_elsewhere(outcome.seed, "7") != outcome.digest
-                ):
+                if outcome.seed % CHECKED_AGAIN_EVERY == 0 and not _same_again(outcome):
                     totals.differed.append(outcome.seed)
             totals.wall_s = time.monotonic() - begun
             progress(totals)
@@ -133,4 +153,9 @@ def run_campaign(
                 or len(totals.failed) >= failures_max
                 or (seconds is not None and totals.wall_s > seconds)
             )
+    totals.failed.sort(key=lambda outcome: outcome.seed)
     return totals
+
+
+def _same_again(outcome: Outcome) -> bool:
+    return digest_elsewhere(outcome.seed, "7") == outcome.digest

@@ -22,6 +22,7 @@ from tests.sim.nemesis import Fault
 from tests.sim.oracles import ViolationError, bench, cuts
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
+from tests.sim.sometimes import watching
 from tests.sim.store.looker import Looker
 from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
@@ -54,8 +55,8 @@ class Cluster:
 
     def __init__(self, seed: int, trace: Trace) -> None:
         self.chance = chance = Chance(seed)
-        self.history = History(bench())
         self.world = World(trace)
+        self.history = History(bench(), sometimes=self.world.sometimes)
         topology = chance.topology
         base_s = topology.choice([0.000_1, 0.000_5, 0.005])
         laggard, lag = f"s{topology.randrange(3)}", topology.choice([1.0, 1.0, 1.0, 20.0, 100.0])
@@ -192,7 +193,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     chosen = planned if faults is None else faults
     violation, oracle = "", ""
     try:
-        with cluster.log:
+        with cluster.log, watching(cluster.history.sometimes):
             _run(cluster, chosen)
     except ViolationError as error:
         violation, oracle = str(error), error.oracle
@@ -250,10 +251,10 @@ def _last_words(cluster: Cluster) -> None:
     if not cluster.world.run(lambda: all(one.running for one in fresh), cluster.world.now + LIVENESS_S):
         cluster.history.bench.stuck("a fresh writer cannot take over")
     readers = [cluster.new_reader(directory) for directory in cluster.directories]
-    seen = cluster.history.sometimes["reader looked"]
+    seen = cluster.history.sometimes["reader: looked"]
     done = seen + len(readers)
     if not cluster.world.run(
-        lambda: cluster.history.sometimes["reader looked"] >= done, cluster.world.now + LIVENESS_S
+        lambda: cluster.history.sometimes["reader: looked"] >= done, cluster.world.now + LIVENESS_S
     ):
         cluster.history.bench.stuck("a fresh reader is shown nothing")
     if cluster.region is not None:

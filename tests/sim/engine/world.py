@@ -11,6 +11,7 @@ whoever comes first wins.
 """
 
 import types
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from heapq import heappop, heappush
@@ -37,7 +38,8 @@ class StoppedError(BaseException):
 
 
 class World:
-    """The heap. `now`: seconds since the beginning; `steps`: things done so far.
+    """The heap. `now`: seconds since the beginning; `steps`: things done so far; `sometimes`: how often what
+    should happen sometimes did, for whoever sees it.
 
     An entry says what to call with what, and which process does it: none, when it is the world's own."""
 
@@ -45,6 +47,7 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.trace = trace
+        self.sometimes: Counter[str] = Counter()
         self._steps_max = steps_max
         self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0

@@ -29,7 +29,7 @@ from tests.sim.regions.worker import Worker, unexpected
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
-RUNS_WITH_ONE: Final = 4
+RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
 SINKS: Final = ("rows", "counts")
 _STEP_ROWS: Final = 3

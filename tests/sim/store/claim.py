@@ -13,6 +13,8 @@ from dos_client.core.claim import (
     ClaimMachine,
     ClaimState,
     Closed,
+    Effect,
+    Event,
     Lost,
     MemberClaimed,
     MemberFenced,
@@ -234,7 +236,7 @@ class SimClaim:
     def close(self) -> None:
         """Give it up: what is under way may or may not arrive."""
         if self._machine.state is not ClaimState.CLOSED:
-            self._machine.handle(Closed())
+            self._handle(Closed())
         self._finish()
 
     def on_append(self, name: str, offset: int, data: bytes) -> None:
@@ -249,17 +251,17 @@ class SimClaim:
                 info.name: info for info in opened.entries if info.name not in self.targets
             }
         self.epoch_seen = max(self.epoch_seen, opened.epoch)
-        self._machine.handle(MemberClaimed(link.server_id, trusted))
+        self._handle(MemberClaimed(link.server_id, trusted))
         self.changed()
 
     def member_left(self, link: Link) -> None:
         if not self.over:
-            self._machine.handle(MemberLeft(link.server_id))
+            self._handle(MemberLeft(link.server_id))
         self.changed()
 
     def member_fenced(self, link: Link, error: FencedError) -> None:
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
-        for effect in self._machine.handle(MemberFenced(link.server_id, error.epoch_held)):
+        for effect in self._handle(MemberFenced(link.server_id, error.epoch_held)):
             if isinstance(effect, Lost):
                 self.lost = FencedError(
                     f"epoch {self.epoch} of {self.directory} is superseded", actual=effect.epoch_held
@@ -291,6 +293,13 @@ class SimClaim:
     def sealed(self, target: SimTarget) -> None:
         for link in self._links:
             link.sealed(target)
+
+    def _handle(self, event: Event) -> list[Effect]:
+        before = self._machine.state
+        effects = self._machine.handle(event)
+        if self._machine.state is not before:
+            self.process.world.sometimes[f"claim: {self._machine.state.name}"] += 1
+        return effects
 
     def _finish(self) -> None:
         for task in self._tasks:

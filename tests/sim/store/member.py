@@ -179,8 +179,9 @@ class Link:
 
     def handle(self, copy: Copy, event: Event, *, filling: bool = False) -> None:
         """Let the event happen, and do what follows."""
-        target = copy.target
+        target, sometimes = copy.target, self.claim.process.world.sometimes
         for effect in copy.replica.handle(event, self.claim.process.now):
+            sometimes[f"copy: {effect.name}"] += 1
             match effect:
                 case Effect.COUNT:
                     target.unsure.discard(self.server_id)

@@ -37,5 +37,5 @@ class Reader(Process):
         self.store.close()
         self.world.trace.note(self.world.now, self.name, f"is shown {len(found)} records of {self.directory}")
         self.history.showed(self.directory, found)
-        self.history.sometimes["reader looked"] += 1
+        self.history.sometimes["reader: looked"] += 1
         return found

@@ -212,7 +212,16 @@ class Server(Process):
         except PowerCutError:
             self.machine.power_cut()
             return
+        self._count(event)
         self.feed(event)
+
+    def _count(self, event: v.Event) -> None:
+        """By which rows of the table of recovery objects were judged."""
+        if isinstance(event, v.DirectoryLoaded):
+            for found in event.objects.values():
+                self.world.sometimes[f"start: case {found.letter}"] += 1
+        elif isinstance(event, v.ObjectLoaded) and event.found is not None:
+            self.world.sometimes[f"start: case {event.found.letter}"] += 1
 
     def _begin_sync(self, effect: v.Sync) -> None:
         self.feed(v.SyncBegins(effect.directory, effect.name))

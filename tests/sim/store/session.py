@@ -5,12 +5,20 @@ answers.
 """
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Final
 
 from dos_client.core.window import tag_of
 from dos_client.limits import answer_timeout_s, connect_timeout_s, silence_broken_s, silence_ping_s
 from dos_client.sessions.requests import Requests
-from dos_protocol.errors import BrokenConnectionError, DosError, RefusedError, RemoteProtocolError, refused
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    DosError,
+    ErrorCode,
+    RefusedError,
+    RemoteProtocolError,
+    refused,
+)
 from dos_protocol.frames import Frame
 from dos_protocol.messages import decode, encode
 from dos_protocol.names import NO_ID
@@ -20,6 +28,17 @@ from tests.sim.engine.world import Process, Signal
 
 _WATERMARK: Final = int(Opcode.WATERMARK)
 _ERROR: Final = int(Opcode.ERROR)
+
+
+class Ending(Enum):
+    """How a session ends, as its client sees it."""
+
+    REFUSED = "nobody listens there"
+    NO_ANSWER = "nobody answers who dials"
+    SILENT = "the other end is silent"
+    CLOSED = "the other end closed it, or the connection was reset"
+    BROKEN = "what came ends it"
+    GIVEN_UP = "its owner needs it no more"
 
 
 def _no_watermark(_: Watermark) -> None:
@@ -73,7 +92,8 @@ class Session(Requests):
             await self.process.wait(self.changed, deadline - self.process.now)
         if not answered or answered[0] is None:
             why = "refused" if answered else f"no answer within {connect_timeout_s:g} s"
-            self.fail(BrokenConnectionError(f"cannot connect to {self.address}: {why}"))
+            ending = Ending.REFUSED if answered else Ending.NO_ANSWER
+            self.fail(BrokenConnectionError(f"cannot connect to {self.address}: {why}"), ending)
             raise BrokenConnectionError(f"cannot connect to {self.address}: {why}")
         self._wire = answered[0]
         self._heard_at = self.process.now
@@ -87,7 +107,7 @@ class Session(Requests):
             return
         silent = self.process.now - self._heard_at
         if silent >= silence_broken_s:
-            self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"))
+            self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"), Ending.SILENT)
             return
         if silent >= silence_ping_s:
             self._post(Ping(), self._take_id())
@@ -119,7 +139,7 @@ class Session(Requests):
                 raise _again(self.failure)
             raise BrokenConnectionError(f"{self.address} gave no answer to {type(message).__name__}")
         if isinstance(answer, Error):
-            raise refused(answer)
+            raise self._refusal(answer)
         return answer
 
     def post(self, message: Message) -> None:
@@ -132,16 +152,17 @@ class Session(Requests):
         if self.failure is None:
             self._post(message, request_id)
 
-    def fail(self, error: DosError) -> None:
+    def fail(self, error: DosError, ending: Ending = Ending.GIVEN_UP) -> None:
         """End the session. The first error is the one that counts."""
         if self.failure is None:
             self.failure = error
+            self.process.world.sometimes[f"session: {ending.name}"] += 1
             if self._wire is not None:
                 self._wire.close(dialler=True)
             self.changed.set()
 
     def ended(self) -> None:
-        self.fail(BrokenConnectionError(f"{self.address} closed the connection"))
+        self.fail(BrokenConnectionError(f"{self.address} closed the connection"), Ending.CLOSED)
 
     def heard(self, frame: Frame) -> None:
         if self.failure is not None:
@@ -150,7 +171,7 @@ class Session(Requests):
         try:
             self._take(frame)
         except DosError as error:
-            self.fail(error)
+            self.fail(error, Ending.BROKEN)
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode == _WATERMARK:
@@ -165,11 +186,16 @@ class Session(Requests):
             assert isinstance(error, Error)
             tag = tag_of(frame.request_id)
             if tag is not None:
-                self.on_append_refused(tag, refused(error))
+                self.on_append_refused(tag, self._refusal(error))
             elif frame.request_id == 0:
-                raise refused(error)
+                raise self._refusal(error)
         elif frame.request_id == 0 or frame.request_id >= self._next_id:
             raise RemoteProtocolError(f"{self.address} answered request {frame.request_id}, never sent")
+
+    def _refusal(self, answer: Error) -> RefusedError:
+        error = refused(answer)
+        self.process.world.sometimes[f"answer: {ErrorCode(answer.code).name}"] += 1
+        return error
 
 
 def _again(failure: DosError) -> DosError:

@@ -90,12 +90,12 @@ class Writer(Process):
             except FencedError as error:
                 superseded += 1
                 self._note(f"is superseded{'' if self.running else ' before its start'}: {error.args[0]}")
-                self.history.sometimes["fenced after start" if self.running else "fenced before start"] += 1
+                self.history.sometimes[f"writer: fenced {'after' if self.running else 'before'} start"] += 1
                 if self.running:
                     break
             except (QuorumUnavailableError, NotEnoughAnswersError) as error:
                 self._note(f"cannot take over now: {error.args[0]}")
-                self.history.sometimes[type(error).__name__] += 1
+                self.history.sometimes[f"writer: {type(error).__name__}"] += 1
             except (MissingDataError, LostBytesError, ChainError, CorruptRecordError) as error:
                 self.history.refuse(self.directory, f"{type(error).__name__}: {error}")
             except DosError as error:
@@ -182,7 +182,7 @@ class Writer(Process):
                 keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
                 await writer.roll(keep)
                 self._note(f"goes on in a new segment{'' if keep is None else ', with all records anew'}")
-                self.history.sometimes["rolled"] += 1
+                self.history.sometimes["writer: rolled"] += 1
             hurries = self.world.now < self.hurries_until
             await self.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / 0.08)))
 

@@ -1,0 +1,39 @@
+"""Seeds that found something once, with what it was: they are run in every run of the tests.
+
+A seed is a run of the code as it is now: every change of a moment makes it another run. So a line here is
+kept for what it was, with the commit on which it failed, and wherever a directed test is possible it stands
+beside it, and is what holds the mend. The seeds go on being run because what found something once lies in a
+corner.
+
+Rules of this file: a table, the newest last. Never take a line away.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Regression(NamedTuple):
+    """One seed. `commit`: the last without the mend; `test`: the file with one that holds it, or nothing."""
+
+    seed: int
+    found: str
+    commit: str
+    what: str
+    test: str = ""
+
+
+REGRESSIONS: Final = (
+    Regression(
+        60939,
+        "2026-11-22",
+        "d8e7bc9",
+        "a torn tail that finds no room for its copy makes its object unusable until the next start",
+        "tests/dos_server/test_torn_tails.py",
+    ),
+    Regression(
+        108,
+        "2026-11-22",
+        "52bae56",
+        "a damaged copy counted among those that hold less, and a take-over said that bytes were lost",
+        "tests/dos_client/test_claim_machine.py",
+    ),
+)

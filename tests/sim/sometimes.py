@@ -1,0 +1,123 @@
+"""What must have happened sometimes, in many runs: the list, taken from the project's own tables.
+
+A branch that no run reaches is a branch that is not tested, however many runs there are. So every kind of
+fault, every answer, every row of the table of recovery, every step of a take-over and every end of a session
+is counted where it happens, by a name of the form "ROOM: NAME" in `World.sometimes`; here is what must be
+there after `ENOUGH_RUNS`, and what need not be, with the reason.
+
+To have more watched: count it where it happens (`process.world.sometimes["room: NAME"] += 1`), and add a
+`Room` to `ROOMS`, its names taken from the enum or the table that the code itself goes by. What nothing in
+the simulator sees by itself can be counted around a method: `_COUNTED`.
+
+Rules of this file: names and reasons. Nothing is run here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
+from unittest import mock
+
+from dos_client.core.claim import ClaimState
+from dos_client.core.replica import Effect as CopyEffect
+from dos_protocol.errors import ErrorCode
+from dos_server.core.recovery import CASES, NO_ROOM
+from journal.core.walk import Look, TakeOver
+from journal.core.walk_vocabulary import Effect as WalkEffect
+from tests.sim.nemesis import ALL_KINDS
+from tests.sim.store.session import Ending
+
+ENOUGH_RUNS: Final = 10_000
+"""After which whatever was never seen is an error."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Names that belong together. `exempt`: those that need not be seen, each with the reason."""
+
+    title: str
+    names: tuple[str, ...]
+    exempt: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        strangers = self.exempt.keys() - set(self.names)
+        if strangers:
+            raise ValueError(f"{self.title}: nothing is called {sorted(strangers)}, so it cannot be exempt")
+
+    def missing(self, seen: Counter[str]) -> list[str]:
+        """What was never seen and should have been."""
+        names = (f"{self.title}: {name}" for name in self.names if name not in self.exempt)
+        return [name for name in names if not seen[name]]
+
+
+_KEEPS_THE_PROTOCOL: Final = "a simulated client keeps the protocol; tests/dos_server/test_every_error.py"
+_NOT_ASKED: Final = "no client of these asks for it; tests/dos_server/test_every_error.py"
+
+ROOMS: Final = (
+    Room("fault", tuple(ALL_KINDS)),
+    Room(
+        "answer",
+        tuple(code.name for code in ErrorCode),
+        {
+            **dict.fromkeys(
+                ("BAD_FRAME", "BAD_DIGEST", "TOO_LARGE", "UNKNOWN_OPCODE", "UNSUPPORTED", "BAD_VERSION"),
+                _KEEPS_THE_PROTOCOL,
+            ),
+            **dict.fromkeys(("NOT_READY", "BAD_NAME", "NOT_CLAIMED"), _KEEPS_THE_PROTOCOL),
+            "UNAUTHORISED": "the servers have no token",
+        },
+    ),
+    Room(
+        "start",
+        tuple(sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_ROOM}"})),
+        {
+            "case E": "no fault moves a block; tests/dos_server/test_recovery.py",
+            "case F": "there is no newer version; tests/dos_server/test_recovery.py",
+        },
+    ),
+    Room("take-over", tuple(effect.__name__ for effect in get_args(WalkEffect))),
+    Room(
+        "look",
+        tuple(effect.__name__ for effect in get_args(WalkEffect)),
+        {"Settle": "a reader settles nothing"},
+    ),
+    Room("claim", tuple(state.name for state in ClaimState), {"CLAIMING": "every claim begins so"}),
+    Room("copy", tuple(effect.name for effect in CopyEffect)),
+    Room("session", tuple(ending.name for ending in Ending)),
+    Room("writer", ("fenced before start", "fenced after start", "rolled", "NotEnoughAnswersError")),
+    Room("reader", ("looked",)),
+)
+
+
+def missing(seen: Counter[str]) -> list[str]:
+    """All that was never seen and should have been."""
+    return [name for room in ROOMS for name in room.missing(seen)]
+
+
+_COUNTED: Final[tuple[tuple[Any, str, str], ...]] = tuple(
+    (walk, method, title)
+    for walk, title in ((TakeOver, "take-over"), (Look, "look"))
+    for method in ("begin", "handle")
+)
+"""Methods that return effects, and the room in which these are counted by their class."""
+
+
+def _counting(method: Callable[..., list[Any]], title: str, seen: Counter[str]) -> Callable[..., list[Any]]:
+    def counted(*args: Any) -> list[Any]:
+        effects = method(*args)
+        for effect in effects:
+            seen[f"{title}: {type(effect).__name__}"] += 1
+        return effects
+
+    return counted
+
+
+@contextmanager
+def watching(seen: Counter[str]) -> Iterator[None]:
+    """What happens inside is counted there."""
+    with ExitStack() as stack:
+        for owner, name, title in _COUNTED:
+            counted = _counting(getattr(owner, name), title, seen)
+            stack.enter_context(mock.patch.object(owner, name, counted))
+        yield

@@ -1,0 +1,143 @@
+"""Campaigns: what they count, what they say, what they keep, and how they end."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.sim import __main__ as command
+from tests.sim.bugs import planted
+from tests.sim.campaign import Outcome, Totals, run_campaign
+from tests.sim.keeping import line_of
+from tests.sim.nemesis import plan_of
+from tests.sim.run import run_seed
+from tests.sim.sometimes import ENOUGH_RUNS, ROOMS, Room, missing
+from tests.sim.summary import as_json, percentile, show
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def everything() -> Counter[str]:
+    """All that should be seen."""
+    return Counter({f"{room.title}: {name}": 1 for room in ROOMS for name in room.names})
+
+
+def totals_of(seen: Counter[str], *, runs: int = 1, violation: str = "", seed: int = 1) -> Totals:
+    totals = Totals()
+    totals.take(Outcome(seed, violation, violation[:2], 10, 7.0, "d", 5, seen, 0.1))
+    totals.runs, totals.wall_s = runs, 1.0
+    return totals
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
+    """`./run sim` with those words, when the campaign comes to that."""
+    monkeypatch.setattr(command, "run_campaign", lambda *given, **named: totals)
+    return CliRunner().invoke(command.app, words)
+
+
+def test_a_room_says_what_was_never_seen_and_what_need_not_be() -> None:
+    room = Room("answer", ("BUSY", "FENCED", "INTERNAL"), {"INTERNAL": "it is a bug"})
+    assert room.missing(Counter({"answer: BUSY": 3})) == ["answer: FENCED"]
+    with pytest.raises(ValueError, match=r"nothing is called \['LATE'\]"):
+        Room("answer", ("BUSY",), {"LATE": "it never was"})
+
+
+def test_whatever_is_counted_in_a_room_is_on_its_list() -> None:
+    """A name that the list does not have is a slip, or a branch that nobody demands."""
+    seen = run_campaign(1, 10, processes=1).sometimes
+    known = everything()
+    rooms = {room.title for room in ROOMS if room.title not in ("writer", "reader")}
+    assert {name for name in seen if name.partition(": ")[0] in rooms} <= known.keys()
+    assert len([name for name in seen if name in known]) > 40
+
+
+def test_every_exemption_has_its_reason() -> None:
+    assert all(len(why) > 10 for room in ROOMS for why in room.exempt.values())
+
+
+@pytest.mark.parametrize(
+    ("seen", "runs", "violation", "differed", "code"),
+    [
+        (everything(), ENOUGH_RUNS, "", [], 0),
+        (Counter[str](), ENOUGH_RUNS - 1, "", [], 0),
+        (Counter[str](), ENOUGH_RUNS, "", [], 3),
+        (everything(), 1, "", [100], 4),
+    ],
+)
+def test_how_a_campaign_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    seen: Counter[str],
+    runs: int,
+    violation: str,
+    differed: list[int],
+    code: int,
+) -> None:
+    totals = totals_of(seen, runs=runs, violation=violation)
+    totals.differed = differed
+    done = asked(monkeypatch, totals)
+    assert done.exit_code == code, done.output
+    assert ("never seen in" in done.output) == bool(missing(seen))
+
+
+def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with planted("acknowledge_before_sync"):
+        seed = next(seed for seed in range(1, 20) if run_seed(seed).oracle == "O1")
+        totals = totals_of(Counter(), violation="O1: lost", seed=seed)
+        done = asked(monkeypatch, totals, "--keep", str(tmp_path / "out"))
+        assert done.exit_code == 1
+        kept: dict[str, Any] = json.loads((tmp_path / "out" / f"seed-{seed}.json").read_text())
+        assert kept["again"] in done.output.replace("\n", "")
+        assert kept["again"].startswith(f"./run sim --seed {seed} --faults ")
+        assert len(kept["faults"]) < len(plan_of(seed))
+        assert kept["violation"].startswith("O1")
+        assert kept["violation"] in kept["trace"][-1]
+        words = kept["again"].split()[2:]
+        again = CliRunner().invoke(command.app, words)
+        assert again.exit_code == 1, "the line shows it again"
+        assert kept["violation"] in again.output.replace("\n", "")
+    assert CliRunner().invoke(command.app, words).exit_code == 0, "and nothing, without the bug"
+
+
+def test_a_line_names_the_faults_that_are_enough() -> None:
+    plan = plan_of(7)
+    assert line_of(7, None) == "./run sim --seed 7 --trace"
+    assert line_of(7, plan[3:5]) == "./run sim --seed 7 --faults 3,4 --trace"
+    assert line_of(7, []) == "./run sim --seed 7 --faults -1 --trace"
+
+
+def test_faults_that_are_no_numbers_are_refused() -> None:
+    done = CliRunner().invoke(command.app, ["--seed", "7", "--faults", "three"])
+    assert done.exit_code == 2, "as for any word that is wrong"
+    assert "3,7" in done.output
+
+
+def test_the_figures_for_programs_and_for_people_are_the_same() -> None:
+    totals = totals_of(Counter({"fault: flip": 3, "end: FINISHED": 2}), runs=4)
+    totals.faults = [1, 2, 3, 50]
+    read = json.loads(as_json(totals))
+    assert (read["runs"], read["faults_median"], read["faults_p90"]) == (4, 3, 50)
+    assert read["sometimes"] == {"end: FINISHED": 2, "fault: flip": 3}
+    console = Console(width=100)
+    with console.capture() as captured:
+        show(totals, console)
+    text = captured.get()
+    assert "median 3, p90 50" in text
+    assert "flip  3" in text
+    assert "FINISHED  2" in text, "what is in no room is shown too"
+
+
+def test_percentiles() -> None:
+    assert percentile([], 0.5) == 0
+    assert percentile([5], 0.9) == 5
+    assert percentile(list(range(100)), 0.9) == 90
