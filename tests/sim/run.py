@@ -176,8 +176,8 @@ class Cluster:
             machine.go_on()
             if machine.server is not None:
                 machine.server.resume()
-            if (machine is self.victim or machine.was_full) and machine.up:
-                machine.kill()  # an operator's part: a failed or once full disk is known again after a start
+            if machine is self.victim and machine.up:
+                machine.kill()  # an operator's part: what a failed disk has is known again after a start
             machine.start()
         for process in (*self.writers, *self.readers, self.looker):
             process.resume()
@@ -200,6 +200,9 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
         cluster.note("oracle", violation)
     finally:
         cluster.end()
+    judged = sum(machine.tails_judged for machine in cluster.machines)
+    if judged:
+        cluster.history.sometimes["torn tail judged again"] += judged
     return Result(
         seed,
         violation,

@@ -25,7 +25,6 @@ def slow_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine = rng.choice(cluster.machines)
     machine.disk.fill(rng.choice([0, 100, 2000]))
-    machine.was_full = True
     cluster.world.after(fault.seconds, machine.disk.free)
 
 

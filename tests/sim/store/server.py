@@ -181,6 +181,7 @@ class Server(Process):
                 look = partial(self.storage.look, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
+                self.machine.tails_judged += isinstance(effect, v.LoadObject)
                 work = thread_work(self.storage, effect)
                 self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
@@ -269,7 +270,7 @@ class Machine:
         self.fresh_id = chance.randbytes(16)
         self.last_session = 0
         self.without_power = False
-        self.was_full = False
+        self.tails_judged = 0
         self.wiped = False
         self.bench = Bench(())
         self.told: dict[tuple[str, str], int] = {}
