@@ -15,7 +15,7 @@ from tests.sim import __main__ as command
 from tests.sim.bugs import planted
 from tests.sim.campaign import Outcome, Totals, run_campaign
 from tests.sim.keeping import line_of
-from tests.sim.nemesis import plan_of
+from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
 from tests.sim.sometimes import ENOUGH_RUNS, ROOMS, Room, missing
 from tests.sim.summary import as_json, percentile, show
@@ -110,7 +110,7 @@ def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_line_names_the_faults_that_are_enough() -> None:
-    plan = plan_of(7)
+    plan = [Fault(number, 1.0, "flip", 0.1, "seed") for number in range(9)]
     assert line_of(7, None) == "./run sim --seed 7 --trace"
     assert line_of(7, plan[3:5]) == "./run sim --seed 7 --faults 3,4 --trace"
     assert line_of(7, []) == "./run sim --seed 7 --faults -1 --trace"

@@ -47,7 +47,7 @@ class Looker(Process):
             try:
                 await session.open()
                 await self._look(machine, session)
-                self._history.sometimes["looker looked"] += 1
+                self._history.sometimes["looker: looked"] += 1
             except DosError as error:
                 self._history.sometimes[f"looker: {type(error).__name__}"] += 1
             finally:
