@@ -68,6 +68,7 @@ class ObjectServer:
         self.server_id = server_id
         self._core = ServerCore(
             server_id=server_id,
+            life_id=ports.fresh_id(),
             record=record,
             token=token,
             directory_names=names,
@@ -316,9 +317,7 @@ class ObjectServer:
         return v.Written(effect.directory, effect.name, self._storage.write(effect))
 
     def _set_mark(self, effect: v.SetMark) -> None:
-        self._storage.set_mark(
-            effect.directory, effect.name, effect.synced, poisoned=effect.poisoned, damaged=effect.damaged
-        )
+        self._storage.set_mark(effect.directory, effect.mark)
 
     def _forget(self, effect: v.ForgetDirectory) -> None:
         self._storage.forget(effect.directory)

@@ -42,7 +42,7 @@ def extent_spec(directory: str, name: str) -> Spec:
                 Const(0, Int16ub),
                 "payload_bytes" / Int32ub,
                 Check((this.payload_bytes >= 1) & (this.payload_bytes <= 262_144)),
-                Const(0, Int32ub),
+                "link" / Int32ub,
                 "offset" / Int64ub,
                 "epoch" / Int64ub,
                 "durable" / Int64ub,
@@ -82,7 +82,8 @@ MarkSpec: Final[Spec] = Layout(
             "synced" / Int64ub,
             "flags" / Int8ub,
             Check(this.flags <= 7),
-            Const(bytes(111)),
+            "root" / Int32ub,
+            Const(bytes(107)),
         )
     ),
     "digest" / Checksum(Int64ub, xxhash.xxh3_64_intdigest, this.body.data),

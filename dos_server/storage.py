@@ -162,12 +162,13 @@ class Storage(StoredReads):
         if found.corrupt:
             poisoned = mark is not None and mark.poisoned
             durable = max(found.durable, found.size)
-            self.set_mark(directory, name, durable, poisoned=poisoned, damaged=True)
+            self.set_mark(directory, Mark(name, durable, poisoned, damaged=True, root=found.root))
             return found
         if mark is not None and mark.poisoned:
             return self._forgive(directory, name, found)
-        if mark is None or mark.synced != found.size:
-            self.set_mark(directory, name, found.size, poisoned=False)
+        said = Mark(name, found.size, root=found.root)
+        if mark != said:
+            self.set_mark(directory, said)
         return found
 
     def _forgive(self, directory: str, name: str, found: Found) -> Found:
@@ -175,7 +176,7 @@ class Storage(StoredReads):
 
         Or a power cut brings it back, and the next start cuts what was acknowledged since."""
         try:
-            self._folders[directory].marks.write(Mark(name, found.size), durable=True)
+            self._folders[directory].marks.write(Mark(name, found.size, root=found.root), durable=True)
         except OSError as error:
             log.error("mark of %s/%s: %s", directory, name, error)
             return lost(found.size)
@@ -280,16 +281,13 @@ class Storage(StoredReads):
             return v.Trouble.FAILED
         return v.Trouble.NONE
 
-    def set_mark(
-        self, directory: str, name: str, synced: int, *, poisoned: bool, damaged: bool = False
-    ) -> None:
+    def set_mark(self, directory: str, mark: Mark) -> None:
         """Note a lower bound of what is synced.
 
         A failure is only noted: a missing mark is a lower bound too.
         """
-        with noted(f"mark of {directory}/{name}"):
-            mark = Mark(name, synced, poisoned, damaged)
-            self._folders[directory].marks.write(mark, durable=poisoned or damaged)
+        with noted(f"mark of {directory}/{mark.name}"):
+            self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
 
     def make_directory(self, directory: str) -> v.Trouble:
         """Make a directory, if it is not there, and put its entry on stable storage."""

@@ -123,14 +123,12 @@ class Appends:
             self._poison(state)
         else:
             settled = state.was_synced()
-            damaged = state.corrupt_from is not None
-            self._tables.effects.append(
-                v.SetMark(directory.name, state.name, state.synced, poisoned=False, damaged=damaged)
-            )
-            if damaged:  # by a read, meanwhile: a size that is told would count for all that is below it
+            self._tables.effects.append(v.SetMark(directory.name, state.mark))
+            if state.corrupt_from is not None:
+                # found by a read, meanwhile: a size that is told would count for all that is below it
                 self._tables.untold.pop(state, None)
                 text = f"{state.name} is damaged from {state.corrupt_from} on"
-                self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from or 0)
+                self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
             else:
                 self._tell_tickets(directory, state, settled)
             self._reads.wake(state)
@@ -175,15 +173,7 @@ class Appends:
 
     def _poison(self, state: ObjectState) -> None:
         tickets = state.poison()
-        self._tables.effects.append(
-            v.SetMark(
-                state.directory,
-                state.name,
-                state.synced,
-                poisoned=True,
-                damaged=state.corrupt_from is not None,
-            )
-        )
+        self._tables.effects.append(v.SetMark(state.directory, state.mark))
         self._tables.untold.pop(state, None)
         text = f"{state.name} is poisoned: a write or sync of it failed"
         self._refuse_tickets(tickets, ErrorCode.POISONED, text, state.synced)

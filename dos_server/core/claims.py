@@ -10,7 +10,6 @@ from dos_protocol.names import id_text
 from dos_protocol.session_states import SessionEvent, SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import Claimant, DirectoryState, Loading, Opening
-from dos_server.core.object_state import ObjectState
 from dos_server.core.records import Claim
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -45,7 +44,7 @@ class Claims:
         directory.claim = directory.stored = event.claim
         version = self._tables.object_version
         directory.objects = {
-            name: ObjectState(event.directory, name, found, version)
+            name: self._tables.found_object(event.directory, name, found, version)
             for name, found in sorted(event.objects.items())
         }
         openings, directory.opening = directory.opening, []

@@ -9,7 +9,7 @@ Layout (big-endian): a header of 64 bytes, then the payload, then the next exten
     offset 4   flags u16 = 0
     offset 6   reserved u16 = 0
     offset 8   payload bytes u32
-    offset 12  reserved u32 = 0
+    offset 12  link u32             the last 4 bytes of the header before this one; of the first one: the root
     offset 16  logical offset u64
     offset 24  epoch u64            of the claim that wrote it, 0 without one
     offset 32  durable u64          logical size known to be synced when it was written
@@ -22,9 +22,12 @@ above, (3) the payload has 1 to 256 KiB, (4) durable <= logical offset. An exten
 and the payload digest matches.
 
 The header has its own digest, or a flipped length would look like a torn tail. It is seeded with the object's
-name, so a file or block that belongs to another object is not taken for this one's. The prefix digest is that
-of whole blocks, so the fold resumes at any extent after reading less than a block before it: a digest of any
-prefix costs one read.
+name, so a file or block that belongs to another object is not taken for this one's. The link ties it to the
+header before it, and through that to all of them and to the *root*: a random number, not 0, another one each
+time an object of that name is made. So an extent that the name had in an earlier life does not fit, though it
+has the same place and length; nor does one of the same object that belongs elsewhere. The prefix digest is
+that of whole blocks, so the fold resumes at any extent after reading less than a block before it: a digest of
+any prefix costs one read.
 """
 
 import struct
@@ -44,6 +47,9 @@ _HEADER: Final = struct.Struct(">2sBBHHIIQQQQQQ")
 _DIGEST: Final = struct.Struct(">Q")
 _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
 _PIECES_MANY: Final = 8
+_LINK: Final = struct.Struct(">I")
+_LINK_AT: Final = extent_header_bytes - _LINK.size
+_LINK_MAX: Final = 0xFFFF_FFFF
 assert _HEADER.size == extent_header_bytes == 64
 assert _DIGESTED_BYTES == 56
 
@@ -64,6 +70,7 @@ class ExtentHeader(NamedTuple):
     durable: int
     payload_digest: int
     prefix_digest: int
+    link: int
 
     @property
     def end(self) -> int:
@@ -83,6 +90,17 @@ def object_seed(directory: str, name: str) -> int:
     return digest64(f"{directory}/{name}".encode("ascii"))
 
 
+def fresh_root(life_id: bytes, number: int) -> int:
+    """The root of the object made as that one in a life of a server. Never 0."""
+    return digest64(number.to_bytes(8, "big"), digest64(life_id)) & _LINK_MAX or 1
+
+
+def link_after(head: Buffer) -> int:
+    """The link of the extent that comes after the one with these 64 bytes of header."""
+    link: int = _LINK.unpack_from(head, _LINK_AT)[0]
+    return link
+
+
 def encode_header(header: ExtentHeader, seed: int) -> bytes:
     """The 64 bytes."""
     head = _BEFORE_DIGEST.pack(
@@ -92,7 +110,7 @@ def encode_header(header: ExtentHeader, seed: int) -> bytes:
         0,
         0,
         header.payload_bytes,
-        0,
+        header.link,
         header.offset,
         header.epoch,
         header.durable,
@@ -104,6 +122,12 @@ def encode_header(header: ExtentHeader, seed: int) -> bytes:
 
 def decode_header(data: Buffer, seed: int, position: int = 0) -> ExtentHeader | HeaderFault:
     """The header at a position of the bytes (64 of them must be there), or what is wrong with it."""
+    decoded = decode_linked(data, seed, position)
+    return decoded if isinstance(decoded, HeaderFault) else decoded[0]
+
+
+def decode_linked(data: Buffer, seed: int, position: int = 0) -> tuple[ExtentHeader, int] | HeaderFault:
+    """The same, with the link of the extent that comes after it."""
     (
         magic,
         version,
@@ -111,7 +135,7 @@ def decode_header(data: Buffer, seed: int, position: int = 0) -> ExtentHeader | 
         flags,
         r1,
         count,
-        r2,
+        link,
         offset,
         epoch,
         durable,
@@ -121,31 +145,36 @@ def decode_header(data: Buffer, seed: int, position: int = 0) -> ExtentHeader | 
     ) = _HEADER.unpack_from(data, position)
     if digest64(memoryview(data)[position : position + _DIGESTED_BYTES], seed) != digest:
         return HeaderFault.DIGEST
-    if magic != MAGIC or version != VERSION or flags or r0 or r1 or r2:
+    if magic != MAGIC or version != VERSION or flags or r0 or r1:
         return HeaderFault.FORMAT
     if not 1 <= count <= extent_payload_bytes_max or durable > offset:
         return HeaderFault.FORMAT
-    return ExtentHeader(count, offset, epoch, durable, payload_digest, prefix_digest)
+    header = ExtentHeader(count, offset, epoch, durable, payload_digest, prefix_digest, link)
+    return header, digest & _LINK_MAX
 
 
 def build_extents(
-    pieces: Iterable[Piece], *, seed: int, epoch: int, durable: int
+    pieces: Iterable[Piece], *, seed: int, epoch: int, durable: int, link: int
 ) -> Iterator[tuple[ExtentHeader, list[Buffer]]]:
-    """Extents for adjacent pieces, in order: header, and the buffers to write (the header's bytes first)."""
+    """Extents for adjacent pieces, in order: header, and the buffers to write (the header's bytes first).
+
+    `link`: of the first of them."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
         if group and size + len(piece.data) > extent_payload_bytes_max:
-            yield _extent(group, size, seed, epoch, durable)
+            header, buffers = _extent(group, size, seed, epoch, durable, link)
+            link = link_after(buffers[0])
+            yield header, buffers
             group, size = [], 0
         group.append(piece)
         size += len(piece.data)
     if group:
-        yield _extent(group, size, seed, epoch, durable)
+        yield _extent(group, size, seed, epoch, durable, link)
 
 
 def _extent(
-    group: list[Piece], size: int, seed: int, epoch: int, durable: int
+    group: list[Piece], size: int, seed: int, epoch: int, durable: int, link: int
 ) -> tuple[ExtentHeader, list[Buffer]]:
     datas = [piece.data for piece in group]
     if len(group) > _PIECES_MANY:  # copying them together costs less than handling each
@@ -157,5 +186,6 @@ def _extent(
         for data in datas:
             hasher.update(data)
         payload_digest = hasher.intdigest()
-    header = ExtentHeader(size, group[0].offset, epoch, durable, payload_digest, group[0].prefix_digest)
+    first = group[0]
+    header = ExtentHeader(size, first.offset, epoch, durable, payload_digest, first.prefix_digest, link)
     return header, [encode_header(header, seed), *datas]

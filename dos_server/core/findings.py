@@ -65,7 +65,11 @@ _CASES: Final = {
         "one whose bytes do not match its digest",
         "no crash does that: rot",
     ),
-    "E": ("the extent of this offset", "a good extent of another offset", "a block of another place or time"),
+    "E": (
+        "the extent that comes here",
+        "a good one of another offset, or of another chain",
+        "a block of another place or time",
+    ),
     "F": ("an extent of a version known here", "one of a newer version", "a newer server wrote it"),
     "G": ("bytes that were synced", "the end of the file", "synced bytes are gone: the file was cut off"),
     "H": ("bytes that were synced", "only zeros", "synced bytes are gone: they were zeroed"),

@@ -16,45 +16,52 @@ _FIRST_SPACING: Final = extent_payload_bytes_max
 
 
 class Place(NamedTuple):
-    """Where an extent starts: logical offset, file position."""
+    """Where an extent starts: logical offset, file position, and the link that it has; None: not known."""
 
     offset: int
     position: int
+    link: int | None = None
 
 
 class SparseIndex:
-    """Extent starts as (logical offset, file position), ascending. The first extent is always in it."""
+    """Extent starts as (logical offset, file position, link), ascending. The first extent is always in it."""
 
-    __slots__ = ("_offsets", "_positions", "_spacing")
+    __slots__ = ("_links", "_offsets", "_positions", "_spacing")
 
     def __init__(self) -> None:
         self._offsets = array("Q")
         self._positions = array("Q")
+        self._links = array("I")
         self._spacing = _FIRST_SPACING
 
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def add(self, offset: int, position: int) -> None:
+    def add(self, offset: int, position: int, link: int) -> None:
         """An extent starts there. Kept if it is far enough from the last one kept."""
         if self._offsets and offset - self._offsets[-1] < self._spacing:
             return
         if len(self._offsets) == index_entries_max:
             self._offsets = self._offsets[::2]
             self._positions = self._positions[::2]
+            self._links = self._links[::2]
             self._spacing *= 2
             if offset - self._offsets[-1] < self._spacing:
                 return
         self._offsets.append(offset)
         self._positions.append(position)
+        self._links.append(link)
 
     def find(self, offset: int) -> Place:
         """An extent that starts at or before the logical offset; the first one when there is none."""
         place = bisect_right(self._offsets, offset) - 1
-        return Place(self._offsets[place], self._positions[place]) if place >= 0 else Place(0, 0)
+        if place < 0:
+            return Place(0, 0)
+        return Place(self._offsets[place], self._positions[place], self._links[place])
 
     def cut(self, offset: int) -> None:
         """Forget the extents that start at or after the logical offset."""
         place = bisect_right(self._offsets, offset - 1) if offset else 0
         del self._offsets[place:]
         del self._positions[place:]
+        del self._links[place:]

@@ -6,7 +6,7 @@ decided in `mends`.
 
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.messages import Mend as Request
-from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 
@@ -17,8 +17,10 @@ class Mend:
     old copy's digest; None as long as it is shorter. `busy`: the disk has something of it in hand; `orphan`:
     its session is gone or wants it no more."""
 
-    def __init__(self, directory: str, request: Request, old: tuple[int, int], number: int) -> None:
-        """`old`: size and digest of the old copy, as it was written. `number`: no other new copy's."""
+    def __init__(
+        self, directory: str, request: Request, old: tuple[int, int], number: int, root: int
+    ) -> None:
+        """`old`: size and digest of the old copy, as it was written. `number`, `root`: no other copy's."""
         self.number = number
         self.directory = directory
         self.request = request
@@ -27,6 +29,7 @@ class Mend:
         self.position = 0
         self.busy = False
         self.orphan = False
+        self._link = root
         self._fold = PrefixDigest()
         self._old_size, self._old_digest = old
         self.agrees: bool | None = True if self._old_size == 0 else None
@@ -70,7 +73,10 @@ class Mend:
         for start in range(0, len(view), extent_payload_bytes_max):
             part = view[start : start + extent_payload_bytes_max]
             piece = Piece(self._fold.size, self._fold.blocks_digest, part)
-            for header, parts in build_extents([piece], seed=seed, epoch=epoch, durable=self._fold.size):
+            for header, parts in build_extents(
+                [piece], seed=seed, epoch=epoch, durable=self._fold.size, link=self._link
+            ):
+                self._link = link_after(parts[0])
                 self.position += extent_header_bytes + header.payload_bytes
                 buffers += parts
             self._update(part)

@@ -85,7 +85,9 @@ class Mends:
                 return tables.space.refusal(f"a new copy of {request.name} of {request.goal_size} bytes")
             old = (state.synced, state.synced_digest) if state is not None else (0, 0)
             self._last_copy += 1
-            current = tables.mends[session.number] = Mend(directory.name, request, old, self._last_copy)
+            current = tables.mends[session.number] = Mend(
+                directory.name, request, old, self._last_copy, tables.fresh_root()
+            )
         size = current.size if current is not None and current.same_as(request) else 0
         if request.offset != size or request.offset + len(request.payload) > request.goal_size:
             text = (
@@ -175,7 +177,7 @@ class Mends:
             if session is not None:
                 tables.refuse(session, ErrorCode.POISONED, text, mend.request_id)
         else:
-            directory.objects[event.name] = ObjectState(
+            directory.objects[event.name] = tables.found_object(
                 event.directory, event.name, event.found, old.version + 1
             )
             self._claims.now_exists(directory)

@@ -21,8 +21,9 @@ from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.messages import Append, Get, ObjectInfo
-from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.core.index import SparseIndex
+from dos_server.core.records import Mark
 from dos_server.core.recovery_scan import Found
 from dos_server.core.vocabulary import Sync, Write
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
@@ -57,12 +58,13 @@ class Refusal(NamedTuple):
 class Batch(NamedTuple):
     """What is being written.
 
-    Where it ends, its extents for the index, the fold at its end, how many appends.
+    Where it ends, the link there, its extents for the index, the fold at its end, how many appends.
     """
 
     end: int
     file_bytes: int
-    starts: list[tuple[int, int]]
+    link: int
+    starts: list[tuple[int, int, int]]
     fold: PrefixDigest
     tickets: int
 
@@ -71,10 +73,13 @@ class ObjectState:
     """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical.
 
     `appender`: the version 0 session that streams to it, which nobody else may append to meanwhile.
+    `root`: the link of its first extent; `link`: of the next one to be written.
     `uncut_bytes`: of a torn tail that found no room for its copy; `judging`: it is tried again.
     """
 
-    def __init__(self, directory: str, name: str, found: Found | None = None, version: int = 0) -> None:
+    def __init__(
+        self, directory: str, name: str, *, fresh_root: int, found: Found | None = None, version: int = 0
+    ) -> None:
         self.directory = directory
         self.name = name
         self.seed = object_seed(directory, name)
@@ -82,6 +87,8 @@ class ObjectState:
         self.index = found.index if found else SparseIndex()
         self.exists = found is not None
         self.entry_durable = found is not None
+        self.root = (found.root if found else 0) or fresh_root
+        self.link = found.link if found and found.link is not None else self.root
         self.written = self.synced = found.size if found else 0
         self.file_bytes = found.file_bytes if found else 0
         self.synced_digest = self.fold.value
@@ -161,6 +168,11 @@ class ObjectState:
         that is told counts for all that is below it."""
         return (0, 0) if self.wounded else (self.synced, self.synced_digest)
 
+    @property
+    def mark(self) -> Mark:
+        """What is to be noted of it now, on the disk."""
+        return Mark(self.name, self.synced, self.poisoned, self.corrupt_from is not None, root=self.root)
+
     def info(self) -> ObjectInfo:
         size, digest = self.told
         received = 0 if self.wounded else self.written
@@ -234,12 +246,15 @@ class ObjectState:
         """
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
-        position, starts, buffers = self.file_bytes, [], []
-        for header, parts in build_extents(self.pieces, seed=self.seed, epoch=epoch, durable=self.synced):
-            starts.append((header.offset, position))
+        position, link, starts, buffers = self.file_bytes, self.link, [], []
+        for header, parts in build_extents(
+            self.pieces, seed=self.seed, epoch=epoch, durable=self.synced, link=link
+        ):
+            starts.append((header.offset, position, header.link))
             position += extent_header_bytes + header.payload_bytes
+            link = link_after(parts[0])
             buffers += parts
-        self.batch = Batch(self.accepted, position, starts, self.fold.copy(), self.unwritten_tickets)
+        self.batch = Batch(self.accepted, position, link, starts, self.fold.copy(), self.unwritten_tickets)
         self.unwritten_tickets = 0
         self.pieces = []
         return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
@@ -247,10 +262,10 @@ class ObjectState:
     def wrote(self) -> None:
         """The batch is in the file."""
         batch = self._take_batch()
-        for offset, position in batch.starts:
-            self.index.add(offset, position)
+        for offset, position, link in batch.starts:
+            self.index.add(offset, position, link)
         self.exists = True
-        self.written, self.file_bytes = batch.end, batch.file_bytes
+        self.written, self.file_bytes, self.link = batch.end, batch.file_bytes, batch.link
         self.written_fold = batch.fold
         self.digests.append((batch.end, batch.fold.value))
 

@@ -111,9 +111,7 @@ class Reads:
         state = self._tables.find(directory_name, name)
         if state is not None:
             if state.corrupt_from is None or (state.uncut_bytes and not state.wounded):
-                self._tables.effects.append(
-                    v.SetMark(directory_name, name, state.synced, poisoned=state.poisoned, damaged=True)
-                )
+                self._tables.effects.append(v.SetMark(directory_name, state.mark._replace(damaged=True)))
             state.wounded = True
             state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
             text = f"{name} is damaged from {state.corrupt_from} on"

@@ -7,12 +7,13 @@ Claim, `d/DIR/.claim`, replaced whole (temp, fsync, rename, fsync of the folder)
 
 Mark, 256 bytes in `d/DIR/.marks`, one an object, overwritten in place after each sync and before it is
 acknowledged, not synced itself: name 128, zero-padded | synced u64 | flags u8 (1 poisoned, 2 damaged, 4
-removed) | reserved 111 | xxh3-64 over everything before. A mark is a *lower bound* of what was synced. It
-survives a killed process; a power cut may leave an older one, or none. So bytes missing below the mark are
-damage, never a torn write. A mark that is not valid says nothing. *Damaged*: the object was found so, and
-stays so until a new copy takes its place, whatever its file looks like later: a second wound must not make
-the first one look like a crash. *Removed*: the object is being taken away, and goes if it is still there
-(`dos_server.removal`). Marks with a flag are synced.
+removed) | root u32 | reserved 107 | xxh3-64 over everything before. A mark is a *lower bound* of what was
+synced. It survives a killed process; a power cut may leave an older one, or none. So bytes missing below the
+mark are damage, never a torn write. A mark that is not valid says nothing. *Root*: the link of the object's
+first extent (`core.extent`); 0: the mark does not say, and the next start learns it from the file. *Damaged*:
+the object was found so, and stays so until a new copy takes its place, whatever its file looks like later: a
+second wound must not make the first one look like a crash. *Removed*: the object is being taken away, and
+goes if it is still there (`dos_server.removal`). Marks with a flag are synced.
 
 Identity, `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits, a
 newline; exactly so.
@@ -29,7 +30,7 @@ from dos_server.limits import mark_bytes
 
 _CLAIM_MAGIC: Final = b"\xd0\x4c"
 _CLAIM: Final = struct.Struct(">2sBBQ16s")
-_MARK: Final = struct.Struct(f">{name_bytes_max}sQB111s")
+_MARK: Final = struct.Struct(f">{name_bytes_max}sQBI107s")
 _DIGEST: Final = struct.Struct(">Q")
 CLAIM_BYTES: Final = _CLAIM.size + _DIGEST.size
 assert CLAIM_BYTES == 36
@@ -47,13 +48,15 @@ NO_CLAIM: Final = Claim(0, NO_ID)
 
 
 class Mark(NamedTuple):
-    """What an object had synced at least; whether a sync of it failed, it was found damaged, it is to go."""
+    """What an object had synced at least; whether a sync of it failed, it was found damaged, it is to go; its
+    root, 0: not known."""
 
     name: str
     synced: int
     poisoned: bool = False
     damaged: bool = False
     removed: bool = False
+    root: int = 0
 
 
 def encode_claim(claim: Claim) -> bytes:
@@ -79,7 +82,7 @@ _CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the s
 
 def encode_mark(mark: Mark) -> bytes:
     flags = mark.poisoned | mark.damaged << 1 | mark.removed << 2
-    body = _MARK.pack(mark.name.encode("ascii"), mark.synced, flags, b"")
+    body = _MARK.pack(mark.name.encode("ascii"), mark.synced, flags, mark.root, b"")
     return body + _DIGEST.pack(digest64(body))
 
 
@@ -89,10 +92,11 @@ def decode_marks(data: bytes) -> list[Mark | None]:
     for start in range(0, len(data) - mark_bytes + 1, mark_bytes):
         body = data[start : start + _MARK.size]
         (digest,) = _DIGEST.unpack_from(data, start + _MARK.size)
-        name, synced, flags, reserved = _MARK.unpack(body)
+        name, synced, flags, root, reserved = _MARK.unpack(body)
         text = name.rstrip(b"\0").decode("latin-1")
         valid = digest64(body) == digest and is_name(text) and flags <= 7 and not any(reserved)
-        marks.append(Mark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4)) if valid else None)
+        said = Mark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4), root)
+        marks.append(said if valid else None)
     return marks
 
 

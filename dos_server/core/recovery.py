@@ -12,7 +12,9 @@ four facts:
     wound       of other bytes:
                 TORN a crash can make it: the file ends inside the extent, or a sector of it is all zeros;
                 ROTTEN it is all there and its digest is wrong;
-                MISPLACED a good header for another offset; UNKNOWN a good header of a newer version
+                MISPLACED a good header for another offset, or of another chain: its link is not that of the
+                header before it, nor of the first one the root that the mark says;
+                UNKNOWN a good header of a newer version
     below       x is below the durable bound: the mark of the object, and every `durable` in good headers
                 anywhere in the file, also after x
     poisoned    a sync failed before the restart: the page cache may show bytes that are not on disk

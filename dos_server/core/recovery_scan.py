@@ -7,7 +7,7 @@ go by, and only extents that may never have been synced are remembered and have 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import KIB
@@ -39,7 +39,8 @@ class Found:
     size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
     prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched;
     durable: as much as may have been synced at some time, as far as the file shows; uncut_bytes: of a tail
-    that is left where it is for want of space.
+    that is left where it is for want of space; root: of the object, 0 when nobody knows; link: of the next
+    extent, None where nobody knows.
     """
 
     size: int
@@ -50,6 +51,8 @@ class Found:
     decision: Decision
     durable: int = 0
     uncut_bytes: int = 0
+    root: int = 0
+    link: int | None = None
 
     @property
     def corrupt(self) -> bool:
@@ -86,7 +89,17 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
             case = ROTTEN_CASE
         else:
             durable = max(scan.durable, scan.reach)
-            return Found(scan.size, scan.position, fold, scan.index, case.letter, case.decision, durable)
+            return Found(
+                scan.size,
+                scan.position,
+                fold,
+                scan.index,
+                case.letter,
+                case.decision,
+                durable,
+                root=scan.root,
+                link=scan.link,
+            )
 
 
 def judge(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
@@ -95,6 +108,14 @@ def judge(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
     if mark is not None and mark.damaged and not found.corrupt:
         return replace(found, letter="R", decision=Decision.QUARANTINE)
     return found
+
+
+class _Stop(NamedTuple):
+    """A place between two extents: logical, in the file, and the link of what comes there."""
+
+    size: int
+    position: int
+    link: int | None
 
 
 class _Scan:
@@ -111,7 +132,10 @@ class _Scan:
         self.position = 0
         self.durable = self.mark.synced
         self.reach = 0
-        self.mark_position: int | None = 0 if self.mark.synced == 0 else None
+        self.root = self.mark.root
+        self.link = self.root or None
+        self.at_mark = _Stop(0, 0, self.link) if self.mark.synced == 0 else None
+        self.other_chain = False
         self.unsure: deque[Placed] = deque()
         self.bad_payload: Placed | None = None
 
@@ -122,17 +146,33 @@ class _Scan:
             placed = placed_at(window, self.seed, self.position)
             if not isinstance(placed, Placed) or placed.header.offset != self.size:
                 return
+            if self.link is not None and self.link != placed.header.link:
+                self._leave_chain()
+                return
             if placed.after > self.file_bytes:
                 return
-            self.index.add(self.size, self.position)
-            self.size, self.position = placed.header.end, placed.after
+            self._follow(placed)
             self.reach = max(self.reach, self.size)
             self.durable = max(self.durable, placed.header.durable)
             self.unsure.append(placed)
             while self.unsure and self.unsure[0].header.end <= self.durable:
                 self.unsure.popleft()
             if self.size == self.mark.synced:
-                self.mark_position = self.position
+                self.at_mark = _Stop(self.size, self.position, self.link)
+
+    def _follow(self, placed: Placed) -> None:
+        self.root = self.root or placed.header.link
+        self.index.add(self.size, self.position, placed.header.link)
+        self.size, self.position, self.link = placed.header.end, placed.after, placed.link_after
+
+    def _leave_chain(self) -> None:
+        """The next extent does not follow the one before it, and is not of this object. Where no mark says
+        which root the object has, those up to here are perhaps not either."""
+        self.other_chain = True
+        if not self.mark.root:
+            self.root = 0
+            self._stop(_Stop(0, 0, None))
+            self.unsure.clear()
 
     def payloads(self) -> None:
         """Verify the payloads that may never have been synced."""
@@ -140,16 +180,16 @@ class _Scan:
         for placed in self.unsure:
             if payload_of(window, placed) is None:
                 self.bad_payload = placed
-                self._stop(placed.header.offset, placed.position)
+                self._stop(_Stop(placed.header.offset, placed.position, placed.header.link))
                 return
 
-    def _stop(self, size: int, position: int) -> None:
-        self.size, self.position = size, position
-        self.index.cut(size)
+    def _stop(self, stop: "_Stop") -> None:
+        self.size, self.position, self.link = stop
+        self.index.cut(self.size)
 
     def back_to_mark(self) -> None:
-        if self.mark_position is not None and self.mark.synced <= self.size:
-            self._stop(self.mark.synced, self.mark_position)
+        if self.at_mark is not None and self.mark.synced <= self.size:
+            self._stop(self.at_mark)
 
     def stop_at_damage(self, offset: int) -> None:
         """Content below the durable bound turned out bad while the digest was resumed."""
@@ -158,10 +198,10 @@ class _Scan:
         while True:
             placed = placed_at(window, self.seed, position)
             if not isinstance(placed, Placed):
-                self._stop(0, 0)
+                self._stop(_Stop(0, 0, None))
                 return
             if placed.header.end > offset:
-                self._stop(placed.header.offset, position)
+                self._stop(_Stop(placed.header.offset, position, placed.header.link))
                 return
             position = placed.after
 
@@ -182,6 +222,8 @@ class _Scan:
 
     def _wound(self) -> Wound:
         start = self.position
+        if self.other_chain:
+            return Wound.MISPLACED
         if self.bad_payload is not None:
             start += extent_header_bytes
             return self._torn_or_rotten(start, start + self.bad_payload.header.payload_bytes)

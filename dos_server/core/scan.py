@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
-from dos_server.core.extent import ExtentHeader, HeaderFault, decode_header
+from dos_server.core.extent import ExtentHeader, HeaderFault, decode_linked
 from dos_server.core.index import Place
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
@@ -38,10 +38,11 @@ class DamagedExtentError(Exception):
 
 
 class Placed(NamedTuple):
-    """A header and the file position where it begins."""
+    """A header and the file position where it begins; `link_after`: of the extent behind it."""
 
     position: int
     header: ExtentHeader
+    link_after: int
 
     @property
     def after(self) -> int:
@@ -72,8 +73,8 @@ def placed_at(window: Window, seed: int, position: int) -> Placed | HeaderFault 
     head = window.at(position, extent_header_bytes)
     if len(head) < extent_header_bytes:
         return None
-    header = decode_header(head, seed)
-    return header if isinstance(header, HeaderFault) else Placed(position, header)
+    decoded = decode_linked(head, seed)
+    return decoded if isinstance(decoded, HeaderFault) else Placed(position, *decoded)
 
 
 def payload_of(window: Window, placed: Placed) -> memoryview | None:
@@ -90,7 +91,7 @@ def walk(window: Window, seed: int, start: Place, offset: int) -> Iterator[Place
 
     Raises DamagedExtentError where the chain breaks.
     """
-    expected, position = start
+    expected, position, link = start
     while True:
         placed = placed_at(window, seed, position)
         if placed is None or isinstance(placed, HeaderFault):
@@ -99,7 +100,9 @@ def walk(window: Window, seed: int, start: Place, offset: int) -> Iterator[Place
         header = placed.header
         if header.offset != expected:
             raise DamagedExtentError(expected, f"the next header is for offset {header.offset}")
-        expected = header.end
+        if link is not None and link != header.link:
+            raise DamagedExtentError(expected, "the next header does not follow the one before it")
+        expected, link = header.end, placed.link_after
         position = placed.after
         if header.end > offset:
             yield placed
@@ -116,7 +119,7 @@ def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) ->
     first = next(walk(Window(read, _HEADER_WINDOW_BYTES), seed, place, start))
     window = Window(read, end - first.header.offset + _SOME_HEADERS_BYTES)
     parts = []
-    for placed in walk(window, seed, Place(first.header.offset, first.position), start):
+    for placed in walk(window, seed, Place(first.header.offset, first.position, first.header.link), start):
         payload = payload_of(window, placed)
         header = placed.header
         if payload is None:

@@ -69,7 +69,7 @@ class Scrub:
         self._load_began = 0.0
         self._names: deque[str] | None = None
         self._object: ObjectState | None = None
-        self._chain = beginning()
+        self._chain = beginning(0)
         self._goal = Goal(0)
         self._yielded_s = 0.0
         self.rounds = self.objects = self.bytes = self.damaged = 0
@@ -189,7 +189,7 @@ class Scrub:
         while self._names:
             state = directory.objects.get(self._names.popleft())
             if state is not None and state.synced and self._is_there(state):
-                self._object, self._chain = state, beginning()
+                self._object, self._chain = state, beginning(state.root)
                 self._goal = Goal(state.synced, state.synced_digest)
                 return True
         return False

@@ -46,6 +46,7 @@ class ServerCore:
         self,
         *,
         server_id: bytes,
+        life_id: bytes,
         record: bytes = b"",
         token: bytes = b"",
         directory_names: set[str] | None = None,
@@ -54,8 +55,11 @@ class ServerCore:
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
     ) -> None:
+        """`life_id`: random, of this life of the server and no other."""
         names = directory_names or set()
-        self._tables = tables = Tables(server_id, record, token, names, damaged_names or set(), reserve_bytes)
+        self._tables = tables = Tables(
+            server_id, life_id, record, token, names, damaged_names or set(), reserve_bytes
+        )
         greetings = Greetings(tables)
         claims = Claims(tables)
         self._reads = reads = Reads(tables)

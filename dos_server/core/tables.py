@@ -14,8 +14,10 @@ from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState, Loading
+from dos_server.core.extent import fresh_root
 from dos_server.core.mend import Mend
 from dos_server.core.object_state import ObjectState, Refusal
+from dos_server.core.recovery_scan import Found
 from dos_server.core.session import Session
 from dos_server.core.space import Space, cost
 from dos_server.limits import directories_loaded_max, objects_loaded_max
@@ -39,6 +41,7 @@ class Tables:
     def __init__(
         self,
         server_id: bytes,
+        life_id: bytes,
         record: bytes,
         token: bytes,
         directory_names: set[str],
@@ -46,6 +49,7 @@ class Tables:
         reserve_bytes: int | None = None,
     ) -> None:
         self.server_id = server_id
+        self._life_id, self._roots = life_id, 0
         self.token = token
         self.record_bytes = record
         self.record: StoreRecord | None = decode_store_record(record) if record else None
@@ -153,7 +157,16 @@ class Tables:
 
     def new_object(self, directory: DirectoryState, name: str) -> ObjectState:
         """An object that is not there yet. It counts once it is in the table of its directory."""
-        return ObjectState(directory.name, name, version=self.object_version)
+        return ObjectState(directory.name, name, fresh_root=self.fresh_root(), version=self.object_version)
+
+    def found_object(self, directory: str, name: str, found: Found, version: int) -> ObjectState:
+        """An object as it stands on the disk."""
+        return ObjectState(directory, name, fresh_root=self.fresh_root(), found=found, version=version)
+
+    def fresh_root(self) -> int:
+        """A root that no object had before."""
+        self._roots += 1
+        return fresh_root(self._life_id, self._roots)
 
     def find(self, directory_name: str, name: str) -> ObjectState | None:
         """The object, if it is still in memory."""

@@ -76,9 +76,8 @@ class Tails:
         old.judging = False
         if event.found is not None and not event.found.uncut_bytes:
             del self._tails[event.directory, event.name]
-            self._replace(
-                directory, old, ObjectState(event.directory, event.name, event.found, old.version + 1)
-            )
+            found = self._tables.found_object(directory.name, old.name, event.found, old.version + 1)
+            self._replace(directory, old, found)
         self._claims.grant_if_ready(directory)
 
     def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:

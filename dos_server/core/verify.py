@@ -1,11 +1,12 @@
 """Verifying an object's extents from end to end, a part at a time: for `dos fsck` and for the scrub.
 
-An extent is good here if its header is, it is the one that comes next, its prefix digest is that of the
-content found below it, and its payload digest matches. A GET checks less: that a block of another time does
-not fit what follows it sees only who folds all content up to there.
+An extent is good here if its header is, it is the one that comes next, its link is that of the header before
+it, its prefix digest is that of the content found below it, and its payload digest matches. A GET checks all
+of that but the prefix digest, from an extent on whose link the server knows.
 
-Which of two extents is the wrong one when a prefix digest does not match, nothing here can say. So the
-content counts as damaged from the last block on that a later header vouched for.
+An extent whose link does not match is the wrong one of the two, as long as the root is known. When it is not,
+the first extents may as well be those of another time, and all content counts as damaged. When a prefix
+digest does not match, content counts as damaged from the last block on that a later header vouched for.
 
 Rules of this file: it sees a file only through `read`, and holds at most one part of it. What damage means is
 decided by the callers.
@@ -27,12 +28,15 @@ class Chain(NamedTuple):
     """How far an object was followed: everything below `offset` was read, and is good.
 
     `position`: where the file goes on; `fold`: of the content below `offset`, not to be changed; `proven`:
-    below it a header that came later vouches for the content; `epoch_max`: the highest epoch met.
+    below it a header that came later vouches for the content; `epoch_max`: the highest epoch met; `root`: of
+    the object, 0 when nobody knows; `link`: of the next extent, None: any.
     """
 
     offset: int
     position: int
     fold: PrefixDigest
+    root: int
+    link: int | None
     proven: int = 0
     epoch_max: int = 0
 
@@ -44,9 +48,9 @@ class Goal(NamedTuple):
     digest: int | None = None
 
 
-def beginning() -> Chain:
-    """Nothing was followed yet."""
-    return Chain(0, 0, PrefixDigest())
+def beginning(root: int) -> Chain:
+    """Nothing was followed yet. `root`: 0 when nobody knows."""
+    return Chain(0, 0, PrefixDigest(), root, root or None)
 
 
 def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: int, extents: int) -> Chain:
@@ -54,8 +58,9 @@ def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: i
 
     Raises DamagedExtentError where what is to be there is not.
     """
-    window, fold = Window(read, part_bytes), chain.fold.copy()
-    offset, position, proven, epoch_max = chain.offset, chain.position, chain.proven, chain.epoch_max
+    window = Window(read, part_bytes)
+    offset, position, fold_, root, link, proven, epoch_max = chain
+    fold = fold_.copy()
     end = position + max(part_bytes, part_bytes_min)
     while offset < goal.size and extents and position + extent_header_bytes <= end:
         placed = placed_at(window, seed, position)
@@ -69,6 +74,13 @@ def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: i
                 f"an extent of the bytes from {header.offset} to {header.end}",
                 position,
                 f"one that begins at {offset} and ends at {goal.size} at most",
+            )
+        if link is not None and link != header.link:
+            raise DamagedExtentError(
+                offset if root else 0,
+                f"an extent of link {header.link:08x}",
+                position,
+                f"one of link {link:08x}, behind the extent before it",
             )
         if header.prefix_digest != fold.blocks_digest:
             raise DamagedExtentError(
@@ -89,10 +101,10 @@ def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: i
                 f"{header.payload_bytes} bytes of payload digest {header.payload_digest:016x}",
             )
         fold.update(payload)
-        offset, position, extents = header.end, placed.after, extents - 1
+        offset, position, link, extents = header.end, placed.after, placed.link_after, extents - 1
         epoch_max = max(epoch_max, header.epoch)
     if offset == goal.size and goal.digest not in (None, fold.value):
         raise DamagedExtentError(
             proven, f"content of digest {fold.value:016x}", position, f"content of digest {goal.digest:016x}"
         )
-    return Chain(offset, position, fold, proven, epoch_max)
+    return Chain(offset, position, fold, root, link, proven, epoch_max)

@@ -28,7 +28,7 @@ from dos_server.core.readings import GotData as GotData
 from dos_server.core.readings import GotDigest as GotDigest
 from dos_server.core.readings import ReadData as ReadData
 from dos_server.core.readings import ReadDigest as ReadDigest
-from dos_server.core.records import Claim
+from dos_server.core.records import Claim, Mark
 
 # Events
 
@@ -214,10 +214,7 @@ class SetMark(NamedTuple):
     or damaged."""
 
     directory: str
-    name: str
-    synced: int
-    poisoned: bool
-    damaged: bool = False
+    mark: Mark
 
 
 class StoreRecord(NamedTuple):

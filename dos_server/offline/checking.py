@@ -261,7 +261,7 @@ class Check:
     def _steps(
         self, here: _Directory, read: ReadAt, seed: int, found: Found
     ) -> Iterator[DamagedExtentError | None]:
-        chain, goal = beginning(), Goal(found.size, found.fold.value)
+        chain, goal = beginning(found.root), Goal(found.size, found.fold.value)
         while chain.offset < goal.size:
             before = chain.position
             try:

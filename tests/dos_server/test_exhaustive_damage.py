@@ -61,6 +61,7 @@ SPANS = [(0, 82), (82, 167), (167, 246)]
 STARTS = [start for start, _ in SPANS]
 EXTENTS = [WHOLE[start:end] for start, end in SPANS]
 HEADERS = [extent[:64] for extent in EXTENTS]
+ROOT = int.from_bytes(WHOLE[12:16])
 HEADER_BYTES = {place for start in STARTS for place in range(start, start + 64)}
 CONTENT_BEFORE = dict(zip(STARTS, (0, *ENDS), strict=False))
 assert b"".join(EXTENTS) == WHOLE
@@ -126,7 +127,7 @@ def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def with_object(data: bytes, mark: int | None) -> Files:
     """The files with another object; its mark tells that size, or there is none."""
-    marks = b"" if mark is None else encode_mark(Mark("obj", mark))
+    marks = b"" if mark is None else encode_mark(Mark("obj", mark, root=ROOT))
     return {**FILES, OBJECT: data, MARKS: marks}
 
 
@@ -243,6 +244,23 @@ def test_extents_of_another_object_are_never_served(mark: int | None, whose: str
         assert one.error is any(mask)
     one = judge(with_object(WHOLE + foreign, mark), len(CONTENT), "all of it behind the end")
     assert (one.served, one.found.corrupt) == (CONTENT, True)
+
+
+EARLIER = made([text[::-1] for text in TEXTS])[OBJECT]
+"""What the name had before it was removed and made again: other bytes, of the same lengths."""
+
+
+@pytest.mark.parametrize("mark", MARKED)
+def test_extents_that_the_name_had_in_an_earlier_life_are_never_served(mark: int | None) -> None:
+    # EVIDENCE-OF: P-2
+    for mask in itertools.product((False, True), repeat=3):
+        if all(mask) and mark is None:
+            continue  # a whole file of another time: without a mark nothing here says that there was another
+        data = b"".join(
+            EARLIER[at:to] if stale else WHOLE[at:to] for stale, (at, to) in zip(mask, SPANS, strict=True)
+        )
+        one = judge(with_object(data, mark), len(CONTENT), f"{mask}")
+        assert one.found.corrupt is any(mask)
 
 
 def test_damage_is_remembered_when_the_file_looks_good_again() -> None:

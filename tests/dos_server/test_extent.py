@@ -26,6 +26,7 @@ from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
 from tests.dos_protocol.strategies import good_names, ids, u64
 
 SEED = object_seed("dir", "obj")
+u32 = st.integers(0, 2**32 - 1)
 
 
 @st.composite
@@ -38,6 +39,7 @@ def headers(draw: st.DrawFn) -> ExtentHeader:
         draw(st.integers(0, offset)),
         draw(u64),
         draw(u64),
+        draw(u32),
     )
 
 
@@ -58,13 +60,13 @@ def test_a_flipped_bit_in_a_header_is_seen(header: ExtentHeader, bit: int) -> No
 
 
 def test_a_newer_version_and_impossible_fields_are_told_from_damage() -> None:
-    good = bytearray(encode_header(ExtentHeader(5, 10, 3, 7, 1, 2), SEED))
-    for place, value in ((2, 2), (3, 1), (5, 1), (7, 1), (15, 1)):
+    good = bytearray(encode_header(ExtentHeader(5, 10, 3, 7, 1, 2, 3), SEED))
+    for place, value in ((2, 2), (3, 1), (5, 1), (7, 1)):
         data = bytearray(good)
         data[place] = value
         data[56:] = digest64(bytes(data[:56]), SEED).to_bytes(8, "big")
         assert decode_header(data, SEED) is HeaderFault.FORMAT
-    for header in (ExtentHeader(0, 10, 3, 7, 1, 2), ExtentHeader(5, 10, 3, 11, 1, 2)):
+    for header in (ExtentHeader(0, 10, 3, 7, 1, 2, 3), ExtentHeader(5, 10, 3, 11, 1, 2, 3)):
         assert decode_header(encode_header(header, SEED), SEED) is HeaderFault.FORMAT
 
 
@@ -73,9 +75,14 @@ def test_zeros_are_never_a_header() -> None:
     assert decode_header(bytes(64), 0) is HeaderFault.DIGEST
 
 
-@given(sizes=st.lists(st.integers(1, 90_000), min_size=1, max_size=8), epoch=u64, start=st.integers(0, 2**40))
+@given(
+    sizes=st.lists(st.integers(1, 90_000), min_size=1, max_size=8),
+    epoch=u64,
+    start=st.integers(0, 2**40),
+    link=u32,
+)
 def test_adjacent_appends_share_extents_and_the_specification_reads_them(
-    sizes: list[int], epoch: int, start: int
+    sizes: list[int], epoch: int, start: int, link: int
 ) -> None:
     fold = PrefixDigest(start - start % 65_536, 7)
     fold.update(bytes(start % 65_536))
@@ -85,14 +92,15 @@ def test_adjacent_appends_share_extents_and_the_specification_reads_them(
         data = bytes([number + 1]) * size
         pieces.append(Piece(fold.size, fold.blocks_digest, data))
         fold.update(data)
-    extents = list(build_extents(pieces, seed=SEED, epoch=epoch, durable=begin))
+    extents = list(build_extents(pieces, seed=SEED, epoch=epoch, durable=begin, link=link))
     offset, content = begin, b""
     for header, buffers in extents:
         data = b"".join(buffers)
         parsed = extent_spec("dir", "obj").parse(data)
         value = parsed.head.value
         assert (value.offset, value.epoch, value.durable) == (offset, epoch, begin)
-        assert value.prefix_digest == header.prefix_digest
+        assert (value.prefix_digest, value.link) == (header.prefix_digest, link)
+        link = int.from_bytes(data[60:64], "big")
         assert len(data) == 64 + header.payload_bytes
         offset = header.end
         content += parsed.payload
@@ -103,7 +111,7 @@ def test_adjacent_appends_share_extents_and_the_specification_reads_them(
 
 def test_an_extent_holds_at_most_256_kib() -> None:
     pieces = [Piece(i * 65_536, 0, bytes(65_536)) for i in range(9)]
-    counts = [header.payload_bytes for header, _ in build_extents(pieces, seed=1, epoch=0, durable=0)]
+    counts = [header.payload_bytes for header, _ in build_extents(pieces, seed=1, epoch=0, durable=0, link=1)]
     assert counts == [262_144, 262_144, 65_536]
 
 
@@ -122,15 +130,16 @@ def test_a_claim_survives_its_bytes_and_damage_is_named(
             records.decode_claim(damaged, "x")
 
 
-@given(name=good_names, synced=u64, poisoned=st.booleans(), bit=st.integers(0, 256 * 8 - 1))
+@given(name=good_names, synced=u64, poisoned=st.booleans(), root=u32, bit=st.integers(0, 256 * 8 - 1))
 def test_a_mark_survives_its_bytes_and_a_damaged_one_says_nothing(
-    name: str, synced: int, poisoned: bool, bit: int
+    name: str, synced: int, poisoned: bool, root: int, bit: int
 ) -> None:
-    mark = records.Mark(name, synced, poisoned)
+    mark = records.Mark(name, synced, poisoned, root=root)
     data = records.encode_mark(mark)
     assert records.decode_marks(data + data[:100]) == [mark]
     parsed = MarkSpec.parse(data).body.value
     assert (parsed.name.rstrip(b"\0").decode(), parsed.synced, parsed.flags) == (name, synced, poisoned)
+    assert parsed.root == root
     bad = bytearray(data)
     bad[bit // 8] ^= 1 << bit % 8
     assert records.decode_marks(bytes(bad) + data) == [None, mark]
@@ -154,12 +163,12 @@ def test_an_identity_is_hex_and_nothing_else() -> None:
 def test_the_index_finds_an_extent_at_or_before(sizes: list[int], ask: int, cut: int) -> None:
     index, offset, position, starts = SparseIndex(), 0, 0, [Place(0, 0)]
     for size in sizes:
-        starts.append(Place(offset, position))
-        index.add(offset, position)
+        starts.append(Place(offset, position, len(starts)))
+        index.add(offset, position, len(starts) - 1)
         offset, position = offset + size, position + size + 64
     found = index.find(ask)
     assert found in starts
-    assert found.offset <= ask or found == (0, 0)
+    assert found.offset <= ask or found == Place(0, 0)
     index.cut(cut)
     kept = index.find(2**63)
     assert kept in starts
@@ -170,12 +179,13 @@ def test_the_index_stays_bounded_however_large_the_object() -> None:
     # EVIDENCE-OF: P-9
     index = SparseIndex()
     for number in range(100_000):
-        index.add(number * 262_144, number * 262_208)
+        index.add(number * 262_144, number * 262_208, number)
     assert len(index) <= index_entries_max
     for ask in (0, 5_000_000, 13_000_000_000, 26_000_000_000):
         place = index.find(ask)
         assert place.offset <= ask
         assert place.position == place.offset // 262_144 * 262_208
+        assert place.link == place.offset // 262_144
         assert ask - place.offset <= 100_000 * 262_144 // (index_entries_max // 4)
 
 

@@ -20,7 +20,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import records
-from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.core.findings import Finding, Verdict
 from dos_server.core.records import Mark
 from dos_server.core.recovery import Decision
@@ -374,13 +374,24 @@ def test_a_claim_below_the_extents_is_noted(data: Path) -> None:
     assert (one.verdict, one.found) == (Verdict.NOTE, "an extent of epoch 3")
 
 
-def test_a_block_of_another_time_is_found_by_the_chain_though_no_start_sees_it(tmp_path: Path) -> None:
+def test_a_block_of_another_time_is_found_by_its_root(tmp_path: Path) -> None:
     old, new = [b"o" * 200_000, b"x" * 200_000], [b"n" * 200_000, b"x" * 200_000]
     written(tmp_path / "old", "a", parts=old)
     data = written(tmp_path / "new", "a", parts=new)
     path = data / "d" / "dir" / "a"
     stale = (tmp_path / "old" / "d" / "dir" / "a").read_bytes()[:200_064]
     path.write_bytes(stale + path.read_bytes()[200_064:])
+    assert verdicts(data) == {"dir/a": (Verdict.DAMAGED, 0, "E")}
+
+
+def test_content_that_the_headers_contradict_is_found_though_no_start_sees_it(tmp_path: Path) -> None:
+    """All fits but the prefix digest: no disk does that, an error of ours might."""
+    data = written(tmp_path / "data", "a", parts=[b"n" * 200_000, b"x" * 200_000])
+    path = data / "d" / "dir" / "a"
+    seed, file = object_seed("dir", "a"), path.read_bytes()
+    piece = Piece(200_000, 7, b"x" * 200_000)
+    ((_, buffers),) = build_extents([piece], seed=seed, epoch=3, durable=0, link=link_after(file))
+    path.write_bytes(file[:200_064] + b"".join(buffers))
     assert verdicts(data) == {"dir/a": (Verdict.DAMAGED, 0, "")}
 
 
@@ -443,12 +454,13 @@ class Endless:
 
     def __init__(self, extents: int) -> None:
         self.seed = object_seed("dir", "big")
-        payload, fold = b"z" * extent_payload_bytes_max, PrefixDigest()
+        payload, fold, link = b"z" * extent_payload_bytes_max, PrefixDigest(), 1
         self.payload = payload
         self.heads: list[bytes] = []
         for _ in range(extents):
             piece = Piece(fold.size, fold.blocks_digest, payload)
-            ((_, (head, _)),) = build_extents([piece], seed=self.seed, epoch=1, durable=fold.size)
+            ((_, (head, _)),) = build_extents([piece], seed=self.seed, epoch=1, durable=fold.size, link=link)
+            link = link_after(head)
             self.heads.append(bytes(head))
             fold.update(payload)
         self.digest = fold.value
@@ -467,7 +479,7 @@ class Endless:
 
 
 def parts_of(file: Endless) -> Iterator[Chain]:
-    chain, goal = beginning(), Goal(file.size, file.digest)
+    chain, goal = beginning(1), Goal(file.size, file.digest)
     while chain.offset < goal.size:
         chain = verify_part(file.read, file.seed, chain, goal, fsck_part_bytes, fsck_part_extents_max)
         yield chain
@@ -492,7 +504,7 @@ def test_a_goal_with_another_digest_is_damage_of_what_no_header_vouches_for() ->
     file = Endless(3)
     goal = Goal(file.size, file.digest ^ 1)
     with pytest.raises(DamagedExtentError) as caught:
-        verify_part(file.read, file.seed, beginning(), goal, fsck_part_bytes, 100)
+        verify_part(file.read, file.seed, beginning(1), goal, fsck_part_bytes, 100)
     assert caught.value.offset == 2 * extent_payload_bytes_max
 
 

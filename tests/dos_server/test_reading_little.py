@@ -6,7 +6,7 @@ import pytest
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import KIB, MIB
-from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.core.index import Place
 from dos_server.core.scan import read_content
 from dos_server.limits import extent_payload_bytes_max
@@ -16,10 +16,11 @@ SEED = object_seed("dir", "o")
 
 def file_of(content: bytes, append_bytes: int) -> bytes:
     """The extents of appends, each written alone."""
-    fold, parts = PrefixDigest(), []
+    fold, parts, link = PrefixDigest(), [], 1
     for start in range(0, len(content), append_bytes):
         piece = Piece(start, fold.blocks_digest, content[start : start + append_bytes])
-        for _, buffers in build_extents([piece], seed=SEED, epoch=0, durable=0):
+        for _, buffers in build_extents([piece], seed=SEED, epoch=0, durable=0, link=link):
+            link = link_after(buffers[0])
             parts += buffers
         fold.update(piece.data)
     return b"".join(parts)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol.digests import PrefixDigest, prefix_digest
-from dos_server.core.extent import Piece, build_extents, object_seed
+from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.core.findings import REPAIR, logged
 from dos_server.core.index import SparseIndex
 from dos_server.core.records import Mark
@@ -19,16 +19,20 @@ from dos_server.core.recovery_scan import Found, recover
 from dos_server.core.scan import DamagedExtentError, read_content
 
 SEED = object_seed("dir", "obj")
+ROOT = 0x0102_0304
 TEXTS = [b"first record, ", b"the second one, " * 5, b"and a third\0with zeros\0in it" * 3]
 
 
-def extents_of(texts: list[bytes], *, durable_lag: int = 1, seed: int = SEED, epoch: int = 1) -> list[bytes]:
+def extents_of(
+    texts: list[bytes], *, durable_lag: int = 1, seed: int = SEED, epoch: int = 1, root: int = ROOT
+) -> list[bytes]:
     """The bytes of one extent per text; each knows all but the last `durable_lag` before it to be durable."""
-    fold, out, ends = PrefixDigest(), [], [0]
+    fold, out, ends, link = PrefixDigest(), [], [0], root
     for number, text in enumerate(texts):
         durable = ends[max(number - durable_lag, 0)]
         piece = Piece(fold.size, fold.blocks_digest, text)
-        ((_, buffers),) = build_extents([piece], seed=seed, epoch=epoch, durable=durable)
+        ((_, buffers),) = build_extents([piece], seed=seed, epoch=epoch, durable=durable, link=link)
+        link = link_after(buffers[0])
         out.append(b"".join(buffers))
         fold.update(text)
         ends.append(fold.size)

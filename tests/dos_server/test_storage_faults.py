@@ -26,6 +26,12 @@ def writer(server: Harness, epoch: int = 1) -> int:
     return session
 
 
+def behind(server: Harness, first: bytes, second: bytes) -> bytes:
+    """The extent that would come behind the first one of dir/o."""
+    root = int.from_bytes(server.disk.content("d/dir/o")[12:16])
+    return extents_of([first, second], seed=object_seed("dir", "o"), root=root)[1]
+
+
 def object_handles(server: Harness) -> list[str]:
     return [path for _, path in server.disk._handles.values() if not path.rpartition("/")[2].startswith(".")]
 
@@ -107,7 +113,7 @@ def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_ser
     server.ask(session, append(b"", b"abc"))
     handle = server.disk.open("d/dir/o", create=False)
     good = server.disk.size(handle)
-    torn = extents_of([b"abc", bytes(range(256)) * 20], seed=object_seed("dir", "o"))[1][:-100]
+    torn = behind(server, b"abc", bytes(range(256)) * 20)[:-100]
     server.disk.write(handle, good, [torn])
     server.disk.kill()
     server.disk.space = server.disk.used + 1_000
@@ -156,7 +162,7 @@ def test_a_tail_torn_again_at_the_same_place_leaves_the_copy_of_the_first_alone(
     server.ask(session, append(b"", b"abc"))
     tails = []
     for count in (20, 5, 10):
-        whole = extents_of([b"abc", bytes([count]) * 20 * count], seed=object_seed("dir", "o"))[1]
+        whole = behind(server, b"abc", bytes([count]) * 20 * count)
         tails.append(whole[:-100])
         handle = server.disk.open("d/dir/o", create=False)
         server.disk.write(handle, server.disk.size(handle), [tails[-1]])

@@ -41,14 +41,14 @@ def seeds() -> dict[str, dict[str, bytes]]:
             ),
         },
         "version0": {"stream": b"\3" + b"".join(len(one).to_bytes(4) + one for one in requests)},
-        "extent": {"hello": b"\1" + encode_header(ExtentHeader(5, 10, 3, 7, 0, 0), SEED)[:56] + b"hello"},
+        "extent": {"hello": b"\1" + encode_header(ExtentHeader(5, 10, 3, 7, 0, 0, 9), SEED)[:56] + b"hello"},
         "scan": {
             "three": b"\4\x10" + b"".join(bytes((20,)) + b"x" * 21 + b"\0" for _ in range(3)),
             "hole": b"\0\0\x09" + b"y" * 10 + b"\0\xa5\0\x40\x09" + b"z" * 10 + b"\0",
         },
         "records": {
             "claim": b"\0" + records.encode_claim(records.Claim(7, b"w" * 16)),
-            "mark": b"\0" + records.encode_mark(records.Mark("obj", 15)),
+            "mark": b"\0" + records.encode_mark(records.Mark("obj", 15, root=9)),
             "identity": b"\0" + records.encode_identity(bytes(range(16))),
             "store": b"\0" + encode_store_record(record),
         },

@@ -236,7 +236,8 @@ def scan(data: bytes) -> None:
     """A file of extents, holes, copies, blocks of other objects and bytes that are none of these."""
     fields = Fields(data)
     flags = fields.number(1)
-    mark = Mark("obj", fields.number(1), bool(flags & 1), bool(flags & 2)) if flags & 4 else None
+    root = 9 if flags & 8 else 0
+    mark = Mark("obj", fields.number(1), bool(flags & 1), bool(flags & 2), root=root) if flags & 4 else None
     file = _file(fields)
 
     def read(position: int, count: int) -> bytes:
@@ -257,8 +258,8 @@ def scan(data: bytes) -> None:
 
 
 def _file(fields: Fields) -> bytes:
-    """Blocks of the kinds above; those of this object go on where the last one ended, or elsewhere."""
-    file, blocks, size, content = bytearray(), [b""], 0, b""
+    """Blocks of the kinds above; those of this object follow the last one, or stand elsewhere."""
+    file, blocks, size, content, link = bytearray(), [b""], 0, b"", 9
     while fields.more and len(file) < 1 << 16:
         kind = fields.number(1)
         if kind < 160:
@@ -267,12 +268,13 @@ def _file(fields: Fields) -> bytes:
             whole = len(content) - len(content) % 65_536
             durable = min(fields.number(1), offset)
             head = header_without_digest(
-                len(payload) or 1, offset, durable, payload, prefix_digest(content[:whole])
+                len(payload) or 1, offset, durable, payload, prefix_digest(content[:whole]), link
             )
             seed = SEED if kind < 150 else SEED ^ 1
             block = head + digest64(head, seed).to_bytes(8) + payload
             if kind < 120:
                 size, content = size + len(payload), content + payload
+                link = int.from_bytes(block[60:64])
             blocks.append(block)
         elif kind < 180:
             block = bytes(fields.number(2) % 1_200)
@@ -286,9 +288,11 @@ def _file(fields: Fields) -> bytes:
     return bytes(file)
 
 
-def header_without_digest(count: int, offset: int, durable: int, payload: bytes, prefix: int) -> bytes:
+def header_without_digest(
+    count: int, offset: int, durable: int, payload: bytes, prefix: int, link: int
+) -> bytes:
     """The first 56 bytes of a header, said once more from protocol.md."""
-    numbers = ((count, 4), (0, 4), (offset, 8), (1, 8), (durable, 8), (digest64(payload), 8), (prefix, 8))
+    numbers = ((count, 4), (link, 4), (offset, 8), (1, 8), (durable, 8), (digest64(payload), 8), (prefix, 8))
     return b"\xd0\x58\x01\0\0\0\0\0" + b"".join(value.to_bytes(size) for value, size in numbers)
 
 

@@ -6,6 +6,7 @@ the disk when it is asked for and is reported when it is finished: the worst cas
 meanwhile is covered.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.thread_work import thread_work
 
 SERVER_ID = bytes(range(1, 17))
+_LIVES = itertools.count()
 
 
 class Harness:
@@ -64,6 +66,7 @@ class Harness:
         server_id, record, names = self.storage.start(SERVER_ID)
         self.core = ServerCore(
             server_id=server_id,
+            life_id=b"life %d" % next(_LIVES),
             record=record,
             token=self.token,
             directory_names=names,
@@ -109,8 +112,8 @@ class Harness:
             case v.Write(directory, name):
                 effect = effect._replace(buffers=[bytes(one) for one in effect.buffers])
                 return v.Written(directory, name, storage.write(effect))
-            case v.SetMark(directory, name, synced, poisoned, damaged):
-                storage.set_mark(directory, name, synced, poisoned=poisoned, damaged=damaged)
+            case v.SetMark(directory, mark):
+                storage.set_mark(directory, mark)
             case v.ForgetDirectory(directory):
                 storage.forget(directory)
             case v.DropMend():

@@ -86,17 +86,18 @@ def store_record_vector() -> str:
 
 
 def extent_vector() -> str:
-    header = ExtentHeader(5, 10, 3, 7, digest64(b"hello"), 0)
+    header = ExtentHeader(5, 10, 3, 7, digest64(b"hello"), 0, 0x01020304)
     return _hex(encode_header(header, object_seed("dir", "obj")) + b"hello")
 
 
 def small_record_vectors() -> str:
-    mark = encode_mark(Mark("obj", 15))
+    mark = encode_mark(Mark("obj", 15, root=0x01020304))
     return (
         "Claim of epoch 7 by writer 000102..0f:\n\n"
         f"{_hex(encode_claim(Claim(7, bytes(range(16)))))}\n\n"
-        f'Mark of "obj" at 15: bytes 0 to 2 `{mark[:3].hex()}`, 128 to 135 `{mark[128:136].hex()}`, '
-        f"248 to 255 `{mark[248:].hex()}`, the others zero."
+        f'Mark of "obj" at 15, root 01020304: bytes 0 to 2 `{mark[:3].hex()}`, '
+        f"128 to 135 `{mark[128:136].hex()}`, "
+        f"137 to 140 `{mark[137:141].hex()}`, 248 to 255 `{mark[248:].hex()}`, the others zero."
     )
 
 

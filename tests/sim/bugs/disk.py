@@ -8,6 +8,7 @@ from dos_server.core import looks, recovery, recovery_scan, scan, verify
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import HeaderFault, decode_header
 from dos_server.core.object_state import ObjectState
+from dos_server.core.records import Mark
 from dos_server.core.recovery import Decision
 from dos_server.core.scrub import Scrub
 from dos_server.disk import Disk
@@ -47,11 +48,9 @@ def failed_sync_is_tried_again() -> list[Patch]:
 def restart_trusts_the_page_cache() -> list[Patch]:
     original = Storage.set_mark
 
-    def set_mark(
-        self: Storage, directory: str, name: str, synced: int, *, poisoned: bool, damaged: bool = False
-    ) -> None:
-        if not poisoned:
-            original(self, directory, name, synced, poisoned=False, damaged=damaged)
+    def set_mark(self: Storage, directory: str, mark: Mark) -> None:
+        if not mark.poisoned:
+            original(self, directory, mark)
 
     def make_durable(disk: Disk, handle: int, found: Any, synced: int) -> None:
         disk.sync(handle)  # as if the page cache were the platters

@@ -39,7 +39,6 @@ def short_of_space(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """Room comes and goes in moments, while a writer is in a hurry: of appends under way one may fit and the
     one before it not."""
     machine, world = rng.choice(cluster.machines), cluster.world
-    machine.was_full = True
     for writer in cluster.living_writers():
         writer.hurries_until = world.now + 0.3
     at = 0.0

@@ -68,10 +68,12 @@ class Server(Process):
     def __init__(self, machine: "Machine") -> None:
         super().__init__(machine.world, machine.name)
         self.machine = machine
+        machine.lives += 1
         self.storage = Storage(machine.disk)
         server_id, record, names = self.storage.start(machine.fresh_id)
         self.core = ServerCore(
             server_id=server_id,
+            life_id=b"%s, life %d" % (machine.fresh_id, machine.lives),
             record=record,
             token=b"",
             directory_names=names,
@@ -165,8 +167,8 @@ class Server(Process):
                     closing.wire.close(dialler=False)
             case v.Write(directory, name):
                 return v.Written(directory, name, self.storage.write(effect))
-            case v.SetMark(directory, name, synced, poisoned, damaged):
-                self.storage.set_mark(directory, name, synced, poisoned=poisoned, damaged=damaged)
+            case v.SetMark(directory, mark):
+                self.storage.set_mark(directory, mark)
             case v.ForgetDirectory(directory):
                 self.storage.forget(directory)
             case v.DropMend():
@@ -270,9 +272,10 @@ class Machine:
         self.fresh_id = chance.randbytes(16)
         self.last_session = 0
         self.without_power = False
-        self.tails_judged = 0
         self.wiped = False
         self.bench = Bench(())
+        self.lives = 0
+        self.tails_judged = 0
         self.told: dict[tuple[str, str], int] = {}
         self.damaged: dict[str, None] = {}
         self.had_errors = False
