@@ -60,7 +60,7 @@ class Damage(Oracle):
         """Whether the object is said to be damaged. Where nothing scrubs, all of it is looked at now."""
         if state.damaged or server.machine.scrub.bytes_per_s:
             return state.damaged
-        chain, goal = beginning(), Goal(state.synced, state.synced_digest)
+        chain, goal = beginning(state.root), Goal(state.synced, state.synced_digest)
         while chain.offset < goal.size:
             looked = server.storage.look(looks.Look(state.directory, state.name, chain, goal), lambda: 0.0)
             if looked.chain is None:
