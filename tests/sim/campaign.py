@@ -94,10 +94,7 @@ def run_batch(seeds: Iterable[int]) -> list[Outcome]:
     outcomes = []
     for seed in seeds:
         begun = time.process_time()
-        try:
-            result = run_seed(seed)
-        except Exception as error:
-            raise RuntimeError(f"seed {seed} ended with an error of its own: {error!r}") from error
+        result = run_seed(seed)
         outcomes.append(outcome_of(result, time.process_time() - begun))
     gc.collect()
     return outcomes

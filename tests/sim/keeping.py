@@ -10,10 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sim.nemesis import Fault
-from tests.sim.run import Result
+from tests.sim.run import ROOT, Result
 from tests.sim.shrink import numbers
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def line_of(seed: int, faults: list[Fault] | None) -> str:

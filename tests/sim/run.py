@@ -7,8 +7,10 @@ verdict    a fresh writer takes each chain over, a fresh reader looks, and the p
            history
 """
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
@@ -29,6 +31,9 @@ from tests.sim.store.server import Machine
 from tests.sim.store.telling import ServerLog
 from tests.sim.store.writer import Stores, Writer
 
+CRASH = "crash"
+"""Stands for the oracle, where a run ended with an error of its own."""
+ROOT = Path(__file__).resolve().parents[2]
 LIVENESS_S = 120.0
 """Virtual seconds. After the heal: sessions notice silence in 15 s, members come back in 2 s."""
 NEW_RECORDS = 3
@@ -185,6 +190,14 @@ class Cluster:
             self.region.heal()
 
 
+def crash_of(error: Exception) -> str:
+    """What it was and where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = Path(place.filename)
+    where = where.relative_to(ROOT) if where.is_relative_to(ROOT) else where
+    return f"{CRASH}: {type(error).__name__}: {error} ({where}:{place.lineno}, {place.name})"
+
+
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
     """One whole run. `faults`: these instead of the plan's, to make a failing run smaller."""
     trace = Trace(keep=keep)
@@ -197,6 +210,9 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
             _run(cluster, chosen)
     except ViolationError as error:
         violation, oracle = str(error), error.oracle
+        cluster.note("oracle", violation)
+    except Exception as error:  # an error that nobody expected is a finding: of the code, or of the simulator
+        violation, oracle = crash_of(error), CRASH
         cluster.note("oracle", violation)
     finally:
         cluster.end()

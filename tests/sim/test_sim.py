@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from dos_server.core.server import ServerCore
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere, run_batch
-from tests.sim.keeping import ROOT, line_of
+from tests.sim.keeping import line_of
 from tests.sim.nemesis import ALL_KINDS, plan_of
 from tests.sim.oracles import without
 from tests.sim.regressions import REGRESSIONS, Regression
-from tests.sim.run import run_seed
+from tests.sim.run import CRASH, ROOT, run_seed
 from tests.sim.shrink import shrink
 
 BATCH = 50
@@ -62,6 +63,17 @@ def test_what_a_seed_found_once_it_finds_no_more(once: Regression) -> None:
 
 def test_a_seed_is_the_same_run_in_another_process() -> None:
     assert digest_elsewhere(11, "1") == digest_elsewhere(11, "2") == run_seed(11).digest
+
+
+def test_an_error_that_nobody_expected_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise ZeroDivisionError("of the core")
+
+    monkeypatch.setattr(ServerCore, "handle", broken)
+    result = run_seed(11)
+    assert result.oracle == CRASH
+    assert result.violation.startswith("crash: ZeroDivisionError: of the core (tests/sim/test_sim.py:")
+    assert run_batch([11])[0].violation == result.violation
 
 
 def test_two_seeds_are_two_runs() -> None:

@@ -129,10 +129,10 @@ class Server(Process):
         """Give the core an event, and do what it asks for. The power may go in the middle of it."""
         if not self.alive:
             return
-        events = deque([event])
+        events = [event]
         try:
-            while events:
-                for effect in self.core.handle(events.popleft(), self.now):
+            for due in events:  # which grow meanwhile
+                for effect in self.core.handle(due, self.now):
                     answer = self._perform(effect)
                     if answer is not None:
                         events.append(answer)
