@@ -257,7 +257,7 @@ class Recovery(Cutting):
         where = f" at {message.position}" if message.position else ""
         what = f"operator {message.operator!r}" if message.operator else "a check"
         reason = f"{what} failed in worker {worker.index}{where}: {message.message}"
-        worker.error = message.message
+        worker.error = reason
         error = RegionFailedError(reason, traceback_text=message.traceback)
         self.decide(RegionState.FAILED, reason, now, kind="failed", error=error)
 

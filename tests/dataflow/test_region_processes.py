@@ -249,6 +249,7 @@ def test_a_user_function_that_raises_stops_the_region_and_says_where(
     assert f"source 'lines', file '{path}', byte 5000" in said
     assert "LookupError: no bad wanted" in said
     assert "in fail_at" in said
+    assert str(error).count("'picky'") == str(error).count("byte 5000") == 1, "each is said once"
 
 
 def test_a_graph_that_breaks_a_rule_starts_nothing(shared_store: str, tmp_path: Path) -> None:
