@@ -24,11 +24,11 @@ def told_at_the_start(cluster: "Cluster") -> str:
     work = [
         f"{one}, {'many records under way' if cluster.pipelined[one] else 'one record at a time'}"
         for one in cluster.directories
-    ] or ["a region"]
-    return (
-        f"{len(members)} servers, {quorum} acknowledge; about {paths} away; {'; '.join(work)};"
-        f" {cluster.victim.name} may be damaged"
-    )
+    ] or ["a region: drivers d1, d2 .., worker processes kWORKER.NUMBER"]
+    who = f"{len(members)} servers" if len(members) > 1 else "1 server"
+    needed = f"{quorum} acknowledge" if quorum > 1 else "1 acknowledges"
+    damaged = f"{cluster.victim.name} may be damaged"
+    return f"{who}, {needed}; about {paths} away; {'; '.join(work)}; {damaged}"
 
 
 def acknowledged(cluster: "Cluster") -> str:

@@ -52,6 +52,6 @@ class TellingServer(Server):
         super().do(call, *args)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        if isinstance(effect, looks.Tell):
+        if isinstance(effect, looks.Tell) and effect.bad:
             self._log.tell(self.name, f"logs: {effect.text}")
         return super()._perform(effect)

@@ -1,11 +1,15 @@
 """Stories of a store: servers, writers of one journal, a reader, and what can go wrong between them.
 
-middle      chance that always takes the middle: a quiet network, disks that lose half
-copies      what a copy holds, in words
-old_client  a client of the original service
-machine     the simulator's machine, without scrubbing
-writer      a writer that does what it is told, and tells what came of it
-play        the store, its time, and who is there
-showing     what a reader is shown, and what every server says
-table       the words
+Its files, from the bottom:
+
+    middle      chance that always takes the middle: a quiet network, disks that lose half
+    copies      what a copy holds, in words
+    old_client  a client of the original service
+    machine     the simulator's machine, without scrubbing
+    writer      a writer that does what it is told, and tells what came of it
+    play        the store, its time, and who is there
+    showing     what a reader is shown, and what every server says
+    table       the words
+
+Rules of this room: nothing is decided here; a story's words become calls of the simulator's parts.
 """
