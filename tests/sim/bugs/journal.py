@@ -4,7 +4,6 @@ from typing import Any
 
 from dos_client.core.claim import ClaimMachine, ClaimState, MemberFenced, MemberLeft
 from dos_client.core.quorum import Quorums
-from dos_protocol.errors import SizeMismatchError
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
@@ -129,19 +128,17 @@ def a_lost_member_is_done_without() -> list[Patch]:
 
 
 @bug("row 17")
-def a_wrong_size_is_taken_for_a_lost_answer() -> list[Patch]:
-    """What is refused because the size is another one was appended before, and its answer lost: or so the
-    client believes."""
-    original = Link._append_refused
+def a_lost_answer_is_taken_for_success() -> list[Patch]:
+    """What was under way when a session ended counts as synced there."""
+    original = Link._left
 
-    def refused(self: Link, tag: int, error: Any) -> None:
-        copy = next((one for one in self._copies.values() if one.target.tag == tag), None)
-        if copy is not None and isinstance(error, SizeMismatchError):
-            copy.target.note(self.server_id, copy.replica.sent)
-            self.claim.changed()
-        original(self, tag, error)
+    def left(self: Link, why: str) -> None:
+        if self.session is not None:
+            for copy in self._active.values():
+                copy.target.note(self.server_id, copy.replica.sent)
+        original(self, why)
 
-    return [(Link, "_append_refused", refused)]
+    return [(Link, "_left", left)]
 
 
 @bug("R5, row 22")

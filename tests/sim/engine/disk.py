@@ -75,13 +75,14 @@ class SimDisk(MemoryDisk):
             else:
                 node.sync()
 
-    def damage(self, path: str, change: Callable[[bytearray], None]) -> None:
-        """Change a file on the platters, and what the cache has of it goes."""
+    def damage(self, path: str, change: Callable[[bytearray], None], *, cached: bool = False) -> None:
+        """Change a file on the platters, and what the cache has of it goes; or, `cached`, hides it."""
         node = self._find(path, durable=True)
         assert node is not None, f"{path} is on the platters"
         change(node.stable)
-        node.seen = bytearray(node.stable)
-        node.unsynced.clear()
+        if not cached:
+            node.seen = bytearray(node.stable)
+            node.unsynced.clear()
 
     def _find(self, path: str, *, durable: bool) -> _Node | None:
         node: _Node | _Folder | None = self.root

@@ -2,12 +2,15 @@
 cannot be read; files end too early.
 
 Rules of this file: only objects of the one machine of a run that may be damaged, while its server is down and
-what it had written is on the platters. What is damaged is noted: a server may lose that, and must say so.
+what it had written is on the platters; or under a server at work, whose cache hides it from all but the
+scrub. What is damaged is noted: a server may lose that, and must say so.
 """
 
+import re
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from dos_server.core.extent import MAGIC
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.machines import down_for
 from tests.support.fake_disk import SECTOR
@@ -71,18 +74,23 @@ def _older(data: bytearray, rng: Random) -> None:
 
 
 def _truncate(data: bytearray, rng: Random) -> None:
-    del data[rng.choice([0, rng.randrange(len(data)), max(0, len(data) - 1 - rng.randrange(400))]) :]
+    """Anywhere, near the end, or just between two extents."""
+    edges = [found.start() for found in re.finditer(re.escape(MAGIC), data)] or [0]
+    near = max(0, len(data) - 1 - rng.randrange(400))
+    del data[rng.choice([rng.randrange(len(data)), near, rng.choice(edges), edges[-1]]) :]
 
 
 CHANGES: Final = (_flip, _zero, _swap, _older, _truncate)
 
 
-def rot(cluster: "Cluster", path: str, rng: Random, number: int | None = None) -> None:
-    """Damage one object of the victim, which is down; in that way, or in any."""
+def rot(
+    cluster: "Cluster", path: str, rng: Random, number: int | None = None, *, cached: bool = False
+) -> None:
+    """Damage one object of the victim, in that way, or in any. It is down, or its cache hides the damage."""
     machine = cluster.victim
     before = machine.disk.stable(path)
     change = CHANGES[number] if number is not None else rng.choice(CHANGES)
-    machine.disk.damage(path, lambda data: change(data, rng))
+    machine.disk.damage(path, lambda data: change(data, rng), cached=cached)
     if machine.disk.stable(path) != before:
         machine.damaged[path] = None
         cluster.note(machine.name, f"{path} is damaged: {change.__name__[1:]}")
@@ -94,12 +102,15 @@ def _kind(number: int) -> Kind:
         machine = cluster.victim
         if not cluster.may_fail(machine) or machine.without_power:
             return
-        machine.kill()
-        machine.disk.write_back()
+        at_work = CHANGES[number] is not _truncate and rng.random() < 0.4
+        if not at_work:
+            machine.kill()
+            machine.disk.write_back()
         paths = objects_of(machine)
         if paths:
-            rot(cluster, rng.choice([rng.choice(paths), paths[-1]]), rng, number)
-        down_for(cluster, machine, fault.seconds)
+            rot(cluster, rng.choice([rng.choice(paths), paths[-1]]), rng, number, cached=at_work)
+        if not at_work:
+            down_for(cluster, machine, fault.seconds)
 
     return damage
 

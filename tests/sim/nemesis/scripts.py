@@ -4,6 +4,8 @@ small plays on one directory. Who sees whom, how far each gets and how it ends i
     reigns       writer after writer, each seeing only some members; from some stage on, what it sends reaches
                  fewer still; then it dies, or sleeps and wakes up later, and another sees others (V1, V2, V3,
                  V5, V6, V8, V9)
+    leftovers    a writer's last records reach some members only, too few; another begins without them, and a
+                 third sees both (V1, V2, V6)
     late_syncs   a writer's records wait for their syncs while another claims (V4)
     old_claims   a writer does not hear that another claims some members; these die, and are up again: the
                  first has them and those who were never claimed (V5)
@@ -60,6 +62,12 @@ class Play:
             self.cluster.network.process_died(writer, power=self.rng.random() < 0.3)
             writer.kill()
 
+    def look_now(self) -> None:
+        """Readers see what there is at this moment."""
+        for reader in self.cluster.readers:
+            if reader.directory == self.directory:
+                reader.look_now.set()
+
     def enter(self, seen: "list[Machine]") -> Writer:
         """A new writer, whom all others refuse."""
         writer = self.cluster.new_writer(self.directory)
@@ -105,7 +113,7 @@ async def reigns(play: Play) -> None:
 async def _reign(play: Play) -> None:
     """One writer, from its claim to its end."""
     rng, machines = play.rng, play.cluster.machines
-    count = rng.choice([play.needed, play.needed, play.needed, len(machines), 1])
+    count = rng.choice([play.needed] * 6 + [len(machines), 1])
     seen = rng.sample(machines, count)
     writer = play.enter(seen)
     stage = rng.choice([GRANTED, SETTLED, RUNNING, RUNNING, RUNNING])
@@ -133,14 +141,44 @@ def _meanwhile(play: Play, seen: "list[Machine]") -> None:
     rng, cluster = play.rng, play.cluster
     what = rng.random()
     if what < 0.35:
-        for reader in cluster.readers:
-            if reader.directory == play.directory:
-                reader.look_now.set()
+        play.look_now()
     elif what < 0.6:
         machine = rng.choice(seen)
         if machine.up:
             machine.power_cut() if rng.random() < 0.7 else machine.kill()
             cluster.world.after(rng.choice([0.0, 0.05, 0.5]), machine.start)
+
+
+async def leftovers(play: Play) -> None:
+    """What nobody was told of may come back or not, but always alike."""
+    rng, cluster = play.rng, play.cluster
+    play.clear_the_stage()
+    few = rng.sample(cluster.machines, play.quorum - 1)
+    others = [machine for machine in cluster.machines if machine not in few]
+    if not few:
+        return
+    first = play.enter(cluster.machines)
+    if not await play.wait_for(first, RUNNING, lambda: None):
+        return
+    await play.sleep(rng.choice([0.0, 0.05, 0.2]))
+    play.hold(first, others, rng.choice([2.0, 9.0]))
+    first.hurries_until = cluster.world.now + rng.choice([0.05, 0.1])
+    await play.sleep(rng.choice([0.05, 0.1, 0.3]))
+    if rng.random() < 0.5:
+        play.look_now()
+        await play.sleep(rng.choice([0.05, 0.3]))
+    play.dismiss(first)
+    second = play.enter(others[: play.needed])
+    if await play.wait_for(second, rng.choice([SETTLED, RUNNING, RUNNING]), lambda: None):
+        await play.sleep(rng.choice([0.0, 0.02, 0.1, 0.3]))
+        play.look_now()
+        await play.sleep(rng.choice([0.0, 0.1]))
+    play.dismiss(second)
+    third = play.enter([*few, *rng.sample(others, play.needed - len(few))])
+    await play.wait_for(third, RUNNING, lambda: None)
+    play.look_now()
+    for machine in cluster.machines:
+        cluster.network.unbar(third.name, machine.name)
 
 
 async def late_syncs(play: Play) -> None:
@@ -305,4 +343,7 @@ def _kind(script: Callable[[Play], Coroutine[Any, Any, None]]) -> Kind:
     return begin
 
 
-KINDS = {script.__name__: _kind(script) for script in (reigns, late_syncs, old_claims, two_of_three, backups)}
+KINDS = {
+    script.__name__: _kind(script)
+    for script in (reigns, leftovers, late_syncs, old_claims, two_of_three, backups)
+}
