@@ -267,7 +267,7 @@ class Stream:
         State and output stay exactly-once; only nothing below it may be shown by step.
         """
         columns = None if schema is None else parse_schema(schema)
-        return self._then(name, MapSpec(function, takes, deterministic, columns))
+        return self._then(name, MapSpec(function, takes, columns, deterministic=deterministic))
 
     def flat_map(
         self,
@@ -279,13 +279,15 @@ class Stream:
         deterministic: bool = True,
     ) -> "Stream":
         """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
-        return self._then(name, FlatMapSpec(function, takes, deterministic, parse_schema(schema)))
+        return self._then(
+            name, FlatMapSpec(function, takes, parse_schema(schema), deterministic=deterministic)
+        )
 
     def filter(
         self, name: str, function: UserFunction, *, takes: Takes = "row", deterministic: bool = True
     ) -> "Stream":
         """Only rows for which the function says yes; a batch function returns a boolean array."""
-        return self._then(name, FilterSpec(function, takes, deterministic))
+        return self._then(name, FilterSpec(function, takes, deterministic=deterministic))
 
     def union(self, name: str, *others: "Stream") -> "Stream":
         """This stream and others of the same schema as one."""

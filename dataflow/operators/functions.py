@@ -11,7 +11,7 @@ array. Columns of another type are cast if nothing is lost by it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ class FunctionSpec(OperatorSpec):
     kind: ClassVar[Kind]
     function: UserFunction
     takes: Takes = "row"
+    _: KW_ONLY
     deterministic: bool = True
 
     def __post_init__(self) -> None:
