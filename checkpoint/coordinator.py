@@ -5,14 +5,18 @@ It is begun in two parts, `listen` and `start`, because the launcher must know t
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import trio
 
+from checkpoint.answering import this_driver
 from checkpoint.coordinator_shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
@@ -22,6 +26,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
+from checkpoint.core.progress import reset_json
 from checkpoint.core.region import (
     CutCommitted,
     Launcher,
@@ -29,13 +34,19 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionState,
     RegionStatus,
+    ResetReport,
+    StateChanged,
 )
+from checkpoint.errors import RegionFailedError
+from checkpoint.limits import listeners_end_s
+from checkpoint.listening import Listeners, RegionListener
 from dos_client import MemberStatus, Store
 from dos_protocol.errors import LocalProtocolError
 
 logger: Final = logging.getLogger("dos.checkpoint")
 
-__all__ = ["Observer", "RegionControl", "first_error"]
+__all__ = ["Observer", "RegionControl", "RegionListener", "first_error"]
+_CUT_ASKED_AGAIN_S: Final = 1.0
 
 
 class RegionControl:
@@ -45,6 +56,9 @@ class RegionControl:
         address = control.listen()          # bound before any worker is launched
         control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
         control.wait(timeout)
+
+    `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are what the handle
+    of a region on Spark has, under Spark's names.
 
     The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process or task has
     ended.
@@ -65,6 +79,7 @@ class RegionControl:
         self._over = False
         self._error: Exception | None = None
         self._abandon = trio.CancelScope()
+        self._listeners = Listeners(spec.name)
         self._status = Coordinator(spec).status()
 
     # --- starting -----------------------------------------------------------------------------------------
@@ -161,6 +176,61 @@ class RegionControl:
         with suppress(trio.RunFinishedError):  # the region is over: nothing is left to tell
             token.run_sync_soon(do)
 
+    # --- as a streaming query of Spark's --------------------------------------------------------------------
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  # Spark's name
+        """Whether the region has not ended yet."""
+        return not self.status().state.is_end
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
+        """The report of the last committed cut, None before the first."""
+        return None if self._shell is None else self._shell.meter.last
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802  # Spark's name
+        """The reports of the last cuts, oldest first."""
+        return [] if self._shell is None else list(self._shell.meter.recent)
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
+        """Wait for the region's end, at most `timeout` seconds. Returns whether it has ended.
+
+        Raises what `exception()` gives when it ended in FAILED or FENCED. A time-out leaves it running.
+        """
+        if not self.wait(timeout):
+            return False
+        self._listeners.wait_ended(listeners_end_s)
+        failure = self.exception()
+        if failure is not None:
+            raise failure
+        return True
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Commit a cut now and return its number. Raises RegionFailedError when none was had in `timeout`
+        s.
+        """
+        begun = time.monotonic()
+        deadline = math.inf if timeout is None else begun + timeout
+        while not self.wait_cut(self.request_cut(), min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())):
+            # asked again: while it did not run yet, or was reset, nobody heard the wish
+            status, now = self.status(), time.monotonic()
+            if status.state.is_end or now >= deadline:
+                raise RegionFailedError(
+                    f"region {self.spec.name} committed no cut in {now - begun:.1f} s"
+                    f" (it is {status.state.value}; {status.reason})"
+                )
+        with self._lock:
+            return self._cut
+
+    def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Tell this listener, on a thread of its own, what happens from now on."""
+        self._listeners.add(listener)
+
+    def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Tell it no more."""
+        self._listeners.remove(listener)
+
     # --- the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -174,6 +244,17 @@ class RegionControl:
             if error is not None:
                 self._error = error
                 self._status = replace(self._status, state=RegionState.FAILED, reason=str(error))
+            status, failure = self._status, self._error
+        self._listeners.ended(
+            {
+                **self._stamp(status),
+                "state": status.state.value,
+                "reason": status.reason,
+                "lastCut": status.last_cut,
+                "exception": None if failure is None else str(failure),
+            }
+        )
+        with self._lock:
             self._over = True
             self._lock.notify_all()
 
@@ -209,8 +290,26 @@ class RegionControl:
             with self._lock:
                 self._cut = max(self._cut, event.cut)
                 self._lock.notify_all()
+        self._tell_listeners(event)
         if self._observer is not None:
             self._observer(event)
+
+    def _tell_listeners(self, event: RegionEvent) -> None:
+        shell = self._shell
+        if shell is None:
+            return
+        status = shell.status()
+        if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
+            last_cut = {"cut": status.last_cut, "step": status.last_cut_step}
+            self._listeners.started({**self._stamp(status), **last_cut, "driver": this_driver()})
+        elif isinstance(event, CutCommitted) and shell.meter.last is not None:
+            self._listeners.tell("onProgress", shell.meter.last)
+        elif isinstance(event, ResetReport):
+            self._listeners.tell("onReset", {**self._stamp(status), **reset_json(event)})
+
+    def _stamp(self, status: RegionStatus) -> dict[str, Any]:
+        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return {"name": self.spec.name, "timestamp": timestamp, "incarnation": status.incarnation}
 
 
 def first_error(error: Exception) -> Exception:

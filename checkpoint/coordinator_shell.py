@@ -10,12 +10,14 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from checkpoint import limits
+from checkpoint.answering import answering, this_driver
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -35,7 +37,9 @@ from checkpoint.core.coordinator_vocabulary import (
     Tick,
 )
 from checkpoint.core.messages import ToWorker, control_frame, decode_from_worker
+from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import (
+    CutCommitted,
     Launcher,
     RegionEvent,
     RegionSpec,
@@ -74,6 +78,9 @@ class RegionShell:
         self._opening: trio.CancelScope | None = None
         self.handled: Callable[[RegionStatus], None] = _nothing
         """Called with a fresh snapshot after each event."""
+        self.also_told: Callable[[RegionEvent], None] = _nothing
+        """Called as the observer is, after it: who answers requests through the store."""
+        self.meter = ProgressMeter(spec.name)
 
     def post(self, event: Event) -> None:
         """An event for the core, after those posted before. On this thread only."""
@@ -136,8 +143,26 @@ class RegionShell:
 
     def _tell(self, event: RegionEvent) -> None:
         logger.info("region %s: %s", self.spec.name, event)
+        if isinstance(event, CutCommitted):
+            stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=stamp)
         if self._observer is not None:
             self._observer(event)
+        self.also_told(event)
+
+    # --- what is asked through the store ------------------------------------------------------------------
+
+    def status(self) -> RegionStatus:
+        """A snapshot, as of now."""
+        return self.core.status()
+
+    def held(self) -> int:
+        """The incarnation in which the manifest is held, 0 for none."""
+        return self._manifest.held if self._manifest is not None else 0
+
+    def last_progress(self) -> dict[str, Any] | None:
+        """The report of the last cut."""
+        return self.meter.last
 
     # --- the manifest -------------------------------------------------------------------------------------
 
@@ -200,8 +225,8 @@ class RegionShell:
             channel.close()  # a worker that takes nothing is as good as gone: its link ends here
 
 
-def _nothing(status: RegionStatus) -> None:
-    del status
+def _nothing(told: object) -> None:
+    del told
 
 
 async def run_region(
@@ -210,7 +235,10 @@ async def run_region(
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         if opened is not None:
             opened(store)
-        return await shell.run(launcher, ManifestLog(StoreHost(store), spec.name, shell.post))
+        manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
+        async with answering(store, spec, shell) as desk:
+            shell.also_told = desk.heard
+            return await shell.run(launcher, manifest)
 
 
 @asynccontextmanager

@@ -75,6 +75,20 @@ class RegionFailedError(DosError):
         self.traceback_text = traceback_text
 
 
+class NoRegionError(DosError):
+    """No region of that name was ever run on this store. `regions`: those that were."""
+
+    def __init__(self, region: str, regions: list[str]) -> None:
+        known = f"it has {', '.join(regions)}" if regions else "it has none"
+        remedy = "check the name, and that the URL is the store that `run` was given"
+        super().__init__(f"this store has no region {region!r}: {known}", remedy=remedy)
+        self.regions = tuple(regions)
+
+
+class NoAnswerError(DosError):
+    """No driver of the region answered in time. What the manifest tells is in the message."""
+
+
 class FingerprintMismatchError(DosError):
     """The graph is not the one that wrote the state: `operators` names those that differ. Nothing was
     started.
@@ -129,6 +143,8 @@ __all__ = [
     "LinkClosedError",
     "ManifestError",
     "ManifestSupersededError",
+    "NoAnswerError",
+    "NoRegionError",
     "OrphanedError",
     "OutputDiffersError",
     "RegionFailedError",

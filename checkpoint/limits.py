@@ -41,6 +41,35 @@ snapshot_bytes_min: Final = 64 * 1024 * 1024
 snapshot_growth: Final = 4
 """A snapshot is due when what was appended since the last one is this many times its size."""
 
+# --- requests to a region through the store -------------------------------------------------------
+request_bytes_max: Final = 4096
+answer_bytes_max: Final = 4 * 1024 * 1024
+"""A status of the most workers fits."""
+letters_object_bytes_max: Final = 4 * 1024 * 1024
+"""Requests, or answers, go on in a new object when theirs would be longer: nobody reads more than this to
+find the newest.
+"""
+requests_open_max: Final = 1_000
+"""Accepted and not done. More are refused."""
+request_ids_kept_max: Final = 10_000
+"""A request is known to be a duplicate among so many."""
+requests_poll_s: Final = 0.5
+"""How often a driver looks for requests."""
+answers_poll_s: Final = 0.2
+"""How often a requester looks for answers."""
+status_answers_s: Final = 1.0
+"""Two status answers are at least so far apart: one serves all who asked."""
+request_patience_s: Final = 10.0
+"""How long a requester waits for a first answer, unless told."""
+request_clock_slack_s: Final = 60.0
+"""How much the clocks of a requester and a driver may differ."""
+request_write_s: Final = 15.0
+"""A request or an answer that is not written by then is given up, or tried again later."""
+listeners_end_s: Final = 5.0
+"""How long `awaitTermination` lets listeners hear the end."""
+last_answers_s: Final = 5.0
+"""How long the answers of a region that has ended may take."""
+
 # --- times ----------------------------------------------------------------------------------------
 heartbeat_s: Final = 1.0
 suspect_after_s: Final = 10.0
@@ -81,3 +110,4 @@ assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s
 assert workers_max < senders_max
 assert state_block_bytes_max < data_bytes_max
 assert cuts_retained >= 1
+assert request_bytes_max < letters_object_bytes_max

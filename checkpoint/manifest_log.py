@@ -47,10 +47,14 @@ class ManifestLog:
 
     `emit` takes the events; it is called on the thread of the store and must not block. After a
     cancellation the claim is given up with `aclose`; what was appended may be found by the next opening.
+    `driver`: who commits, as its cuts tell people.
     """
 
-    def __init__(self, host: ManifestHost, region: str, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, host: ManifestHost, region: str, emit: Callable[[Event], None], *, driver: str = ""
+    ) -> None:
         self._host = host
+        self._driver = driver
         self._directory = coordinator_directory(region)
         self._emit = emit
         self._claim: ManifestClaim | None = None
@@ -124,7 +128,8 @@ class ManifestLog:
         writer = self._writer
         if writer is None:
             return  # given up meanwhile: the next opening finds out
-        cut = msgspec.structs.replace(order.cut, wall_time_ms=self._host.wall_time_ms())
+        now_ms = self._host.wall_time_ms()
+        cut = msgspec.structs.replace(order.cut, wall_time_ms=now_ms, driver=self._driver)
         try:
             await writer.wait_synced(writer.append(cut_record(cut)))
             self._kept.append(cut)
@@ -162,6 +167,12 @@ class ManifestLog:
         if text != self._waiting:
             self._waiting = text
             self._emit(StoreWaiting(text))
+
+    @property
+    def held(self) -> int:
+        """The incarnation in which a cut could be appended now, as far as is known here; 0 for none."""
+        claim = self._claim
+        return claim.epoch if self._writer is not None and claim is not None and claim.lost is None else 0
 
     async def aclose(self) -> None:
         """Give the claim up; a cut that is not acknowledged yet stays in doubt."""

@@ -16,12 +16,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from checkpoint.coordinator import Observer, RegionControl
+from checkpoint.coordinator import Observer, RegionControl, RegionListener
 from checkpoint.core.region import RegionSpec
 from dataflow.core.regions import region_options
 from dataflow.graph import Graph
@@ -45,15 +45,17 @@ def run_local(
     logs: "str | os.PathLike[str] | None" = None,
     worker_limits: WorkerLimits | None = None,
     observer: Observer | None = None,
+    listeners: Sequence[RegionListener] = (),
     **options: Any,
 ) -> RegionControl:
     """Run the graph as region `name` on subprocesses of this one. Returns at once; `wait`, `stop`, `status`
     it.
 
     store: URL of an initialised store. scratch: directory for the workers' local caches, None for none.
-    logs: directory for what workers print, None for the terminal. options: further fields of `RegionSpec`,
-    such as checkpoint_interval_s=1.0. Same store and name resumes the last cut. Raises GraphError before
-    anything is started.
+    logs: directory for what workers print, None for the terminal. options: further fields of
+    `RegionSpec`, such as checkpoint_interval_s=1.0. listeners: told what happens, as the listeners of a
+    streaming query. Same store and name resumes the last cut. Raises GraphError before anything is
+    started.
     """
     plan = graph.plan()
     settings = plan.the_region()
@@ -68,6 +70,8 @@ def run_local(
         **{**region_options(settings), **options},
     )
     control = RegionControl(spec, observer=observer)
+    for listener in listeners:
+        control.addListener(listener)
     address = control.listen()
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:

@@ -97,6 +97,8 @@ class Incarnation:
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
         self._waiting: dict[str, int] = {}
         """Sources that want a cut, and the step at whose end."""
+        self._waits_since: dict[int, float] = {}
+        """Step -> when its last stage that ran here was over: since then it waits to be aligned."""
         self._batch_bytes = limits.batch_bytes_min * 16
         self._aligned = {
             channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
@@ -213,6 +215,7 @@ class Incarnation:
         sources: Sources | None = None
         if not action.replay:
             sources = {name: dict(parts) for name, parts in taken.items()}
+        self._waits_since[step] = self._clock.seconds()
         self._post(StageEnded(self.number, step, frames, time_ms, sources))
         self._shared.step = step
         self._shared.rows_in += self._circuit.take_rows_in()
@@ -295,9 +298,11 @@ class Incarnation:
         mark = self._schedule.cut_at(step)
         received = {channel: self._decoded(channel, done.items) for channel, done in complete.items()}
         begin = self._clock.seconds()
+        aligned_s = begin - self._waits_since[step]
         sends = self._circuit.run_stage(stage, step, received, cut=bool(mark.cut))
         if mark.cut:
-            self._checkpoint(stage, step, drained_s=self._clock.seconds() - begin)
+            self._checkpoint(stage, step, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin)
+        self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
             self._post(StageEnded(self.number, step, self._send(stage, step, sends, mark)))
         if self._schedule.stage_done(stage, step):
@@ -321,18 +326,20 @@ class Incarnation:
         except ValueError as error:
             raise StepOrderError(f"from worker {sender}: {error}") from error
 
-    def _checkpoint(self, stage: int, step: int, *, drained_s: float) -> None:
+    def _checkpoint(self, stage: int, step: int, *, aligned_s: float, drained_s: float) -> None:
         if step not in self._checkpoints:
             self._checkpoints[step] = (Checkpoint(with_snapshot=self._shared.snapshot_due), {})
         taken, phases = self._checkpoints[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)
+        phases["align"] = phases.get("align", 0.0) + aligned_s
         phases["drain"] = phases.get("drain", 0.0) + drained_s
         phases["write"] = phases.get("write", 0.0) + self._clock.seconds() - begin
 
     def _step_over(self, step: int) -> None:
         self._note_exhausted()
         positions = self._positions.pop(step)
+        del self._waits_since[step]
         mark = self._schedule.forget(step)
         self._shared.rows_out += self._circuit.take_rows_out()
         self._shared.operators = self._circuit.counters()

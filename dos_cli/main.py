@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rm": ("dos_client.cli.objects", "Delete an object of one server, for ever."),
     "stat": ("dos_client.cli.objects", "Show an object's sizes and digest."),
     "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
+    "region": ("checkpoint.cli.region", "Ask a running region: status, checkpoint, reset, stop."),
+    "cuts": ("checkpoint.cli.cuts", "Show the committed cuts of a region, and what lies between them."),
     "journal": ("journal.cli", "Dump or verify a journal."),
 }
 """name -> (module that has it, what `dos --help` says of it)."""

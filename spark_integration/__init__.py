@@ -7,10 +7,11 @@ need neither a server nor a coordinator.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from checkpoint.listening import RegionListener
     from spark_integration.handle import RegionHandle
     from spark_integration.runner import run
 
-__all__ = ["RegionHandle", "run"]
+__all__ = ["RegionHandle", "RegionListener", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from spark_integration.handle import RegionHandle
 
         return RegionHandle
+    if name == "RegionListener":
+        from checkpoint.listening import RegionListener
+
+        return RegionListener
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

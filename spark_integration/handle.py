@@ -8,18 +8,13 @@ was started for it.
 import logging
 import queue
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
-from checkpoint.coordinator import RegionControl
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionStatus, StateChanged
-from checkpoint.errors import RegionFailedError
-from spark_integration.core.progress import ProgressMeter
+from checkpoint.coordinator import RegionControl, RegionListener
+from checkpoint.core.region import RegionEvent, RegionStatus, StateChanged
 from spark_integration.launcher import SparkLauncher
-from spark_integration.limits import JOBS_END_TIMEOUT_S, RECENT_PROGRESS_MAX, STOP_TIMEOUT_S, WATCH_S
+from spark_integration.limits import JOBS_END_TIMEOUT_S, STOP_TIMEOUT_S, WATCH_S
 
 log = logging.getLogger("dos.spark_integration")
 
@@ -55,8 +50,6 @@ class RegionHandle:
         self._events = events
         self._on_event = on_event
         self._at_end = at_end
-        self._meter = ProgressMeter(name)
-        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PROGRESS_MAX)
         self._cleaned = threading.Event()
         threading.Thread(target=self._watch, name=f"dos-{name}-watch", daemon=True).start()
 
@@ -76,12 +69,12 @@ class RegionHandle:
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         """The report of the last committed cut, None before the first."""
-        return self._recent[-1] if self._recent else None
+        return self._control.lastProgress
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802  # Spark's name
         """The reports of the last cuts, oldest first."""
-        return list(self._recent)
+        return self._control.recentProgress
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
         """Wait for the region's end, at most `timeout` seconds. Returns whether it has ended.
@@ -115,16 +108,19 @@ class RegionHandle:
         """Commit a cut now and return its number. Raises RegionFailedError when none was had in `timeout`
         s.
         """
-        cut = self._control.request_cut()
-        if not cut or not self._control.wait_cut(cut, timeout):
-            raise RegionFailedError(
-                f"region {self.name} committed no cut (it is {self.status.state.value}; {self.status.reason})"
-            )
-        return self.status.last_cut
+        return self._control.checkpoint(timeout)
 
     def reset(self) -> None:
         """Go back to the last committed cut, as after the loss of a worker. Spends no reset attempt."""
         self._control.reset()
+
+    def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Tell this listener, on a thread of its own, what happens from now on."""
+        self._control.addListener(listener)
+
+    def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Tell it no more."""
+        self._control.removeListener(listener)
 
     def _watch(self) -> None:
         ended = False
@@ -134,8 +130,6 @@ class RegionHandle:
             except queue.Empty:  # an end that the coordinator's own bug brought is told by no event
                 ended = self._control.wait(0)
                 continue
-            if isinstance(event, CutCommitted):
-                self._recent.append(self._report(event))
             self._tell(event)
             ended = isinstance(event, StateChanged) and event.state.is_end
         self._control.wait(JOBS_END_TIMEOUT_S)  # the end is told before its error is at hand
@@ -144,10 +138,6 @@ class RegionHandle:
         self._launcher.close(JOBS_END_TIMEOUT_S)
         self._at_end()
         self._cleaned.set()
-
-    def _report(self, event: CutCommitted) -> dict[str, Any]:
-        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return self._meter.report(event, self.status, now=time.monotonic(), timestamp=timestamp)
 
     def _tell(self, event: RegionEvent) -> None:
         log.debug("%s: %s", self.name, event)

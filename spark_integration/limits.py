@@ -20,8 +20,6 @@ ended.
 STOP_TIMEOUT_S = 60.0
 """How long `stop` waits for the region's last cut and the end of its jobs before it cancels them."""
 
-RECENT_PROGRESS_MAX = 100
-
 ERROR_TEXT_CHARS_MAX = 20_000
 """Of a failed job's message; Spark repeats the cause several times, with Java's stack below each."""
 JOBS_END_TIMEOUT_S = 15.0

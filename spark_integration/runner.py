@@ -6,14 +6,14 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator import RegionControl, RegionListener
 from checkpoint.core.region import RegionEvent, RegionSpec
 from dataflow.core.regions import region_options
 from dataflow.graph import Graph
@@ -48,6 +48,7 @@ def run(
     start_timeout: float = START_TIMEOUT_S,
     spare_slots: int = 1,
     on_event: Callable[[RegionEvent], None] | None = None,
+    listeners: Sequence[RegionListener] = (),
 ) -> RegionHandle:
     """Run a graph on Spark as a region and return its handle at once; the region starts in the background.
 
@@ -70,6 +71,7 @@ def run(
     - `start_timeout`: seconds to wait for executors, and for all workers to have joined.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
     - `on_event`: called with each event of the region, in a thread of ours.
+    - `listeners`: told of start, progress, resets and the end (`RegionListener`), in another thread of ours.
 
     Raises before anything is started: GraphError, CannotShipError, NotEnoughSlotsError, StoreNotChosenError,
     StoreNotUsableError, InsecureNetworkError; ValueError for an argument out of its range. What goes wrong
@@ -104,6 +106,8 @@ def run(
         )
         events = RegionEvents()
         control = RegionControl(spec, observer=events)
+        for listener in listeners:
+            control.addListener(listener)
         port = control.listen()[1]
         undo.callback(control.stop)
         make_task = _task_maker(spec, (host, port), shipped, scratch)

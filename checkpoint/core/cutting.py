@@ -168,7 +168,8 @@ class Cutting(CoordinatorBase):
         seconds = now - pending.requested_at
         prepared = max(pending.phases_s().values(), default=0.0)
         phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
-        self.tell(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases))
+        by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
+        self.tell(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
 
     def on_finished(self, worker: Worker, message: Finished, now: float) -> Refusal | None:
         """A worker has published the final cut. When all have, the region is finished."""

@@ -77,6 +77,10 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The cut this one goes on from, 0 for the first."""
     rolled_back_to: int = 0
     """For a rollback: the cut whose positions these are; 0 for a cut that was voted."""
+    phases_s: dict[int, dict[str, float]] = {}
+    """Worker -> phase (align, drain, write, sync) -> seconds. For people."""
+    driver: str = ""
+    """host:pid of the driver that committed it. For people."""
     version: int = CUT_VERSION
 
 

@@ -80,10 +80,13 @@ class RegionSpec:
     listen_host: str = "127.0.0.1"
     port_range: tuple[int, int] | None = None
     """First and last port to try; None: any free one."""
+    answer_requests: bool = True
+    """Whether this driver looks for requests in the store (`dos region`) and answers them."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
         check_name(worker_directory(self.name, limits.workers_max))
+        check_name(requests_directory(self.name))
         if not 0 < self.workers <= limits.workers_max:
             raise ValueError(f"a region has 1 to {limits.workers_max} workers, not {self.workers}")
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
@@ -105,6 +108,16 @@ def coordinator_directory(region: str) -> str:
 def worker_directory(region: str, worker: int) -> str:
     """The directory of a worker's chains `state` and `steps`."""
     return f"{region}.w{worker:04d}"
+
+
+def requests_directory(region: str) -> str:
+    """Where people and programs put requests to the region (`dos region`)."""
+    return f"{region}.requests"
+
+
+def answers_directory(region: str) -> str:
+    """Where its drivers answer them."""
+    return f"{region}.answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +216,8 @@ class CutCommitted:
     seconds: float
     phases_s: dict[str, float]
     """Of the slowest worker, by phase (align, drain, write, sync), and `commit`."""
+    worker_phases_s: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Of each worker, by phase."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class PendingCut:
             fingerprint=fingerprint,
             operators=operators,
             parent=parent.cut if parent else 0,
+            phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
         )
 
     def phases_s(self) -> dict[str, float]:

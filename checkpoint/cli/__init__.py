@@ -1,0 +1,1 @@
+"""The commands `dos region` and `dos cuts`."""

@@ -1,0 +1,345 @@
+"""`dos region`: ask a running region for something, through its store.
+
+Rules of this file: arguments in, text or JSON out. What asking means is in `checkpoint/requesting.py`,
+whom the region's driver listens to in `core/request_desk.py`. Exit codes are in `support`.
+"""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from checkpoint import limits
+from checkpoint.cli.support import (
+    NEGATIVE,
+    RegionName,
+    StoreUrl,
+    ago_text,
+    clock_text,
+    count_text,
+    in_store,
+    print_table,
+    seconds_text,
+)
+from checkpoint.core.cut_views import cut_row
+from checkpoint.core.request_records import Answer
+from checkpoint.errors import NoAnswerError
+from checkpoint.manifest_reading import ManifestView, read_manifest
+from checkpoint.requesting import Asking, Reply
+from dos_client import Store
+from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_json
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Ask a running region for its status, a cut, a reset or its end, from wherever its store is reached."
+    "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
+)
+Timeout = Annotated[
+    float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for a first answer.", metavar="SECONDS")
+]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=0.1, max=604_800, help="Seconds to wait for the end of what was accepted.", metavar="SECONDS"
+    ),
+]
+Incarnation = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Refuse unless this incarnation is running, as `status` shows it; 0: any.",
+        metavar="NUMBER",
+    ),
+]
+
+
+@app.command()
+def status(
+    url: StoreUrl,
+    name: RegionName,
+    ask: Annotated[
+        bool, typer.Option(help="Ask the driver; --no-ask shows the manifest alone, and writes nothing.")
+    ] = True,
+    timeout: Timeout = limits.request_patience_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Show how a region is: what its driver says, and the last cut that its manifest shows.
+
+    Asking writes a small request into the store, and the driver an answer. When no driver answers, the
+    manifest still tells which cut was committed last, when and by which driver.
+
+    Example: dos region status dos://h1,h2,h3 wordcount
+
+    Example: dos region status dos://h1,h2,h3 wordcount --no-ask --json
+
+    Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or nobody answered, 2 usage, 3 the
+    store cannot be reached.
+    """
+
+    async def work(store: Store) -> tuple[ManifestView, Reply | None, str]:
+        view = await read_manifest(store, name)
+        if not ask:
+            return view, None, ""
+        try:
+            reply = await Asking(store, name).ask("status", patience_s=timeout)
+        except NoAnswerError as silence:
+            return view, None, str(silence)
+        return await read_manifest(store, name), reply, ""
+
+    view, reply, silence = in_store(url, token_file, work)
+    if as_json:
+        print_json(_status_json(view, reply, silence))
+    else:
+        _print_manifest(view)
+        if reply is not None:
+            _print_status(reply.answer)
+    if silence:
+        fail(f"{silence}. {_hint(view)}", NEGATIVE)
+    if reply is not None and reply.answer.verdict != "done":
+        fail(f"{reply.answer.verdict}: {reply.answer.reason}", NEGATIVE)
+
+
+@app.command()
+def checkpoint(
+    url: StoreUrl,
+    name: RegionName,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.drain_timeout_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Have a cut committed now, and wait until it is. All that was read before the request is in it.
+
+    Example: dos region checkpoint dos://h1,h2,h3 wordcount
+
+    Exit codes: 0 committed, and the manifest shows it; 1 refused, or not done in time; 2 usage; 3 the store
+    cannot be reached.
+    """
+
+    async def work(store: Store) -> tuple[Reply, bool]:
+        await read_manifest(store, name)
+        asking = Asking(store, name)
+        reply = await asking.ask(
+            "checkpoint",
+            incarnation=incarnation,
+            patience_s=timeout,
+            wait_s=wait,
+            accepted=_accepted(as_json),
+        )
+        wanted = reply.answer.result.get("cut", 0)
+        shown = (await read_manifest(store, name)).last
+        return reply, shown is not None and shown.cut >= wanted
+
+    reply, is_there = in_store(url, token_file, work)
+    _end(reply, as_json, lambda done: f"cut {done.get('cut')} at step {done.get('step')} is committed")
+    if not is_there:
+        fail("the driver says so, and the manifest does not show that cut", NEGATIVE)
+
+
+@app.command()
+def reset(
+    url: StoreUrl,
+    name: RegionName,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.reset_timeout_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Have the region go back to its last committed cut, as after the loss of a worker, and wait until it
+    runs.
+
+    Spends none of the region's reset attempts. What was read since that cut is read again.
+
+    Example: dos region reset dos://h1,h2,h3 wordcount
+
+    Example: dos region reset dos://h1,h2,h3 wordcount --incarnation 7
+
+    Exit codes: 0 done, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+    """
+    reply = _asked(url, token_file, name, "reset", incarnation, timeout, wait, as_json=as_json)
+    _end(
+        reply,
+        as_json,
+        lambda done: (
+            f"back at cut {done.get('cut')} in {done.get('seconds', 0.0):.1f} s,"
+            f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
+        ),
+    )
+
+
+@app.command()
+def stop(
+    url: StoreUrl,
+    name: RegionName,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Stop the region: a last cut, then its workers end. The next `run` of that name goes on from the cut.
+
+    Example: dos region stop dos://h1,h2,h3 wordcount
+
+    Exit codes: 0 it has ended, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+    """
+    reply = _asked(url, token_file, name, "stop", incarnation, timeout, wait, as_json=as_json)
+    _end(
+        reply,
+        as_json,
+        lambda done: f"{done.get('state')}: {done.get('reason')}; the last cut is {done.get('lastCut')}",
+    )
+
+
+def _asked(
+    url: str,
+    token_file: Any,
+    name: str,
+    what: str,
+    incarnation: int,
+    timeout: float,
+    wait: float,
+    *,
+    as_json: bool,
+) -> Reply:
+    async def work(store: Store) -> Reply:
+        await read_manifest(store, name)  # a name that is none is told as such
+        return await Asking(store, name).ask(
+            what, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=_accepted(as_json)
+        )
+
+    return in_store(url, token_file, work)
+
+
+def _accepted(as_json: bool) -> Any:
+    def tell(answer: Answer) -> None:
+        if not as_json:
+            typer.echo(f"accepted by {answer.driver}: {answer.reason}", err=True)
+
+    return tell
+
+
+def _end(reply: Reply, as_json: bool, text: Any) -> None:
+    answer = reply.answer
+    if as_json:
+        print_json(_answer_json(answer) | {"supersededBy": reply.superseded_by or None})
+    elif answer.verdict == "done":
+        print(text(answer.result))
+        if reply.superseded_by:
+            print(f"since then the manifest was claimed with epoch {reply.superseded_by}")
+    if answer.verdict != "done":
+        fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)
+
+
+def _answer_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "name": answer.region,
+        "verdict": answer.verdict,
+        "reason": answer.reason,
+        "driver": answer.driver,
+        "incarnation": answer.incarnation,
+        "timeMs": answer.wall_time_ms,
+        "result": answer.result,
+    }
+
+
+def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[str, Any]:
+    return {
+        "name": view.region,
+        "answered": reply is not None,
+        "problem": silence,
+        "driver": reply.answer.driver if reply is not None else None,
+        "status": reply.answer.result if reply is not None else None,
+        "manifest": {
+            "epoch": view.epoch,
+            "cuts": len(view.cuts),
+            "lastCut": cut_row(view.last) if view.last is not None else None,
+        },
+    }
+
+
+def _print_manifest(view: ManifestView) -> None:
+    last = view.last
+    if last is None:
+        print(f"region {view.region}: no cut committed yet; claimed with epoch {view.epoch}")
+        return
+    by = f" by {last.driver}" if last.driver else ""
+    print(
+        f"region {view.region}: last cut {last.cut}{' (final)' if last.final else ''} at step {last.step},"
+        f" {ago_text(last.wall_time_ms, _now_ms())} ({clock_text(last.wall_time_ms)}){by},"
+        f" incarnation {last.incarnation}; claimed with epoch {view.epoch}"
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _hint(view: ManifestView) -> str:
+    """What it may mean that nobody answers."""
+    last = view.last
+    if last is not None and last.final:
+        return "Its last cut is final: all input is processed, and no driver need run"
+    if last is not None and _now_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
+        return (
+            "Its last cut is fresh, so a driver may be at work: one that takes no requests"
+            " (answer_requests=False), is held up, or has just ended"
+        )
+    return "Start it again with `run`: it goes on from its last cut; or look at the driver's log"
+
+
+def _print_status(answer: Answer) -> None:
+    found = answer.result
+    reason = f" ({found['reason']})" if found.get("reason") else ""
+    print(
+        f"{found.get('state')}{reason}, says driver {answer.driver}: incarnation {answer.incarnation},"
+        f" {found.get('cutsCommitted')} cuts, {found.get('resetAttempts')} reset attempts spent"
+    )
+    workers = found.get("workers", [])
+    print_table(
+        (
+            "#worker",
+            "state",
+            "#attempt",
+            "host",
+            "#pid",
+            "#step",
+            "#rows in",
+            "#rows out",
+            "#lag",
+            "last error",
+        ),
+        [
+            (
+                one["worker"],
+                one["state"],
+                one["attempt"],
+                one["host"],
+                one["pid"],
+                one["step"],
+                one["rowsIn"],
+                one["rowsOut"],
+                count_text(one["lagBytes"]),
+                one["error"].splitlines()[-1] if one["error"] else "",
+            )
+            for one in workers
+        ],
+    )
+    progress = found.get("lastProgress")
+    if progress:
+        rate = progress["inputRowsPerSecond"]
+        print(
+            f"cut {progress['cut']}: {progress['numInputRows']} rows in, {progress['numOutputRows']} out"
+            f"{'' if rate is None else f', {rate:.0f} rows/s in'}; {1000 * progress['cutSeconds']:.0f} ms:"
+            f" {seconds_text(progress['phaseSeconds'])}"
+        )
+    for one in found.get("resets", [])[-3:]:
+        how = f"in {one['seconds']:.1f} s, incarnation {one['incarnation']}: {one['reason']}"
+        print(f"reset to cut {one['cut']} {how}")
+
+
+fill_help(app)

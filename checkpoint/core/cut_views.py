@@ -1,0 +1,156 @@
+"""Cuts as people and programs look at them: one in a line, one in full, and what lies between two. Pure.
+
+Rules of this file: plain JSON values out, in the spelling of `progress.py`; what needs the store (the
+state that changed) is put in by others.
+"""
+
+from typing import Any
+
+from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
+from journal.core.position import Position
+
+
+def cut_row(cut: Cut) -> dict[str, Any]:
+    """What one line says of a cut."""
+    return {
+        "cut": cut.cut,
+        "step": cut.step,
+        "incarnation": cut.incarnation,
+        "timeMs": cut.wall_time_ms,
+        "driver": cut.driver,
+        "final": cut.final,
+        "rolledBackTo": cut.rolled_back_to,
+        "stateBytes": sum(part.state.size for part in cut.workers.values()),
+        "workerStateBytes": [cut.workers[index].state.size for index in sorted(cut.workers)],
+        "splits": sum(len(splits) for part in cut.workers.values() for splits in part.sources.values()),
+        "phaseSeconds": slowest(cut.phases_s),
+    }
+
+
+def cut_full(cut: Cut) -> dict[str, Any]:
+    """All that the manifest has of a cut."""
+    return cut_row(cut) | {
+        "parent": cut.parent,
+        "version": cut.version,
+        "fingerprint": cut.fingerprint,
+        "operators": cut.operators,
+        "layout": {
+            "shardBits": cut.layout.shard_bits,
+            "ranges": [
+                {
+                    "begin": one.begin,
+                    "end": one.end,
+                    "worker": one.worker,
+                    "operator": one.operator,
+                    "replica": one.replica,
+                }
+                for one in cut.layout.ranges
+            ],
+            "splits": cut.layout.splits,
+        },
+        "workers": [
+            _worker(index, part, cut.phases_s.get(index, {})) for index, part in sorted(cut.workers.items())
+        ],
+    }
+
+
+def slowest(phases_s: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Of each phase the time of the slowest worker."""
+    longest: dict[str, float] = {}
+    for phases in phases_s.values():
+        for phase, seconds in phases.items():
+            longest[phase] = max(longest.get(phase, 0.0), round(seconds, 6))
+    return longest
+
+
+def cut_diff(before: Cut, after: Cut) -> dict[str, Any]:
+    """What `after` has more than `before`. Numbers are negative where the region went back between."""
+    workers = sorted(before.workers.keys() & after.workers.keys())
+    return {
+        "from": before.cut,
+        "to": after.cut,
+        "steps": after.step - before.step,
+        "seconds": round((after.wall_time_ms - before.wall_time_ms) / 1000, 3),
+        "incarnations": [before.incarnation, after.incarnation],
+        "stateBytes": sum(after.workers[i].state.size - before.workers[i].state.size for i in workers),
+        "workers": [
+            {
+                "worker": index,
+                "stateBytes": after.workers[index].state.size - before.workers[index].state.size,
+                "stepsBytes": after.workers[index].steps.size - before.workers[index].steps.size,
+            }
+            for index in workers
+        ],
+        "splits": _splits_between(before, after),
+        "sinks": _sinks_between(before, after),
+        "changed": [
+            what
+            for what, differs in {
+                "layout": before.layout != after.layout,
+                "operators": before.operators != after.operators,
+                "number of workers": before.workers.keys() != after.workers.keys(),
+            }.items()
+            if differs
+        ],
+    }
+
+
+def _splits_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
+    """The splits that moved, in the unit of their source."""
+    old, new = _splits(before), _splits(after)
+    rows = []
+    for source, split in sorted(old.keys() | new.keys()):
+        at, now = old.get((source, split)), new.get((source, split))
+        if at != now:
+            rows.append(
+                {
+                    "source": source,
+                    "split": split,
+                    "from": at.position if at else None,
+                    "to": now.position if now else None,
+                    "advanced": (now.position if now else 0) - (at.position if at else 0) if now else None,
+                    "done": now.done if now else True,
+                }
+            )
+    return rows
+
+
+def _splits(cut: Cut) -> dict[tuple[str, str], SplitPosition]:
+    """A split that a source names on each worker (such as how many are done) is one for each."""
+    found: dict[tuple[str, str], SplitPosition] = {}
+    for index, part in sorted(cut.workers.items()):
+        for source, splits in part.sources.items():
+            for split, at in splits.items():
+                found[source, split or f"(splits done by worker {index})"] = at
+    return found
+
+
+def _sinks_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
+    rows = []
+    for index, part in sorted(after.workers.items()):
+        was = before.workers[index].sinks if index in before.workers else {}
+        for sink, now in sorted(part.sinks.items()):
+            if now != was.get(sink):
+                rows.append({"worker": index, "sink": sink, "from": was.get(sink), "to": now})
+    return rows
+
+
+def _worker(index: int, part: WorkerCut, phases: dict[str, float]) -> dict[str, Any]:
+    return {
+        "worker": index,
+        "state": _position(part.state),
+        "steps": _position(part.steps),
+        "sources": {
+            source: {
+                split: {"position": at.position, "digest": f"{at.digest:016x}", "done": at.done}
+                for split, at in splits.items()
+            }
+            for source, splits in part.sources.items()
+        },
+        "sinks": part.sinks,
+        "phaseSeconds": {phase: round(seconds, 6) for phase, seconds in phases.items()},
+    }
+
+
+def _position(position: Position) -> dict[str, Any]:
+    return {"epoch": position.epoch, "size": position.size, "digest": f"{position.digest:016x}"}

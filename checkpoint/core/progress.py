@@ -1,0 +1,171 @@
+"""What a region reports of itself, as plain JSON values with stable names: status, progress, resets. Pure.
+
+One progress report for each committed cut: a cut is to a region what a micro-batch is to a streaming
+query. The names are Spark's where the thing is Spark's (`StreamingQuery.lastProgress`), in its spelling;
+docs/operating-regions.md explains each, and a test compares. The same objects are printed by `dos region
+status --json`.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from checkpoint.core.region import CutCommitted, RegionStatus, ResetReport, WorkerStatus
+
+RECENT_PROGRESS_MAX: Final = 100
+_DIGITS: Final = 6
+
+
+class ProgressMeter:
+    """Turns events into reports, and keeps the last ones. It remembers the report before, for what lies
+    between two.
+    """
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PROGRESS_MAX)
+        self._rows_before: dict[int, tuple[int, int, int]] = {}
+        """Worker -> its attempt, rows in, rows out."""
+        self._operators_before: dict[int, dict[str, dict[str, int]]] = {}
+        self._incarnation_before = 0
+        self._time_before: float | None = None
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The newest report, None before the first."""
+        return self.recent[-1] if self.recent else None
+
+    def report(
+        self, event: CutCommitted, status: RegionStatus, *, now: float, timestamp: str
+    ) -> dict[str, Any]:
+        """The report of one cut, kept. `now` is monotonic seconds, `timestamp` the wall clock as ISO text.
+
+        Workers count since their process began, operators in this incarnation. What began anew is
+        reported as it counts now; rows that were taken in after the cut and are taken in again after a
+        reset are counted twice.
+        """
+        seconds = None if self._time_before is None else now - self._time_before
+        rows_in, rows_out = self._rows_since(status)
+        report = {
+            "name": self.region,
+            "timestamp": timestamp,
+            "state": status.state.value,
+            "incarnation": status.incarnation,
+            "cut": event.cut,
+            "step": event.step,
+            "final": event.final,
+            "numInputRows": rows_in,
+            "numOutputRows": rows_out,
+            "inputRowsPerSecond": round(rows_in / seconds, 1) if seconds else None,
+            "outputRowsPerSecond": round(rows_out / seconds, 1) if seconds else None,
+            "cutSeconds": round(event.seconds, _DIGITS),
+            "phaseSeconds": _rounded(event.phases_s),
+            "lagBytes": sum(worker.lag_bytes for worker in status.workers),
+            "resets": len(status.resets),
+            "operators": self._operators_since(status),
+            "workers": [
+                worker_json(worker) | {"phaseSeconds": _rounded(event.worker_phases_s.get(worker.index, {}))}
+                for worker in status.workers
+            ],
+        }
+        self._time_before = now
+        self.recent.append(report)
+        return report
+
+    def _rows_since(self, status: RegionStatus) -> tuple[int, int]:
+        rows_in = rows_out = 0
+        for worker in status.workers:
+            now = (worker.attempt, worker.rows_in, worker.counters.rows_out)
+            before = self._rows_before.get(worker.index, (0, 0, 0))
+            self._rows_before[worker.index] = now
+            same = before[0] == now[0]
+            rows_in += _since(now[1], before[1] if same else 0)
+            rows_out += _since(now[2], before[2] if same else 0)
+        return rows_in, rows_out
+
+    def _operators_since(self, status: RegionStatus) -> list[dict[str, Any]]:
+        """Rows of each operator, summed over the workers. What else an operator counts (keys) is how much
+        it has.
+        """
+        if status.incarnation != self._incarnation_before:
+            self._operators_before, self._incarnation_before = {}, status.incarnation
+        summed: dict[str, dict[str, int]] = {}
+        for worker in status.workers:
+            before = self._operators_before.get(worker.index, {})
+            for name, counters in worker.counters.operators.items():
+                total = summed.setdefault(name, {})
+                for counter, value in counters.items():
+                    is_rows = counter in ("rows_in", "rows_out")
+                    part = _since(value, before.get(name, {}).get(counter, 0)) if is_rows else value
+                    total[counter] = total.get(counter, 0) + part
+            self._operators_before[worker.index] = worker.counters.operators
+        return [{"name": name, **_spelled(counters)} for name, counters in summed.items()]
+
+
+def status_json(status: RegionStatus) -> dict[str, Any]:
+    """A status for programs."""
+    return {
+        "state": status.state.value,
+        "reason": status.reason,
+        "incarnation": status.incarnation,
+        "lastCut": status.last_cut,
+        "lastCutStep": status.last_cut_step,
+        "cutsCommitted": status.cuts_committed,
+        "resetAttempts": status.reset_attempts,
+        "storeWaiting": status.store_waiting,
+        "waitingSeconds": round(status.waiting_s, 3),
+        "waitingBytes": status.waiting_bytes,
+        "workers": [worker_json(worker) for worker in status.workers],
+        "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_SHOWN_MAX:]],
+    }
+
+
+RESETS_SHOWN_MAX: Final = 10
+
+
+def worker_json(worker: WorkerStatus) -> dict[str, Any]:
+    """One worker for programs."""
+    return {
+        "worker": worker.index,
+        "state": worker.state,
+        "attempt": worker.attempt,
+        "host": worker.host,
+        "pid": worker.pid,
+        "step": worker.step,
+        "rowsIn": worker.rows_in,
+        "rowsOut": worker.counters.rows_out,
+        "lagBytes": worker.lag_bytes,
+        "busySeconds": round(worker.counters.busy_s, 3),
+        "restoreSeconds": round(worker.restore_seconds, _DIGITS),
+        "replayedBytes": worker.replayed_bytes,
+        "error": worker.error,
+    }
+
+
+def reset_json(reset: ResetReport) -> dict[str, Any]:
+    """One reset for programs."""
+    return {
+        "worker": reset.worker,
+        "reason": reset.reason,
+        "seconds": round(reset.seconds, _DIGITS),
+        "bytes": reset.bytes,
+        "incarnation": reset.incarnation,
+        "cut": reset.cut,
+    }
+
+
+def _since(now: int, before: int) -> int:
+    return now - before if now >= before else now
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {phase: round(value, _DIGITS) for phase, value in seconds.items()}
+
+
+def _spelled(counters: Mapping[str, int]) -> dict[str, int]:
+    """rows_in as rowsIn."""
+    words = {name: name.split("_") for name in counters}
+    return {
+        first + "".join(word.capitalize() for word in rest): counters[name]
+        for name, (first, *rest) in words.items()
+    }

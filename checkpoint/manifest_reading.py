@@ -1,0 +1,78 @@
+"""A region's manifest as anybody may read it who reaches the store: committed cuts, and who claims it.
+Claims nothing.
+
+Rules of this file: reads, and checks what it reads. Only committed records come out (R10); a cut that a
+take-over could still leave out is not shown.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from checkpoint.core.manifest import Cut, check_cut, decode_cut
+from checkpoint.core.region import coordinator_directory
+from checkpoint.errors import NoRegionError
+from checkpoint.manifest_log import CHAIN
+from dos_client import Store
+from journal import ChainState, Op, look_chain, read_records
+from journal.core.segment import parse_segment_name
+
+_SUFFIX = coordinator_directory("")
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestView:
+    """What the manifest tells."""
+
+    region: str
+    epoch: int
+    """The highest epoch with which it was claimed, as F members or more say: no older incarnation can
+    commit.
+    """
+    cuts: list[Cut] = field(default_factory=list)
+    """Committed, oldest first; those before the newest snapshot of the chain are not in it any more."""
+
+    @property
+    def last(self) -> Cut | None:
+        return self.cuts[-1] if self.cuts else None
+
+
+async def regions_of(store: Store) -> list[str]:
+    """Names of the regions that have a manifest, or a claim of one. Raises QuorumUnavailableError."""
+    return [name.removesuffix(_SUFFIX) for name in await store.list_directories() if name.endswith(_SUFFIX)]
+
+
+async def manifest_epoch(store: Store, region: str) -> int:
+    """See `ManifestView.epoch`; 0 if nobody ever claimed it. Raises QuorumUnavailableError."""
+    return (await store.look(coordinator_directory(region))).epoch_seen
+
+
+async def read_manifest(store: Store, region: str) -> ManifestView:
+    """All of it. Raises NoRegionError, naming the regions there are; ManifestError; and what reading
+    raises.
+    """
+    directory = coordinator_directory(region)
+    view = await store.look(directory)
+    names = {name for objects in view.answers.values() for name in objects}
+    if not view.epoch_seen and not any(_is_manifest(name) for name in names):
+        raise NoRegionError(region, await regions_of(store))
+    state = await look_chain(store, directory, CHAIN)
+    cuts: list[Cut] = []
+    if state.segments:
+        async with aclosing(_cuts(store, directory, state)) as found:
+            async for cut in found:
+                check_cut(cut, workers=len(cut.workers), before=cuts[-1] if cuts else None)
+                cuts.append(cut)
+    return ManifestView(region, view.epoch_seen, cuts)
+
+
+def _is_manifest(name: str) -> bool:
+    parsed = parse_segment_name(name)
+    return parsed is not None and parsed.chain == CHAIN
+
+
+async def _cuts(store: Store, directory: str, state: ChainState) -> AsyncGenerator[Cut]:
+    async with aclosing(read_records(store, state, directory=directory)) as records:
+        async for _, record in records:
+            if record.op is Op.CUT:
+                yield decode_cut(record.flags, record.ints, record.strings[0])

@@ -1,0 +1,192 @@
+"""Letters on three real servers: several writers, members away, objects that are full, tails of the dead."""
+
+import contextlib
+
+import pytest
+import trio
+
+from checkpoint.core.request_records import Request, Skipped, encode_record
+from checkpoint.letterbox import LetterReader, write_letters
+from dos_client import init_store, open_store
+from tests.support.servers import ServerProcess, three_servers, url_of
+
+__all__ = ["three_servers"]
+pytestmark = pytest.mark.process
+DIRECTORY = "toy.requests"
+"""Of the tests with servers of their own."""
+
+
+def letter(number, what="status"):
+    return Request(id=f"{number:032x}", region="toy", what=what, wall_time_ms=1, patience_ms=1)
+
+
+def data(*numbers):
+    return b"".join(encode_record(letter(number)) for number in numbers)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A store for the tests that kill nothing; each has a directory of its own."""
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("servers")
+        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
+        trio.run(init_store, url_of(servers))
+        yield url_of(servers)
+
+
+@pytest.fixture
+def url(three_servers):
+    store = url_of(three_servers)
+    trio.run(init_store, store)
+    return store
+
+
+async def until(holds):
+    """Until it is so, of servers that run by themselves."""
+    with trio.fail_after(60):
+        while not await holds():  # noqa: ASYNC110 - asks servers
+            await trio.sleep(0.05)
+
+
+async def all_are_back(store):
+    return len((await store.look(DIRECTORY)).answers) == 3
+
+
+async def objects(store, directory):
+    view = await store.look(directory)
+    return sorted({name for answer in view.answers.values() for name in answer})
+
+
+async def settled(store):
+    """Whether all members hold the same."""
+    answers = list((await store.look(DIRECTORY)).answers.values())
+    return len(answers) == 3 and all(answer == answers[0] for answer in answers)
+
+
+def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(shared) -> None:
+    async def main():
+        async with open_store(shared) as store:
+            await write_letters(store, "many.requests", data(1000))
+            reader = LetterReader(store, "many.requests")
+            await reader.skip_present()
+            assert await reader.poll() == []
+
+            async def write(writer):
+                async with open_store(shared) as own:
+                    for number in range(4):
+                        await write_letters(own, "many.requests", data(10 * writer + number))
+
+            found = []
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    for writer in range(4):
+                        nursery.start_soon(write, writer)
+                found = await reader.poll()
+            numbers = [int(one.id, 16) for one in found]
+            # one that was superseded before its acknowledgement may have been written twice
+            assert set(numbers) == {10 * writer + number for writer in range(4) for number in range(4)}
+            assert all(isinstance(one, Request) for one in found)
+            assert await reader.poll() == []
+
+    trio.run(main)
+
+
+def test_one_object_is_gone_on_with_until_it_is_full(shared) -> None:
+    # EVIDENCE-OF: P-9
+    async def main():
+        async with open_store(shared) as store:
+            reader = LetterReader(store, "full.requests")
+            await reader.skip_present()
+            room = 3 * len(data(1))
+            for number in range(7):
+                await write_letters(store, "full.requests", data(number), roll_bytes=room)
+            assert len(await objects(store, "full.requests")) == 3
+            assert [int(one.id, 16) for one in await reader.poll()] == list(range(7))
+
+    trio.run(main)
+
+
+def test_a_long_object_is_gone_on_with_from_its_last_block(shared) -> None:
+    async def main():
+        async with open_store(shared) as store:
+            reader = LetterReader(store, "long.requests")
+            await reader.skip_present()
+            many = list(range(1000))
+            assert len(data(*many)) > 2 * 65_536
+            await write_letters(store, "long.requests", data(*many))
+            await write_letters(store, "long.requests", data(5000))
+            assert len(await objects(store, "long.requests")) == 1
+            assert [int(one.id, 16) for one in await reader.poll()] == [*many, 5000]
+
+    trio.run(main)
+
+
+def test_with_a_member_away_letters_go_into_new_objects_and_with_all_back_into_the_last_one(
+    url, three_servers
+) -> None:
+    async def main():
+        async with open_store(url) as store:
+            reader = LetterReader(store, DIRECTORY)
+            await reader.skip_present()
+            await write_letters(store, DIRECTORY, data(1))
+            three_servers[2].kill()
+            await write_letters(store, DIRECTORY, data(2))
+            await write_letters(store, DIRECTORY, data(3))
+            assert len(await objects(store, DIRECTORY)) == 3
+            assert [int(one.id, 16) for one in await reader.poll()] == [1, 2, 3]
+            three_servers[2].restart()
+            await until(lambda: all_are_back(store))
+            await write_letters(store, DIRECTORY, data(4))
+            assert len(await objects(store, DIRECTORY)) == 3
+            assert [int(one.id, 16) for one in await reader.poll()] == [4]
+
+    trio.run(main)
+
+
+def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_read(shared) -> None:
+    async def main():
+        async with open_store(shared) as store:
+            reader = LetterReader(store, "strange.requests")
+            await reader.skip_present()
+            await write_letters(
+                store, "strange.requests", b"hello \xff\xffDR" + data(1)[:50] + data(2) + b"\xff" * 40
+            )
+            await write_letters(store, "strange.requests", data(3))
+            epoch = (await store.look("strange.requests")).epoch_seen
+            async with await store.claim("strange.requests", epoch + 1, b"w" * 16) as claim:
+                writer = claim.open_object("notes.txt")
+                await writer.wait_synced(writer.append(b"not for you"))
+            found = await reader.poll()
+            assert [int(one.id, 16) for one in found if isinstance(one, Request)] == [2, 3]
+            assert sum(one.count for one in found if isinstance(one, Skipped)) == 6 + 4 + 50 + 40
+
+    trio.run(main)
+
+
+def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url, three_servers) -> None:
+    # EVIDENCE-OF: P-5
+    async def main():
+        async with open_store(url) as store:
+            reader = LetterReader(store, DIRECTORY)
+            await reader.skip_present()
+            await write_letters(store, DIRECTORY, data(1))
+            await until(lambda: settled(store))
+            member = next(one for one in store.record.members if one.address == three_servers[0].location)
+            async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
+                three_servers[1].kill()
+                three_servers[2].kill()
+                claim.open_object(f"{50:016x}").append(data(2))
+
+                async def is_there():
+                    entries = (await store.reopened(member, DIRECTORY)).entries
+                    return any(info.name == f"{50:016x}" and info.synced for info in entries)
+
+                await until(is_there)
+            three_servers[1].restart()
+            three_servers[2].restart()
+            await until(lambda: all_are_back(store))
+            assert [int(one.id, 16) for one in await reader.poll()] == [1]
+            await write_letters(store, DIRECTORY, data(3))
+            assert [int(one.id, 16) for one in await reader.poll()] == [2, 3]
+
+    trio.run(main)

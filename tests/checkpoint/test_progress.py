@@ -1,0 +1,116 @@
+"""The reports of a region's progress: rows and rates between two cuts, also when something began anew."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from checkpoint.core.messages import Counters
+from checkpoint.core.progress import (
+    RECENT_PROGRESS_MAX,
+    ProgressMeter,
+    reset_json,
+    status_json,
+)
+from checkpoint.core.region import CutCommitted, RegionState, RegionStatus, ResetReport, WorkerStatus
+
+CUT = CutCommitted(
+    cut=5,
+    step=7,
+    final=False,
+    seconds=0.25,
+    phases_s={"sync": 0.125, "commit": 0.05},
+    worker_phases_s={0: {"sync": 0.125}, 1: {"sync": 0.01}},
+)
+RESET = ResetReport(time=1.0, worker=1, reason="killed", seconds=0.5, bytes=10, incarnation=4, cut=5)
+DOCS = Path(__file__).parent.parent.parent / "docs" / "operating-regions.md"
+
+
+def status(*rows_in: int, attempt: int = 1, incarnation: int = 3, counted: int = 0) -> RegionStatus:
+    workers = tuple(
+        WorkerStatus(
+            index,
+            "RUNNING",
+            attempt=attempt,
+            counters=Counters(
+                rows_in=rows,
+                rows_out=2 * rows,
+                step=7,
+                lag_bytes=11,
+                operators={"counts": {"rows_in": counted or rows, "rows_out": rows, "keys": 4}},
+            ),
+        )
+        for index, rows in enumerate(rows_in)
+    )
+    return RegionStatus(RegionState.RUNNING, "", incarnation, 5, 7, 5, 0, workers, (RESET,))
+
+
+def test_the_first_report_has_no_rate_and_the_next_has() -> None:
+    meter = ProgressMeter("words")
+    assert meter.last is None
+    first = meter.report(CUT, status(10, 20), now=100.0, timestamp="then")
+    assert (first["numInputRows"], first["inputRowsPerSecond"]) == (30, None)
+    second = meter.report(CUT, status(60, 70), now=102.0, timestamp="now")
+    assert (second["numInputRows"], second["inputRowsPerSecond"]) == (100, 50.0)
+    assert (second["numOutputRows"], second["outputRowsPerSecond"]) == (200, 100.0)
+    assert meter.last is second
+
+
+def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_goes_on() -> None:
+    meter = ProgressMeter("words")
+    meter.report(CUT, status(1000, 1000), now=1.0, timestamp="")
+    both = status(1010, 1005)
+    again = RegionStatus(
+        **{
+            **{name: getattr(both, name) for name in RegionStatus.__slots__},
+            "workers": (both.workers[0], status(0, 1005, attempt=2).workers[1]),
+        }
+    )
+    assert meter.report(CUT, again, now=2.0, timestamp="")["numInputRows"] == 10 + 1005
+
+
+def test_operators_count_between_two_cuts_and_anew_in_a_new_incarnation() -> None:
+    meter = ProgressMeter("words")
+    first = meter.report(CUT, status(10, 20), now=1.0, timestamp="")
+    assert first["operators"] == [{"name": "counts", "rowsIn": 30, "rowsOut": 30, "keys": 8}]
+    second = meter.report(CUT, status(15, 20), now=2.0, timestamp="")
+    assert second["operators"] == [{"name": "counts", "rowsIn": 5, "rowsOut": 5, "keys": 8}]
+    third = meter.report(CUT, status(100, 100, incarnation=4), now=3.0, timestamp="")
+    assert third["operators"] == [{"name": "counts", "rowsIn": 200, "rowsOut": 200, "keys": 8}]
+
+
+def test_a_report_is_plain_json_with_names_a_spark_user_knows() -> None:
+    report = ProgressMeter("words").report(CUT, status(1, 2), now=0.0, timestamp="2026-01-02T03:04:05.678Z")
+    assert json.loads(json.dumps(report)) == report
+    assert report["name"] == "words"
+    assert report["cut"] == 5
+    assert report["lagBytes"] == 22
+    assert report["workers"][0]["step"] == 7
+    assert report["phaseSeconds"] == pytest.approx({"sync": 0.125, "commit": 0.05})
+    assert [one["phaseSeconds"]["sync"] for one in report["workers"]] == [0.125, 0.01]
+
+
+def test_reports_are_kept_up_to_a_limit() -> None:
+    # EVIDENCE-OF: P-9
+    meter = ProgressMeter("words")
+    for number in range(RECENT_PROGRESS_MAX + 5):
+        meter.report(CUT, status(number), now=float(number), timestamp=str(number))
+    assert len(meter.recent) == RECENT_PROGRESS_MAX
+    assert meter.recent[-1]["timestamp"] == str(RECENT_PROGRESS_MAX + 4)
+
+
+def names_in(table: str) -> set[str]:
+    """The names in the first column of a table of the docs, after its marker."""
+    text = DOCS.read_text(encoding="utf-8").split(f"<!-- names: {table} -->")[1].split("<!-- end -->")[0]
+    return {
+        name for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE) for name in re.findall(r"\w+", row)
+    }
+
+
+def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
+    report = ProgressMeter("words").report(CUT, status(1), now=0.0, timestamp="")
+    assert names_in("progress") == set(report)
+    assert names_in("worker") == set(report["workers"][0])
+    assert names_in("status") == set(status_json(status(1)))
+    assert names_in("reset") == set(reset_json(RESET))

@@ -1,0 +1,381 @@
+"""Requests to regions of toy workers through real servers, by the `dos` command and by what is below it."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from typing import NamedTuple
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from checkpoint import limits
+from checkpoint.core.region import RegionState, ResetReport, answers_directory, requests_directory
+from checkpoint.core.request_records import Answer, Request, encode_record
+from checkpoint.errors import NoAnswerError, RegionFencedError
+from checkpoint.letterbox import write_letters
+from checkpoint.manifest_reading import read_manifest
+from checkpoint.requesting import Asking
+from dos_cli.main import app
+from dos_client import QuorumUnavailableError, init_store, open_store
+from tests.checkpoint.test_region_processes import Driver, DriverSpec
+from tests.checkpoint.toy_region import ToyRegion
+from tests.support.servers import ServerProcess, three_servers, url_of
+
+__all__ = ["three_servers"]
+pytestmark = pytest.mark.process
+LONG = 5_000_000
+"""Numbers for a region that does not finish by itself."""
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("servers")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
+        trio.run(init_store, url_of(servers))
+        yield url_of(servers)
+
+
+@pytest.fixture
+def region(shared_store, tmp_path, request):
+    name = f"r{zlib.crc32(request.node.name.encode())}"
+    with ToyRegion(shared_store, tmp_path, name=name, numbers=LONG) as running:
+        running.wait_cuts(1)
+        yield running
+
+
+class Shown(NamedTuple):
+    """What a command printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def dos(*arguments):
+    """The command, in this process: it starts in no time."""
+    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Shown(done.exit_code, done.stdout, done.stderr)
+
+
+def asked(url, name, what, **options):
+    """Ask from here; the last word."""
+
+    async def main():
+        async with open_store(url) as store:
+            return await Asking(store, name).ask(what, **options)
+
+    return trio.run(main)
+
+
+def put(url, name, *requests, directory=requests_directory):
+    """Write records as they are."""
+
+    async def main():
+        async with open_store(url) as store:
+            data = b"".join(one if isinstance(one, bytes) else encode_record(one) for one in requests)
+            await write_letters(store, directory(name), data)
+
+    trio.run(main)
+
+
+def a_request(region, number, what, **fields):
+    now_ms = time.time_ns() // 1_000_000
+    fields = {"wall_time_ms": now_ms, "patience_ms": 10_000, **fields}
+    return Request(id=f"{number:032x}", region=region, what=what, **fields)
+
+
+def resets(region):
+    return [event for event in region.events if isinstance(event, ResetReport)]
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> None:
+    url, name = region.store, region.control.spec.name
+    shown = dos("region", "status", url, name)
+    assert shown.returncode == 0, shown.stderr
+    assert f"region {name}: last cut" in shown.stdout
+    assert "RUNNING, says driver" in shown.stdout
+    found = json.loads(dos("region", "status", url, name, "--json").stdout)
+    assert found["answered"]
+    assert found["driver"].endswith(f":{os.getpid()}")
+    assert found["status"]["state"] == "RUNNING"
+    assert found["status"]["lastProgress"]["name"] == name
+    assert found["manifest"]["lastCut"]["driver"] == found["driver"]
+    assert [one["worker"] for one in found["status"]["workers"]] == [0, 1]
+
+    before = region.control.status().last_cut
+    shown = dos("region", "checkpoint", url, name, "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["result"]["cut"] > before
+
+    incarnation = found["status"]["incarnation"]
+    shown = dos("region", "reset", url, name, "--incarnation", incarnation)
+    assert shown.returncode == 0, shown.stderr
+    assert f"incarnation {incarnation + 1}" in shown.stdout
+    assert [one.worker for one in resets(region)] == [-1]
+    refused = dos("region", "reset", url, name, "--incarnation", incarnation)
+    assert refused.returncode == 1
+    assert f"for incarnation {incarnation}, and {incarnation + 1} is running" in refused.stderr
+    assert len(resets(region)) == 1
+
+    shown = dos("region", "stop", url, name, "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["result"]["state"] == "STOPPED"
+    assert region.control.wait(20)
+    assert region.control.status().state is RegionState.STOPPED
+    assert json.loads(shown.stdout)["result"]["lastCut"] == region.control.status().last_cut
+
+    gone = dos("region", "status", url, name, "--timeout", 1)
+    assert gone.returncode == 1
+    assert f"last cut {region.control.status().last_cut} at step" in gone.stdout
+    assert f"by {found['driver']}" in gone.stdout
+    assert "no driver of region" in gone.stderr
+    assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0
+    silent = dos("region", "stop", url, name, "--timeout", 1)
+    assert silent.returncode == 1
+    assert "may still begin it until" in silent.stderr
+
+
+@pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])
+def test_a_region_that_never_was_is_told_with_those_that_were(shared_store, region, what) -> None:
+    shown = dos("region", what, shared_store, "nobody")
+    assert shown.returncode == 1
+    assert "no region 'nobody'" in shown.stderr
+    assert region.control.spec.name in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("dos://127.0.0.1/words", "words"), 2, "names a directory"),
+        (("http://127.0.0.1", "words"), 2, "dos://"),
+        (("dos://127.0.0.1:1", "words"), 3, "127.0.0.1:1"),
+        (("SHARED", "no/name"), 2, "no/name"),
+        (("SHARED", "words", "--timeout", "-3"), 2, "timeout"),
+        (("SHARED",), 2, "NAME"),
+    ],
+)
+def test_wrong_usage_and_stores_that_are_not_there(shared_store, monkeypatch, arguments, code, words) -> None:
+    monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
+    shown = dos("region", "status", *(shared_store if one == "SHARED" else one for one in arguments))
+    assert shown.returncode == code
+    assert words in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_names_of_regions_and_cuts_are_completed(region) -> None:
+    def completed(*words):
+        shown = subprocess.run(
+            [sys.executable, "-m", "dos_cli"],
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "_DOS_COMPLETE": "complete_zsh",
+                "_TYPER_COMPLETE_ARGS": " ".join(("dos", *words)),
+            },
+        )
+        return shown.stdout
+
+    name = region.control.spec.name
+    assert name in completed("region", "status", region.store, name[:3])
+    assert '"1"' in completed("cuts", "show", region.store, name, "1")
+    assert "nothing" not in completed("region", "status", "dos://127.0.0.1:1", "nothing")
+
+
+# --- whom a driver hears, and whom a requester believes -----------------------------------------------------
+
+
+def test_a_request_written_twice_is_carried_out_once(region) -> None:
+    name = region.control.spec.name
+    request = a_request(name, 7, "reset")
+    put(region.store, name, request, request)
+    put(region.store, name, request)
+    region.wait_for(lambda _: len(resets(region)) == 1)
+    assert asked(region.store, name, "checkpoint", wait_s=60).answer.verdict == "done"
+    assert len(resets(region)) == 1
+
+
+def test_requests_that_are_older_than_the_driver_are_not_heard(shared_store, tmp_path) -> None:
+    put(shared_store, "late", a_request("late", 1, "stop"), a_request("late", 2, "reset"))
+    with ToyRegion(shared_store, tmp_path, name="late", numbers=LONG) as region:
+        region.wait_cuts(1)
+        assert asked(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
+        assert region.control.status().state is RegionState.RUNNING
+        assert resets(region) == []
+
+
+def test_garbage_among_requests_is_skipped_said_and_harms_nothing(region, caplog) -> None:
+    name = region.control.spec.name
+    caplog.set_level(logging.WARNING, logger="dos.checkpoint")
+    torn = encode_record(a_request(name, 1, "stop"))[:60]
+    strange = a_request("other", 2, "stop")
+    late = a_request(name, 3, "stop", wall_time_ms=1)
+    put(region.store, name, b"stop it!" + torn, strange, late, a_request(name, 4, "explode"))
+    assert asked(region.store, name, "status").answer.verdict == "done"
+    assert region.control.status().state is RegionState.RUNNING
+    assert f"skipped in {name}.requests, where requests belong: 8 bytes" in caplog.text
+    assert "60 bytes: a record that was cut off by the next one" in caplog.text
+
+
+def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
+    """It says it runs the region; the manifest says it does not."""
+    # EVIDENCE-OF: P-4
+    name, url = region.control.spec.name, region.store
+    region.control.stop()
+    assert region.control.wait(20)
+    epoch = region.control.status().incarnation
+
+    async def main(incarnation):
+        async with open_store(url) as store:
+            asking = Asking(store, name)
+            seen = []
+
+            async def answer_as_the_old_one():
+                requests = requests_directory(name)
+                before = (await store.look(requests)).epoch_seen
+                while (await store.look(requests)).epoch_seen == before:  # noqa: ASYNC110 - asks servers
+                    await trio.sleep(0.02)
+                answer = Answer(
+                    requests=tuple(seen),
+                    region=name,
+                    incarnation=incarnation,
+                    verdict="done",
+                    wall_time_ms=0,
+                    driver="old:1",
+                    result={"state": "RUNNING"},
+                )
+                await write_letters(store, answers_directory(name), encode_record(answer))
+
+            request = asking._request
+
+            def noted(*arguments):
+                made = request(*arguments)
+                seen.append(made.id)
+                return made
+
+            asking._request = noted
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer_as_the_old_one)
+                try:
+                    return (await asking.ask("status", patience_s=4)).answer.result
+                except NoAnswerError as error:
+                    return str(error)
+                finally:
+                    nursery.cancel_scope.cancel()
+
+    assert trio.run(main, epoch) == {"state": "RUNNING"}
+    assert f"incarnation {epoch - 1}, old:1, did, and epoch {epoch} has it" in trio.run(main, epoch - 1)
+
+
+def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep(
+    shared_store, tmp_path
+) -> None:
+    # EVIDENCE-OF: P-4
+    spec = DriverSpec(store=shared_store, folder=str(tmp_path / "old"), workers=2, numbers=LONG, pace_s=0.005)
+    (tmp_path / "old").mkdir()
+    old = Driver(spec)
+    try:
+        old.wait_for(lambda lines: any("cut" in line for line in lines))
+        assert asked(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
+        old.process.send_signal(signal.SIGSTOP)
+        (tmp_path / "new").mkdir()
+        with ToyRegion(shared_store, tmp_path / "new", numbers=LONG) as new:
+            new.wait_cuts(1)
+            assert asked(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
+            old.process.send_signal(signal.SIGCONT)
+            old.wait_for(lambda lines: any(line.get("state") == "FENCED" for line in lines))
+            answer = asked(shared_store, "toy", "checkpoint", wait_s=60).answer
+            assert answer.driver.endswith(f":{os.getpid()}")
+            assert new.control.status().state is RegionState.RUNNING
+    finally:
+        old.process.send_signal(signal.SIGCONT)
+        old.close()
+
+
+def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path) -> None:
+    name = region.control.spec.name
+    (tmp_path / "newer").mkdir()
+    with ToyRegion(region.store, tmp_path / "newer", name=name, numbers=LONG) as newer:
+        newer.wait_cuts(1)
+        assert region.control.wait(60)
+        assert isinstance(region.control.exception(), RegionFencedError)
+        answer = asked(region.store, name, "status").answer
+        assert answer.incarnation == newer.control.status().incarnation
+
+
+def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_said(shared_store, tmp_path) -> None:
+    with ToyRegion(shared_store, tmp_path, name="deaf", numbers=LONG, answer_requests=False) as region:
+        region.wait_cuts(1)
+        shown = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
+        assert shown.returncode == 1
+        shown = dos("region", "status", shared_store, "deaf", "--timeout", 1)
+        assert shown.returncode == 1
+        assert "answer_requests=False" in shown.stderr
+        assert region.control.status().state is RegionState.RUNNING
+
+
+# --- a store in trouble --------------------------------------------------------------------------------
+
+
+def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_says_so(
+    three_servers, tmp_path
+) -> None:
+    url = url_of(three_servers)
+    trio.run(init_store, url)
+    with ToyRegion(url, tmp_path, numbers=LONG) as region:
+        region.wait_cuts(1)
+        three_servers[0].kill()
+        assert asked(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
+        three_servers[1].kill()
+        region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
+        shown = dos("region", "status", url, "toy")
+        assert shown.returncode == 3
+        assert three_servers[1].location in shown.stderr
+        three_servers[0].restart()
+        three_servers[1].restart()
+        region.wait_for(lambda _: region.control.status().state is RegionState.RUNNING)
+        answer = asked(url, "toy", "stop", wait_s=60).answer
+        assert answer.result["state"] == "STOPPED"
+        assert region.control.wait(20)
+
+        async def last():
+            async with open_store(url) as store:
+                return (await read_manifest(store, "toy")).last
+
+        assert trio.run(last).cut == answer.result["lastCut"]
+
+
+def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_away(
+    three_servers, tmp_path, monkeypatch
+) -> None:
+    url = url_of(three_servers)
+    trio.run(init_store, url)
+    monkeypatch.setattr(limits, "request_write_s", 1.0)
+
+    async def main():
+        async with open_store(url) as store:
+            asking = Asking(store, "toy")
+            await asking._letters.skip_present()
+            asking._began = True
+            for server in three_servers[:2]:
+                server.pause()
+            try:
+                await asking.ask("stop", patience_s=1)
+            finally:
+                for server in three_servers[:2]:
+                    server.resume()
+
+    with pytest.raises(QuorumUnavailableError, match=r"could not be written within 1 s|members are needed"):
+        trio.run(main)

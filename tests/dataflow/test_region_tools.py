@@ -1,0 +1,240 @@
+"""`dos cuts`, listeners and progress on a real region of real workers, and `dos region` on it."""
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from checkpoint.coordinator import RegionControl, RegionListener
+from checkpoint.core.region import RegionState
+from checkpoint.errors import RegionFailedError
+from dataflow import Graph, local
+from dataflow.limits import WorkerLimits
+from dataflow.local import run_local
+from dos_cli.main import app
+from dos_client import init_store
+from tests.dataflow.fork_launcher import ForkLauncher
+from tests.dataflow.support import word_count
+from tests.support.servers import ServerProcess, url_of
+
+pytestmark = pytest.mark.process
+WAIT_S = 60.0
+SMALL_STEPS = WorkerLimits(step_bytes_max=4096, batch_bytes_max=2048)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("servers")
+        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
+        trio.run(init_store, url_of(servers))
+        yield url_of(servers)
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start at once."""
+    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
+
+
+class Heard(RegionListener):
+    """Remembers what it is told, and raises at some of it."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self._failing = failing
+        self._changed = threading.Condition()
+
+    def _note(self, method: str, what: dict[str, Any]) -> None:
+        with self._changed:
+            self.calls.append((method, json.loads(json.dumps(what))))
+            self._changed.notify_all()
+        if method == self._failing:
+            raise RuntimeError("a listener of a careless user")
+
+    def onStart(self, start: dict[str, Any]) -> None:
+        self._note("onStart", start)
+
+    def onProgress(self, progress: dict[str, Any]) -> None:
+        self._note("onProgress", progress)
+
+    def onReset(self, reset: dict[str, Any]) -> None:
+        self._note("onReset", reset)
+
+    def onTerminated(self, end: dict[str, Any]) -> None:
+        self._note("onTerminated", end)
+
+    def wait(self, holds: Callable[[list[str]], bool]) -> None:
+        with self._changed:
+            methods = lambda: [method for method, _ in self.calls]  # noqa: E731
+            assert self._changed.wait_for(lambda: holds(methods()), WAIT_S), methods()
+
+
+def a_graph(folder: Path, *, passes: int) -> Graph:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "a.txt", folder / "b.txt"]
+    for path in paths:
+        path.write_text("".join(f"word{number} and\n" for number in range(100)))
+    return word_count(paths, folder / "out", repeat=passes)
+
+
+@contextlib.contextmanager
+def running(
+    store: str, folder: Path, name: str, *, passes: int = 100_000, **options: Any
+) -> Iterator[RegionControl]:
+    control = run_local(
+        a_graph(folder / name, passes=passes),
+        name=name,
+        store=store,
+        logs=folder / "logs",
+        worker_limits=SMALL_STEPS,
+        checkpoint_interval_s=0.2,
+        **options,
+    )
+    try:
+        yield control
+    finally:
+        control.stop()
+        control.wait(WAIT_S)
+
+
+def dos(*arguments: Any, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.stderr if code else done.stdout
+
+
+def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    careless, heard, late = Heard(failing="onProgress"), Heard(), Heard()
+    with running(store, tmp_path, "heard", listeners=[careless, heard]) as control:
+        heard.wait(lambda calls: calls.count("onProgress") >= 2)
+        control.addListener(late)
+        control.reset()
+        late.wait(lambda calls: "onReset" in calls)
+        control.removeListener(late)
+        before = len(late.calls)
+        cut = control.checkpoint(WAIT_S)
+        heard.wait(lambda _: any(what.get("cut", 0) >= cut for _, what in heard.calls))
+        control.stop()
+        assert control.awaitTermination(WAIT_S)
+    methods = [method for method, _ in heard.calls]
+    assert methods[0] == "onStart"
+    assert methods[-1] == "onTerminated"
+    assert methods.count("onStart") == methods.count("onTerminated") == methods.count("onReset") == 1
+    assert [method for method, _ in careless.calls] == methods
+    assert "onProgress of a listener failed" in caplog.text
+    assert late.calls[0] == ("onStart", heard.calls[0][1])
+    assert len(late.calls) == before
+    end = heard.calls[-1][1]
+    assert (end["state"], end["exception"], end["name"]) == ("STOPPED", None, "heard")
+    assert end["lastCut"] == control.status().last_cut
+    after = Heard()
+    control.addListener(after)
+    after.wait(lambda calls: calls == ["onStart", "onTerminated"])
+
+
+def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_cut_went(
+    store: str, tmp_path: Path
+) -> None:
+    with running(store, tmp_path, "progress", passes=40) as control:
+        assert control.awaitTermination(WAIT_S)
+        assert not control.isActive
+    reports = control.recentProgress
+    last = control.lastProgress
+    assert last == reports[-1]
+    assert last is not None
+    assert last["final"]
+    assert json.loads(json.dumps(reports)) == reports
+    assert [one["cut"] for one in reports] == sorted({one["cut"] for one in reports})
+    assert sum(one["numInputRows"] for one in reports) == 40 * 200
+    assert [one["name"] for one in last["operators"]] == ["lines", "words", "by_word", "counts", "out"]
+    rows = {
+        name: sum(one["rowsIn"] for report in reports for one in report["operators"] if one["name"] == name)
+        for name in ("words", "by_word")
+    }
+    assert rows == {"words": 40 * 200, "by_word": 40 * 400}
+    assert next(one for one in last["operators"] if one["name"] == "counts")["keys"] == 101
+    assert set(last["phaseSeconds"]) == {"align", "drain", "write", "sync", "commit"}
+    assert [set(one["phaseSeconds"]) for one in last["workers"]] == [{"align", "drain", "write", "sync"}] * 2
+
+
+def test_a_region_that_cannot_be_has_an_end_without_a_start(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
+    heard = Heard()
+    with running("dos://127.0.0.1:1", tmp_path, "nowhere", listeners=[heard]) as control:
+        with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
+            control.awaitTermination(WAIT_S)
+        with pytest.raises(RegionFailedError, match="committed no cut"):
+            control.checkpoint(0.1)
+    assert [method for method, _ in heard.calls] == ["onTerminated"]
+    assert heard.calls[0][1]["state"] == "FAILED"
+    assert "127.0.0.1:1" in heard.calls[0][1]["exception"]
+
+
+def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: str, tmp_path: Path) -> None:
+    with running(store, tmp_path, "cuts", passes=3) as control:
+        assert control.awaitTermination(WAIT_S)
+    with running(store, tmp_path, "cuts", passes=4) as control:  # the inputs have grown by a pass
+        assert control.awaitTermination(WAIT_S)
+    last = control.status().last_cut
+    listed = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
+    numbers = [one["cut"] for one in listed["cuts"]]
+    assert numbers == list(range(1, last + 1))
+    assert listed["cuts"][-1]["final"]
+    assert set(listed["cuts"][-1]["phaseSeconds"]) == {"align", "drain", "write", "sync"}
+    assert "final" in dos("cuts", "ls", store, "cuts")
+
+    shown = json.loads(dos("cuts", "show", store, "cuts", "--json"))
+    assert shown["cut"] == last
+    assert shown["operators"].keys() == {"lines", "words", "by_word", "counts", "out"}
+    assert [one["worker"] for one in shown["workers"]] == [0, 1]
+    assert shown["workers"][0]["sinks"]["out"]["size"] > 0
+    text = dos("cuts", "show", store, "cuts", numbers[0])
+    assert f"cut {numbers[0]} of region cuts" in text
+    assert "counts" in text
+
+    whole = json.loads(dos("cuts", "diff", store, "cuts", 1, last, "--json"))
+    assert whole["steps"] > 0
+    assert whole["state"]["unknown"] == []
+    (counts,) = whole["state"]["operators"]
+    first = json.loads(dos("cuts", "diff", store, "cuts", "--json"))
+    assert (first["from"], first["to"]) == (numbers[-2], last)
+    assert counts["name"] == "counts"
+    assert counts["keys"] == 101  # every word was counted once more in the last pass
+    assert counts["rows"] >= counts["keys"]
+    assert "keys changed" in dos("cuts", "diff", store, "cuts")
+    assert "keys changed" not in dos("cuts", "diff", store, "cuts", "--no-keys")
+    back = json.loads(dos("cuts", "diff", store, "cuts", last, 1, "--json"))
+    assert back["steps"] == -whole["steps"]
+    assert [one.split(":")[0] for one in back["state"]["unknown"]] == ["worker 0", "worker 1"]
+
+    assert "has no cut 9999: it shows 1 to" in dos("cuts", "show", store, "cuts", 9999, code=1)
+    assert "no region 'nobody'" in dos("cuts", "ls", store, "nobody", code=1)
+    assert "names a directory" in dos("cuts", "ls", f"{store}/cuts", "cuts", code=2)
+
+
+def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="dos.checkpoint")
+    with running(store, tmp_path, "outside") as control:
+        assert control.checkpoint(WAIT_S)
+        status = json.loads(dos("region", "status", store, "outside", "--json"))["status"]
+        assert [one["state"] for one in status["workers"]] == ["RUNNING", "RUNNING"]
+        assert status["lastProgress"]["operators"][0]["name"] == "lines"
+        assert "back at cut" in dos("region", "reset", store, "outside")
+        assert "is committed" in dos("region", "checkpoint", store, "outside")
+        assert "STOPPED: stopped; the last cut is" in dos("region", "stop", store, "outside")
+        assert control.awaitTermination(WAIT_S)
+        assert control.status().state is RegionState.STOPPED
+    assert "stop asked by" in caplog.text
