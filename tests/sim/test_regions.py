@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sim.bugs import BUGS, planted
 from tests.sim.campaign import digest_elsewhere
 from tests.sim.engine.chance import Chance
 from tests.sim.nemesis import plan_of
@@ -12,6 +13,21 @@ from tests.sim.nemesis.regions import REGION_KINDS
 from tests.sim.regions.region import has_region
 from tests.sim.run import run_seed
 
+FOUND_SOON = {
+    "a_vote_may_be_missing": 2,
+    "partial_manifest": 2,
+    "state_is_not_waited_for": 2,
+    "divisions_are_not_waited_for": 20,
+    "outputs_are_not_synced": 2,
+    "outputs_are_not_cut_back": 6,
+    "manifest_start_is_not_waited_for": 1,
+    "longest_state_is_restored": 6,
+    "votes_of_any_incarnation": 40,
+    "old_markers_count": 4,
+    "channel_state_is_dropped": 2,
+    "sources_are_ahead_of_the_cut": 6,
+}
+"""Bugs that few runs with a region find, with how many they may take at most."""
 SEEDS = [seed for seed in range(1, 400) if has_region(Chance(seed))]
 BATCH = 6
 BATCHES = 6
@@ -49,3 +65,18 @@ def test_a_run_with_a_region_is_the_same_in_another_process() -> None:
 def test_every_kind_of_fault_of_a_region_is_planned_sometimes() -> None:
     kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed)}
     assert kinds >= set(REGION_KINDS)
+
+
+@pytest.mark.parametrize("name", sorted(FOUND_SOON))
+def test_a_planted_bug_of_a_region_is_found(name: str) -> None:
+    with planted(name):
+        found = any(_shows(seed) for seed in SEEDS[: FOUND_SOON[name]])
+    assert found, f"{name} ({BUGS[name].breaks}) was not found in {FOUND_SOON[name]} runs with a region"
+
+
+def _shows(seed: int) -> bool:
+    """Whether that run ends with a violation, or in pieces: a bug may break anything."""
+    try:
+        return bool(run_seed(seed).violation)
+    except Exception:
+        return True

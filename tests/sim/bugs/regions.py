@@ -17,7 +17,7 @@ from dataflow.core.heard import Heard
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
 from dataflow.worker_run import Incarnation
-from dos_protocol.errors import FencedError
+from dos_protocol.errors import ClosedError, FencedError
 from journal import take_over
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.store.claim import SimWriter
@@ -113,12 +113,13 @@ def commits_are_not_waited_for() -> list[Patch]:
             return
         try:
             end = self._writer.append(cut_record(order.cut))
+            self._kept.append(order.cut)
+            self._emit(CutAppended(order.cut))
+            await self._writer.wait_synced(end)
         except FencedError as error:
             self._lost(error)
+        except ClosedError:
             return
-        self._kept.append(order.cut)
-        self._emit(CutAppended(order.cut))
-        await self._writer.wait_synced(end)
 
     return [(ManifestLog, "append", append)]
 

@@ -6,7 +6,7 @@ What one incarnation does is `life`'s.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.handshake import Hello
 from checkpoint.core.messages import (
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from tests.sim.regions.driver import Driver
     from tests.sim.regions.region import Region
 
+MESSAGES_MAX: Final = 200
+"""That wait for a circuit: its peers are at most four steps ahead, a state comes in blocks, few at a time."""
+
 
 class Mailbox:
     """Messages to the circuit. See `dataflow.worker_messages.Inbox`."""
@@ -69,6 +72,8 @@ class Mailbox:
         self._messages: deque[ToCircuit] = deque()
 
     def put(self, message: ToCircuit) -> None:
+        if len(self._messages) >= MESSAGES_MAX:
+            raise ViolationError("O10", f"{MESSAGES_MAX} messages wait for a circuit")
         self._messages.append(message)
         self.changed.set()
 
