@@ -29,6 +29,12 @@ SHOWN_BY = {
     "full_disk_leaves_a_part": "full-disk",
     "small_files_are_overwritten_in_place": "torn-tail",
     "one_member_acknowledges": "take-over",
+    "claim_is_not_stored": "torn-tail",
+    "refused_appends_are_written": "zombie",
+    "sizes_are_read_before_the_claim": "late-watermark",
+    "offsets_decide_and_not_pointers": "longest",
+    "records_do_not_wait_for_the_one_before": "figure-8",
+    "payload_digests_are_not_compared": "damaged",
 }
 """Planted bug of `tests/sim/bugs` -> the story that goes otherwise with it."""
 README = FOLDER / "README.md"
