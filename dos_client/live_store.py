@@ -124,7 +124,7 @@ class Store:
             record = self.record
             opened, errors = await self._open_on_members(directory)
             if self.record == record:
-                return view_of(directory, Quorums(record), opened, errors)
+                return view_of(directory, record, opened, errors)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
         """Names of directories that any of F members has. Raises QuorumUnavailableError."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
-from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
 
@@ -36,17 +36,25 @@ def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
     ]
 
 
+def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[str, str]) -> str:
+    """Why that member is not counted."""
+    if member.server_id not in opened:
+        return f"{member.address}: {errors.get(member.address, 'no answer in time')}"
+    damaged = [info.name for info in opened[member.server_id].entries if info.corrupt or info.poisoned]
+    others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return f"{member.address} has damaged objects: {damaged[0]}{others}"
+
+
 def view_of(
-    directory: str, quorums: Quorums, opened: dict[bytes, DirectoryOpened], errors: dict[str, str]
+    directory: str, record: StoreRecord, opened: dict[bytes, DirectoryOpened], errors: dict[str, str]
 ) -> DirectoryView:
-    trusted = trusted_members(opened)
+    """What the answers come to; `errors` by address. Raises QuorumUnavailableError."""
+    quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
-        missing = [f"{address}: {error}" for address, error in errors.items()]
-        missing += [f"{id_text(one)} has damaged objects" for one in opened if one not in trusted]
         raise QuorumUnavailableError(
             f"{quorums.claims_needed} sound members are needed to look at {directory},"
             f" {len(trusted)} answered",
-            missing,
+            [_why_not(one, opened, errors) for one in record.members if one.server_id not in trusted],
         )
     epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}
     told = {one: {info.name: info for info in opened[one].entries} for one in trusted}

@@ -104,8 +104,11 @@ async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threa
     await damage(three[1], "d", "a")
     await off(three[0])
     async with open_store(url_of(three)) as store:
-        with pytest.raises(QuorumUnavailableError, match="has damaged objects"):
+        with pytest.raises(QuorumUnavailableError) as caught:
             await store.look("d")
+        away, damaged = caught.value.missing
+        assert away.startswith(f"{three[0].location}: ")
+        assert damaged == f"{three[1].location} has damaged objects: a"
         (refused,) = (await repair_store(store)).repairs
         assert refused.outcome is Outcome.REFUSED
         assert "too few to hold all that was acknowledged" in refused.reason

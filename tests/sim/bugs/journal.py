@@ -46,8 +46,8 @@ def damaged_copies_have_answered() -> list[Patch]:
         (
             looking,
             "view_of",
-            lambda directory, quorums, opened, errors: view_of(
-                directory, quorums, {one: _believed(answer) for one, answer in opened.items()}, errors
+            lambda directory, record, opened, errors: view_of(
+                directory, record, {one: _believed(answer) for one, answer in opened.items()}, errors
             ),
         ),
     ]

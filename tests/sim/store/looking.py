@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 
-from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import look_timeout_s
 from dos_client.sessions.looking import DirectoryView, view_of
@@ -48,7 +47,7 @@ class SimStore:
         deadline = self.process.now + look_timeout_s
         while len(opened) + len(errors) < len(self.record.members) and self.process.now < deadline:
             await self.process.wait(changed, deadline - self.process.now)
-        return view_of(directory, Quorums(self.record), dict(opened), dict(errors))
+        return view_of(directory, self.record, dict(opened), dict(errors))
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         """From the members of the last look, the first that gives something."""
