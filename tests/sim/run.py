@@ -16,6 +16,7 @@ from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
 from tests.sim.conditions import acknowledged, told_at_the_start
 from tests.sim.engine.chance import Chance
+from tests.sim.engine.disk import PowerCutError
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import Process, World
@@ -190,7 +191,7 @@ class Cluster:
             self.region.heal()
 
 
-def crash_of(error: Exception) -> str:
+def crash_of(error: BaseException) -> str:
     """What it was and where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = Path(place.filename)
@@ -211,7 +212,10 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     except ViolationError as error:
         violation, oracle = str(error), error.oracle
         cluster.note("oracle", violation)
-    except Exception as error:  # an error that nobody expected is a finding: of the code, or of the simulator
+    except (
+        Exception,
+        PowerCutError,
+    ) as error:  # an error that nobody expected is a finding: of the code, or of the simulator
         violation, oracle = crash_of(error), CRASH
         cluster.note("oracle", violation)
     finally:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.engine.disk import PowerCutError, SimDisk
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import Process, Signal, StuckError, World
@@ -165,3 +166,17 @@ def test_without_power_nobody_is_told_until_it_is_back(world: World) -> None:
     network.power_back("s:1")
     world.run(never, 61.0)
     assert here.over
+
+
+def test_who_looks_at_a_disk_from_outside_calls_nothing_of_it() -> None:
+    """So the power that goes at a certain call goes in the server, never in the nemesis or an oracle."""
+    disk = SimDisk()
+    disk.put("d/a/two", b"2")
+    disk.put("d/a/one", b"1")
+    disk.cut_in = 1
+    assert disk.entries("d/a") == ["one", "two"]
+    assert disk.entries("d/b") == disk.entries("d/a/one") == []
+    assert disk.stable("d/a/one") == disk.content("d/a/one") == b"1"
+    assert disk.cut_in == 1
+    with pytest.raises(PowerCutError):
+        disk.names("d/a")

@@ -92,6 +92,13 @@ class SimDisk(MemoryDisk):
             node = (node.stable if durable else node.seen).get(part)
         return node if isinstance(node, _Node) else None
 
+    def entries(self, folder: str) -> list[str]:
+        """The names in a folder, in order; none where there is no such folder. Nobody's call of the disk."""
+        node: _Node | _Folder | None = self.root
+        for part in folder.split("/"):
+            node = node.seen.get(part) if isinstance(node, _Folder) else None
+        return sorted(node.seen) if isinstance(node, _Folder) else []
+
     def stable(self, path: str) -> bytes | None:
         """A whole file as the platters have it; None when no durable name leads there."""
         node = self._find(path, durable=True)

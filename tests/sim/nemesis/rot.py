@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 def objects_of(machine: "Machine", directory: str | None = None) -> list[str]:
     """Paths of the objects with a durable name, the oldest segment first."""
-    folders = [directory] if directory is not None else sorted(machine.disk.names("d") or [])
+    folders = [directory] if directory is not None else machine.disk.entries("d")
     return [
         f"d/{folder}/{name}"
         for folder in folders
-        for name in sorted(machine.disk.names(f"d/{folder}") or [])
+        for name in machine.disk.entries(f"d/{folder}")
         if not name.startswith(".") and machine.disk.stable(f"d/{folder}/{name}")
     ]
 
