@@ -28,6 +28,8 @@ SHOWN_BY = {
     "created_without_all_members": "creation",
     "full_disk_leaves_a_part": "full-disk",
     "small_files_are_overwritten_in_place": "torn-tail",
+    "votes_of_any_incarnation": "votes",
+    "a_vote_may_be_missing": "reset",
     "one_member_acknowledges": "take-over",
     "claim_is_not_stored": "torn-tail",
     "refused_appends_are_written": "zombie",
@@ -66,7 +68,11 @@ def test_a_story_is_told_as_it_happens(path: Path, pytestconfig: pytest.Config) 
 @pytest.mark.parametrize("bug", sorted(SHOWN_BY))
 def test_with_its_rule_broken_a_story_goes_otherwise(bug: str) -> None:
     with planted(bug):
-        assert check(FOLDER / f"{SHOWN_BY[bug]}.txt"), f"it does not show {BUGS[bug].breaks}"
+        try:
+            different = check(FOLDER / f"{SHOWN_BY[bug]}.txt")
+        except AssertionError as error:  # of the region's model, which has oracles of its own
+            different = repr(error)
+    assert different, f"it does not show {BUGS[bug].breaks}"
 
 
 def test_a_change_shows_as_a_difference_and_rewriting_takes_it_in(story: Path) -> None:
