@@ -1,8 +1,13 @@
-"""The table of faults in docs/robustness.md: every row is there, and every test it names exists."""
+"""The tables of docs/robustness.md: every row of the faults is there, every test that is named exists, and so
+does every planted bug.
+"""
 
 import ast
 import re
 from pathlib import Path
+
+from tests.sim import hunt
+from tests.sim.bugs import BUGS
 
 ROOT = Path(__file__).parent.parent
 ROW = re.compile(r"^\| (\d+) \| ", re.M)
@@ -32,10 +37,20 @@ def test_every_row_names_a_test() -> None:
 
 
 def test_every_test_that_is_named_exists() -> None:
+    text = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
     missing = [
-        f"row {row}: {path}::{name}"
-        for row, tests in rows_of_the_table().items()
-        for path, name in tests
+        f"{path}::{name}"
+        for path, name in TEST.findall(text)
         if not (ROOT / path).is_file() or name not in functions_of(path)
     ]
     assert not missing, "\n".join(missing)
+
+
+def test_every_planted_bug_of_the_table_exists_and_was_found() -> None:
+    text = hunt.DOCS.read_text(encoding="utf-8")
+    table = text.partition(hunt.BEGIN)[2].partition(hunt.END)[0].strip().splitlines()
+    assert tuple(table[:2]) == hunt.HEAD
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    assert len(rows) >= 25
+    assert {row[0].replace(" ", "_") for row in rows} <= BUGS.keys()
+    assert all(row[2] and row[5].split(" of ")[0] == row[5].split(" of ")[1] for row in rows)

@@ -113,19 +113,24 @@ def write(text: str) -> None:
     DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
+def read_done(path: Path | None) -> list[Hunt]:
+    """Hunts of an earlier call, from the lines it printed."""
+    if path is None:
+        return []
+    return [Hunt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
 def all_hunts(
-    names: list[str], starts: int, seeds_max: int, processes: int
-) -> Iterator[tuple[str, list[Hunt]]]:
-    """Bug after bug, as they are done."""
+    names: list[str], starts: int, seeds_max: int, processes: int, done: list[Hunt]
+) -> Iterator[Hunt]:
+    """As they end; each bug's first hunt is begun before any bug's second."""
+    known = {(one.name, one.first) for one in done}
     firsts = [1 + STARTS_APART * number for number in range(starts)]
-    done: dict[str, list[Hunt]] = {name: [] for name in names}
+    wanted = [(name, first) for first in firsts for name in names if (name, first) not in known]
     with ProcessPoolExecutor(processes) as pool:
-        running = [pool.submit(hunt, name, first, seeds_max) for name in names for first in firsts]
+        running = [pool.submit(hunt, name, first, seeds_max) for name, first in wanted]
         for future in as_completed(running):
-            found = future.result()
-            done[found.name].append(found)
-            if len(done[found.name]) == starts:
-                yield found.name, sorted(done[found.name], key=lambda one: one.first)
+            yield future.result()
 
 
 def main(
@@ -133,9 +138,10 @@ def main(
     starts: Annotated[int, typer.Option(min=1, help="Hunts of each, from first seeds far apart.")] = 1,
     seeds_max: Annotated[int, typer.Option(min=1, help="Seeds a hunt takes at most.")] = SEEDS_MAX,
     processes: Annotated[int, typer.Option(min=1, help="Hunts at a time.")] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object a hunt instead of the table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each hunt.")] = False,
+    done: Annotated[
+        Path | None, typer.Option(help="Such lines of an earlier call: not hunted again.")
+    ] = None,
     write_docs: Annotated[
         bool, typer.Option("--write", help="Put the table into docs/robustness.md.")
     ] = False,
@@ -145,15 +151,13 @@ def main(
     unknown = [name for name in wanted if name not in BUGS]
     if unknown or (write_docs and names):
         raise typer.BadParameter(f"no such bugs: {unknown}" if unknown else "--write is for all bugs")
-    rows = []
-    for name, hunts in all_hunts(wanted, starts, seeds_max, processes):
-        rows.append(row_of(name, hunts))
-        seeds = " ".join(str(one.seeds or "-") for one in hunts)
-        print(f"{name:44} {seeds:24} {hunts[0].what[:100]}", file=sys.stderr, flush=True)
+    found = [one for one in read_done(done) if one.name in wanted]
+    for one in all_hunts(wanted, starts, seeds_max, processes, found):
+        found.append(one)
+        print(f"{one.name:44} {one.seeds or '-':>5}  {one.what[:100]}", file=sys.stderr, flush=True)
         if as_json:
-            for one in hunts:
-                print(json.dumps(asdict(one)), flush=True)
-    rows.sort(key=lambda row: wanted.index(row.name))
+            print(json.dumps(asdict(one)), flush=True)
+    rows = [row_of(name, hunts) for name in wanted if (hunts := [one for one in found if one.name == name])]
     if not as_json:
         print(table(rows))
     if write_docs:

@@ -22,19 +22,32 @@ BATCH = 50
 BATCHES = 40
 """So that however many processes the tests run in, all have something to do until the end."""
 
-FOUND_SOON = {
-    "acknowledge_before_sync": 20,
-    "sync_covers_what_comes_meanwhile": 60,
-    "directory_entry_is_not_synced": 20,
-    "small_files_are_overwritten_in_place": 30,
-    "unsynced_bytes_are_served": 20,
-    "claim_is_not_stored": 60,
-    "fenced_sessions_may_append": 40,
-    "older_sessions_hear_watermarks": 60,
-    "created_without_all_members": 80,
-    "readers_are_shown_everything": 80,
-}
-"""Bugs that few seeds find, with how many they may take at most. The others are hunted by hand."""
+FOUND_SOON = (
+    "acknowledge_before_sync",
+    "directory_entry_is_not_synced",
+    "small_files_are_overwritten_in_place",
+    "sync_covers_what_comes_meanwhile",
+    "unsynced_bytes_are_served",
+    "restart_trusts_the_page_cache",
+    "full_disk_leaves_a_part",
+    "claim_is_not_stored",
+    "lower_epochs_may_claim",
+    "fenced_sessions_may_append",
+    "older_sessions_hear_watermarks",
+    "superseded_writers_have_two_seconds",
+    "a_lost_answer_is_taken_for_success",
+    "a_lost_client_leaves_the_size_of_the_file",
+    "sizes_are_read_before_the_claim",
+    "longest_copy_is_the_head",
+    "records_do_not_wait_for_the_one_before",
+    "readers_are_shown_everything",
+    "created_without_all_members",
+    "one_member_acknowledges",
+    "payload_digests_are_not_compared",
+)
+"""Bugs that few seeds find: the cheap half. All of them are hunted by hand, see docs/robustness.md."""
+SOON = 100
+"""Seeds that one of them may take at most; all together take some ten times that."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +100,8 @@ def test_every_kind_of_fault_is_planned_sometimes() -> None:
 
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_is_found(name: str) -> None:
-    seeds, what = hunt.seeds_to_find(name, FOUND_SOON[name])
-    assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {FOUND_SOON[name]} seeds: {what}"
+    seeds, what = hunt.seeds_to_find(name, SOON)
+    assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {SOON} seeds: {what}"
 
 
 def test_a_failing_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
