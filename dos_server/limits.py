@@ -49,6 +49,11 @@ mends_max: Final = 8
 """New copies of objects under way at once, over all connections."""
 
 sync_threads_max: Final = 16
+write_threads_max: Final = 16
+slow_disk_seconds: Final = 0.5
+"""A sync that takes longer, or a write, shows a disk that writes in the event loop would wait for."""
+slow_writes_bytes_max: Final = 64 * MIB
+"""Copied, and waiting for such a disk: beyond it nothing more is read from any connection."""
 claim_threads_max: Final = 8
 load_threads_max: Final = 4
 mend_threads_max: Final = 4

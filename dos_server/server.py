@@ -1,9 +1,9 @@
 """The shell: performs what the core asks for, with trio. Listener, connections, disk threads, clock.
 
-Writes go to the page cache from the event loop itself: a memory copy, with the payload still in the buffer it
-was received into (docs/decisions/0001). Syncs, claims, loads and reads run in threads, each kind with its own
-limit, and never hold up the loop. The core decides every order; here effects are performed in the order
-given, and reported.
+Writes go to the page cache from the event loop itself while the disk is quick: a memory copy, with the
+payload still in the buffer it was received into (`writes`, docs/decisions/0001). Syncs, claims, loads and
+reads run in threads, each kind with its own limit, and never hold up the loop. The core decides every order;
+here effects are performed in the order given, and reported.
 """
 
 import logging
@@ -38,6 +38,7 @@ from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
 from dos_server.wording import record_text
+from dos_server.writes import Writes
 
 log = logging.getLogger("dos.server")
 
@@ -89,10 +90,11 @@ class ObjectServer:
         self._batch_is_open = False
         self._sync_threads: Workers[v.Sync] = ports.workers(
             lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
-            self._hear,
+            self._sync_ended,
             self.readiness,
             sync_threads_max,
         )
+        self._writes = Writes(storage, self._hear, self.readiness, ports)
         self._claim_threads = self._threads(claim_threads_max)
         self._load_threads = self._threads(load_threads_max)
         self._mend_threads = self._threads(mend_threads_max)
@@ -103,12 +105,12 @@ class ObjectServer:
             v.Send: self._send,
             v.CloseSession: self._close_session,
             v.LoadDirectory: self._load,
-            v.ForgetDirectory: self._forget,
+            v.ForgetDirectory: lambda one: storage.forget(one.directory),
             v.LoadObject: lambda one: self._load_threads.start(lambda: storage.load_object(*one)),
             v.StoreClaim: self._store_claim,
-            v.Write: self._write,
+            v.Write: self._writes.write,
             v.Sync: self._sync_threads.ask,
-            v.SetMark: self._set_mark,
+            v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.ask,
             v.ReadDigest: self._read_digest,
             v.StoreRecord: self._store_record,
@@ -118,7 +120,7 @@ class ObjectServer:
             v.RemoveObject: self._remove_object,
             v.MakeDirectory: self._make_directory,
             v.SendBytes: self._send_bytes,
-            v.Note: self._note,
+            v.Note: lambda one: self._log_end(*one),
             **self._scrubber.performs,
         }
 
@@ -219,7 +221,7 @@ class ObjectServer:
         connection.close()
 
     def may_read(self, session: int) -> bool:
-        return self._core.may_read(session)
+        return not self._writes.full and self._core.may_read(session)
 
     def is_streaming(self, session: int) -> bool:
         return self._core.is_streaming(session)
@@ -302,9 +304,6 @@ class ObjectServer:
             connection.send_bytes(effect.data)
             self._to_flush[effect.session] = connection
 
-    def _note(self, effect: v.Note) -> None:
-        self._log_end(effect.session, effect.text)
-
     def _close_session(self, effect: v.CloseSession) -> None:
         connection = self._connections.get(effect.session)
         if connection is not None:
@@ -313,21 +312,17 @@ class ObjectServer:
 
     # Effects of the disk
 
-    def _write(self, effect: v.Write) -> v.Event:
-        return v.Written(effect.directory, effect.name, self._storage.write(effect))
-
-    def _set_mark(self, effect: v.SetMark) -> None:
-        self._storage.set_mark(effect.directory, effect.mark)
-
-    def _forget(self, effect: v.ForgetDirectory) -> None:
-        self._storage.forget(effect.directory)
-
     def _begin_syncs(self) -> None:
         """As many as there are threads for. The core hears when one begins: from then on nothing more is
         covered; so it hears before a thread does."""
         while (effect := self._sync_threads.next_due()) is not None:
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
+            self._writes.sync_began(effect)
             self._sync_threads.begin(effect)
+
+    def _sync_ended(self, event: v.Synced) -> None:
+        self._writes.sync_ended(event)
+        self._hear(event)
 
     def _hear(self, event: v.Event | None) -> None:
         """What a thread has done. The end of the round syncs again, and sends."""
@@ -338,7 +333,12 @@ class ObjectServer:
     def _is_busy(self) -> bool:
         """Whether the disk is at work for clients. Loads do not count: the scrub asks for them itself."""
         others = (self._claim_threads, self._mend_threads, self._digest_threads)
-        return self._sync_threads.busy or self._reads.busy or any(one.busy for one in others)
+        return (
+            self._sync_threads.busy
+            or self._writes.busy
+            or self._reads.busy
+            or any(one.busy for one in others)
+        )
 
     def _load(self, effect: v.LoadDirectory) -> None:
         self._load_threads.start(lambda: self._storage.load(effect.directory))
@@ -389,7 +389,7 @@ class ObjectServer:
     def _join_threads(self) -> None:
         """Wait until the disk has ended what it is at."""
         of_work = (self._claim_threads, self._load_threads, self._mend_threads, self._digest_threads)
-        for threads in (self._sync_threads, self._reads, *of_work):
+        for threads in (self._sync_threads, self._writes, self._reads, *of_work):
             threads.close()
 
     def _threads(self, threads_max: int) -> Workers[Work]:

@@ -91,7 +91,9 @@ class Appends:
     def written(self, event: v.Written) -> None:
         directory = self._tables.directories[event.directory]
         state = directory.objects[event.name]
-        if event.trouble is v.Trouble.NONE:
+        if state.poisoned:  # by a sync that failed meanwhile
+            state.forget_write()
+        elif event.trouble is v.Trouble.NONE:
             state.wrote()
             if not directory.exists:
                 self._claims.now_exists(directory)
@@ -106,6 +108,7 @@ class Appends:
                 refused, ErrorCode.NO_SPACE, f"no space for {event.name}; nothing was written"
             )
         else:
+            state.forget_write()
             self._poison(state)
         self._claims.grant_if_ready(directory)
 

@@ -225,6 +225,8 @@ class ObjectState:
 
     def accept(self, payload: Buffer, session: int, request_id: int) -> None:
         """Take the bytes. The caller has asked `refuses`."""
+        if self.batch is not None:
+            payload = bytes(payload)  # it waits for that write, and the buffer it lies in does not
         fold, count = self.fold, len(payload)
         if count <= extent_payload_bytes_max:
             if count:
@@ -281,10 +283,15 @@ class ObjectState:
         self.fold = self.written_fold.copy()
         return [self.tickets.pop() for _ in range(refused)][::-1]
 
-    def poison(self) -> list[Ticket]:
-        """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be."""
-        self.poisoned = True
+    def forget_write(self) -> None:
+        """The write has ended, and what it did counts for nothing."""
         self.batch = None
+
+    def poison(self) -> list[Ticket]:
+        """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be.
+
+        A write that is still under way stays that: nothing else may happen to the file before it ends."""
+        self.poisoned = True
         self.sync_asked = False
         self.unwritten_tickets = 0
         self.pieces = []

@@ -30,6 +30,7 @@ class Harness:
 
     `heard[session]`: (request id, message) in the order sent; `bytes_heard[session]`: what a session of
     version 0 was sent; `notes`, `told`: what only the log is told, `warnings`: the bad ones of it.
+    `slow_writes`: they run in threads, as those of a shell whose disk takes its time.
     `scrub_due`: when the scrub wants to look next, None: it does not wait for that.
     """
 
@@ -46,6 +47,7 @@ class Harness:
         self.token = token
         self.version0 = version0
         self.scrub = scrub
+        self.slow_writes = False
         self.bytes_heard: dict[int, bytearray] = {}
         self.reserve_bytes = reserve_bytes
         self.notes: list[tuple[int, str]] = []
@@ -109,9 +111,8 @@ class Harness:
                     self.heard[session].append((request_id, m.decode(m.encode(message, request_id))))
             case v.CloseSession(session):
                 self.closed.add(session)
-            case v.Write(directory, name):
-                effect = effect._replace(buffers=[bytes(one) for one in effect.buffers])
-                return v.Written(directory, name, storage.write(effect))
+            case v.Write():
+                return self._write(effect)
             case v.SetMark(directory, mark):
                 storage.set_mark(directory, mark)
             case v.ForgetDirectory(directory):
@@ -129,6 +130,17 @@ class Harness:
                 self.pending.append((effect, lambda: report))
             case _:
                 self.pending.append((effect, thread_work(storage, effect)))
+        return None
+
+    def _write(self, effect: v.Write) -> v.Event | None:
+        copied = effect._replace(buffers=[bytes(one) for one in effect.buffers])
+
+        def work() -> v.Event:
+            return v.Written(copied.directory, copied.name, self.storage.write(copied))
+
+        if not self.slow_writes:
+            return work()
+        self.pending.append((copied, work))
         return None
 
     def _look_then_report(self, effect: looks.Look) -> Callable[[], v.Event | None]:

@@ -1,0 +1,173 @@
+"""Writes that a thread makes, because the disk takes its time: the same promises, and the loop goes on."""
+
+import errno
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from dos_protocol.frames import Frame
+from dos_server.core import vocabulary as v
+from dos_server.limits import slow_disk_seconds
+from tests.support.core_harness import Harness
+from tests.support.fake_disk import FakeDisk
+from tests.support.servers import ServerProcess
+from tests.support.strace import PWRITES, SYNCS, Injected
+from tests.support.wire import Wire
+
+
+def opened(server: Harness, epoch: int = 1) -> int:
+    session = server.connect()
+    claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
+    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
+    return session
+
+
+def slow() -> tuple[Harness, int]:
+    server = Harness(FakeDisk())
+    session = opened(server)
+    server.slow_writes = True
+    return server, session
+
+
+def send(server: Harness, session: int, content: bytes, payload: bytes, name: str = "o") -> int:
+    """An append whose payload lies in a buffer that is used again once the batch has ended."""
+    request_id = 1_000_000 + len(server.heard[session]) + len(content)
+    buffer = bytearray(payload)
+    frame = m.encode(m.Append(name, len(content), prefix_digest(content), b""), request_id)
+    server.event(v.Received(session, Frame(*frame)._replace(payload=memoryview(buffer))))
+    server.event(v.BatchEnded())
+    buffer[:] = b"\xee" * len(buffer)
+    return request_id
+
+
+def work(server: Harness, kind: type[v.Write | v.Sync]) -> int:
+    """Where in what is pending the first of a kind is."""
+    return next(place for place, (effect, _) in enumerate(server.pending) if isinstance(effect, kind))
+
+
+def test_what_is_appended_while_a_write_is_under_way_keeps_its_bytes() -> None:
+    # EVIDENCE-OF: P-1, P-3
+    server, session = slow()
+    content = b""
+    for number in range(5):
+        part = bytes([number]) * (number * 700 + 1)
+        send(server, session, content, part)
+        content += part
+    assert [type(effect) for effect, _ in server.pending] == [v.Write], "one at a time, the rest waits for it"
+    assert not server.unasked(session, m.Watermark)
+    server.settle()
+    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", len(content), len(content))
+    assert server.ask(session, m.Get("o", 0, 100_000)).payload == content
+
+
+def test_no_space_in_a_thread_refuses_what_was_accepted_behind_it_too() -> None:
+    # EVIDENCE-OF: P-8
+    server, session = slow()
+    send(server, session, b"", b"good")
+    server.settle()
+    server.disk.space = server.disk.used + 100
+    first = send(server, session, b"good", b"x" * 200)
+    second = send(server, session, b"good" + b"x" * 200, b"y")
+    server.settle()
+    for request in (first, second):
+        assert server.answer(session, request).code == ErrorCode.NO_SPACE
+    server.disk.space = 1 << 30
+    send(server, session, b"good", b"more")
+    server.settle()
+    assert server.ask(session, m.Get("o", 0, 100)).payload == b"goodmore"
+
+
+def test_a_write_that_fails_in_a_thread_poisons() -> None:
+    server, session = slow()
+    server.disk.fail("write", errno.EIO)
+    request = send(server, session, b"", b"x")
+    server.settle()
+    assert server.answer(session, request).code == ErrorCode.POISONED
+
+
+def test_an_object_poisoned_while_a_thread_writes_is_left_alone_until_that_has_ended() -> None:
+    """A new copy that took its place meanwhile would be written into."""
+    # EVIDENCE-OF: P-10
+    server, session = slow()
+    send(server, session, b"", b"good")
+    server.finish(work(server, v.Write))
+    server.disk.fail("sync", errno.EIO)  # the sync of the second: of the first it has begun
+    server.settle()
+    send(server, session, b"good", b"more")
+    server.finish(work(server, v.Write))
+    send(server, session, b"goodmore", b"late")
+    server.finish(work(server, v.Sync))
+    assert server.ask_now(session, m.Stat("o")).info.poisoned
+    newer = server.connect()
+    claim = server.send(newer, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"v" * 16))
+    server.finish(len(server.pending) - 1)
+    assert server.answer(newer, claim) is None, "a write is under way"
+    server.settle()
+    (info,) = server.answer(newer, claim).entries
+    assert (info.synced, info.poisoned) == (4, True)
+    server.disk.power_cut(random.Random(1))
+    server.slow_writes = False
+    server.start()
+    session = opened(server, 3)
+    assert server.ask(session, m.Get("o", 0, 100)).payload == b"good"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_order_threads_end_in_what_was_told_is_there_after_a_crash(seed: int) -> None:
+    # EVIDENCE-OF: P-1, P-2
+    rng = random.Random(seed)
+    server, session = slow()
+    contents: dict[str, bytes] = {"a": b"", "b": b"", "c": b""}
+    for _ in range(60):
+        if rng.random() < 0.5 or not server.pending:
+            name = rng.choice(sorted(contents))
+            part = rng.randbytes(rng.choice([1, 100, 5_000, 300_000]))
+            send(server, session, contents[name], part, name)
+            contents[name] += part
+        else:
+            server.finish(rng.randrange(len(server.pending)))
+        server.slow_writes = rng.random() < 0.7
+    told = {one.name: one.synced for one in server.unasked(session, m.Watermark)}
+    assert told, "something was acknowledged"
+    server.disk.power_cut(rng) if rng.random() < 0.5 else server.disk.kill()
+    server.start()
+    server.slow_writes = False
+    session = opened(server, 2)
+    for name, synced in told.items():
+        got = b""
+        while part := bytes(server.ask(session, m.Get(name, len(got), 1 << 20)).payload):
+            got += part
+        assert len(got) >= synced
+        assert contents[name].startswith(got)
+
+
+@pytest.mark.process
+def test_a_disk_that_hangs_holds_up_nobody_who_needs_none(tmp_path: Path) -> None:
+    """Row 30. Every sync hangs, and every write but the first of a thread: the loop's next one would."""
+    # EVIDENCE-OF: P-9
+    hang = "delay_enter=60000000"
+    with ServerProcess(tmp_path / "server") as server, Wire(server.address) as wire:
+        wire.claim("dir")
+        wire.append("a", b"", b"good")
+        wire.wait_synced("a", 4)
+        wishes = (f"inject={SYNCS}:{hang}", f"inject={PWRITES}:{hang}:when=2+")
+        with Wire(server.address) as other, Injected(server.pid, tmp_path / "strace.log", *wishes):
+            wire.append("a", b"good", b"more")
+            slow_at = time.monotonic() + 2 * slow_disk_seconds
+            while time.monotonic() < slow_at:
+                assert other.ask(m.Ping(b"")) == m.Pong(b"")
+            for name in ("b", "c", "d"):
+                wire.append(name, b"", b"by a thread")
+                wire.append(name, b"by a thread", b"and another one, which hangs")
+            assert other.ask(m.Ping(b"still here")) == m.Pong(b"still here")
+            infos = other.ask(m.ChangeDirectory("dir")).entries
+            assert {info.name: info.synced for info in infos}["a"] == 4
+        server.restart()
+        with Wire(server.address) as again:
+            again.claim("dir", epoch=2)
+            assert bytes(again.ask(m.Get("a", 0, 100)).payload) in (b"good", b"goodmore")
