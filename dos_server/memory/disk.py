@@ -196,7 +196,7 @@ class MemoryDisk:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             node = entries[name] = _Node()
         if not isinstance(node, _Node):
-            raise OSError(errno.EINVAL, "not a regular file with one name", path)
+            raise IsADirectoryError(errno.EISDIR, "a folder", path)
         self._last += 1
         self._handles[self._last] = (node, path)
         return self._last
@@ -267,8 +267,9 @@ class MemoryDisk:
         node, path = self._node(handle)
         self._called("cut", path)
         del node.seen[size:]
-        node.seen.extend(bytes(size - len(node.seen)))
+        longer = bytes(size - len(node.seen))
         node.unsynced = [(at, data[: max(size - at, 0)]) for at, data in node.unsynced if at < size]
+        self._put(node, len(node.seen), longer)
 
     def sync(self, handle: int) -> None:
         if self.off:
@@ -292,6 +293,8 @@ class MemoryDisk:
         entries = self._folder(folder).seen
         if old not in entries:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
+        if isinstance(entries.get(new), _Folder):
+            raise IsADirectoryError(errno.EISDIR, "a folder", new)
         entries[new] = entries.pop(old)
 
     def remove(self, path: str) -> None:
@@ -300,6 +303,8 @@ class MemoryDisk:
         entries = self._folder(folder).seen
         if name not in entries:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if isinstance(entries[name], _Folder):
+            raise IsADirectoryError(errno.EISDIR, "a folder", path)
         del entries[name]
 
     def free_space(self) -> FreeSpace:

@@ -35,7 +35,7 @@ class Sign(Enum):
 
 
 Item = bytes | Sign
-_SMALL_STEPS: Final = 0.5
+_SMALL_STEPS: Final = 0.1
 """So often, where chance has a say, a call takes a part of what it could."""
 
 

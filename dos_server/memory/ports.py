@@ -34,14 +34,15 @@ class MemoryRounds:
         self._watched: dict[MemorySocket, tuple[ReadyCall, bool, bool]] = {}
         self._soon: deque[Call] = deque()
         self._done: deque[Call] = deque()
+        self._ready: dict[MemorySocket, None] = {}
         self._lot = trio.lowlevel.ParkingLot()
 
     def watch(self, sock: MemorySocket, call: ReadyCall, *, reading: bool, writing: bool) -> None:
         if reading or writing:
             known = self._watched.get(sock)
             self._watched[sock] = (known[0] if known is not None else call, reading, writing)
-            sock.moved = self._ring
-            self._ring()
+            sock.moved = partial(self._moved, sock)
+            self._moved(sock)
         elif self._watched.pop(sock, None) is not None:
             sock.moved = None
 
@@ -61,33 +62,43 @@ class MemoryRounds:
     def _ring(self) -> None:
         self._lot.unpark_all()
 
-    def _ready(self) -> list[tuple[MemorySocket, bool]]:
-        """What is ready, and whether to be read. An end that broke is ready whatever is wanted."""
-        ready = []
-        for sock, (_, reading, writing) in self._watched.items():
-            readable = sock.broken or (reading and sock.readable)
-            if readable or (writing and sock.writable):
-                ready.append((sock, readable))
+    def _moved(self, sock: MemorySocket) -> None:
+        if sock not in self._ready and self._is_ready(sock):
+            self._ready[sock] = None
+            self._ring()
+
+    def _is_ready(self, sock: MemorySocket) -> bool:
+        """An end that broke is ready whatever is wanted."""
+        if sock not in self._watched:
+            return False
+        _, reading, writing = self._watched[sock]
+        return sock.broken or (reading and sock.readable) or (writing and sock.writable)
+
+    def _take_ready(self) -> list[MemorySocket]:
+        """What is ready. It stays so until the reason is gone: it is looked at again in the next round."""
+        ready, self._ready = [one for one in self._ready if self._is_ready(one)], {}
+        self._ready.update(dict.fromkeys(ready))
         return ready
 
     async def run(self, round_ended: Call) -> None:
         while True:
-            ready = self._ready()
-            if not (ready or self._done or self._soon):
+            if self._done or self._soon or self._take_ready():
+                await trio.lowlevel.checkpoint()
+            else:
                 await self._lot.park()
-                continue
+            ready = self._take_ready()
             if self._chance is not None:
                 self._chance.shuffle(ready)
-            for sock, readable in ready:
+            for sock in ready:
                 watched = self._watched.get(sock)
                 if watched is not None:
-                    watched[0](readable=readable)
+                    call, reading, _ = watched
+                    call(readable=sock.broken or (reading and sock.readable))
             while self._done:
                 self._done.popleft()()
             for _ in range(len(self._soon)):
                 self._soon.popleft()()
             round_ended()
-            await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
         for sock in self._watched:

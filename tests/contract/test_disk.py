@@ -8,16 +8,18 @@ import mmap
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dos_server.disk import Disk, RealDisk, make_durable_folders
+from dos_server.memory.disk import MemoryDisk
 from tests.power.disk_state import DiskState
 from tests.power.model_disk import ModelDisk
 from tests.power.mount import LossyDisk
-from tests.support.fake_disk import FakeDisk
+from tests.shells.machines import FateDisk
+from tests.sim.engine.disk import SimDisk
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +29,17 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield disk.mountpoint
 
 
-@pytest.fixture(params=["real", "fake", "model", "mounted"])
+IN_MEMORY: dict[str, Callable[[], Disk]] = {
+    "memory": MemoryDisk,
+    "first tier": SimDisk,
+    "second tier": FateDisk,
+}
+
+
+@pytest.fixture(params=["real", *IN_MEMORY, "model", "mounted"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    if request.param == "fake":
-        yield FakeDisk()
+    if request.param in IN_MEMORY:
+        yield IN_MEMORY[request.param]()
     elif request.param == "model":
         yield ModelDisk(DiskState())
     else:
@@ -95,6 +104,106 @@ def test_what_is_synced_is_read_from_where_it_is_stored(disk: Disk) -> None:
     for position, count in ((0, 20_000), (1, 4_096), (4_095, 2), (8_192, 4_096), (19_990, 100), (30_000, 1)):
         assert disk.read_stored(handle, position, count) == data[position : position + count]
     disk.close(handle)
+
+
+@pytest.fixture(params=["real", *IN_MEMORY])
+def strict(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    """Those that say of every mistake what the kernel says."""
+    if request.param in IN_MEMORY:
+        yield IN_MEMORY[request.param]()
+    else:
+        real = RealDisk(tmp_path)
+        yield real
+        real.shut()
+
+
+def refused_with(call: Callable[[], object]) -> int | None:
+    """The number of the error that the call raises."""
+    try:
+        call()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def test_every_mistake_has_the_kernels_number(strict: Disk) -> None:
+    disk = strict
+    disk.make_folder("d")
+    put(disk, "f", b"1")
+    mistakes: dict[str, tuple[Callable[[], object], int]] = {
+        "a file is no folder to list": (lambda: disk.names("f"), errno.ENOTDIR),
+        "nor to sync": (lambda: disk.sync_folder("f"), errno.ENOTDIR),
+        "nor to open in": (lambda: disk.open("f/x", create=True), errno.ENOTDIR),
+        "nor to make a folder in": (lambda: disk.make_folder("f/x"), errno.ENOTDIR),
+        "nor to rename in": (lambda: disk.rename("f", "a", "b"), errno.ENOTDIR),
+        "nor to remove from": (lambda: disk.remove("f/x"), errno.ENOTDIR),
+        "a folder is no file": (lambda: disk.open("d", create=False), errno.EISDIR),
+        "nor is it removed as one": (lambda: disk.remove("d"), errno.EISDIR),
+        "a file does not replace it": (lambda: disk.rename("", "f", "d"), errno.EISDIR),
+        "a folder needs one above it": (lambda: disk.make_folder("x/y"), errno.ENOENT),
+    }
+    found = {what: refused_with(call) for what, (call, _) in mistakes.items()}
+    assert found == {what: number for what, (_, number) in mistakes.items()}
+    assert sorted(disk.names("") or []) == ["d", "f"]
+
+
+def test_a_handle_that_was_given_back_is_good_for_nothing(strict: Disk) -> None:
+    disk = strict
+    handle = disk.open("a", create=True)
+    disk.close(handle)
+    calls: list[Callable[[], object]] = [
+        lambda: disk.size(handle),
+        lambda: disk.read(handle, 0, 1),
+        lambda: disk.read_stored(handle, 0, 1),
+        lambda: disk.write(handle, 0, [b"x"]),
+        lambda: disk.cut(handle, 0),
+        lambda: disk.sync(handle),
+        lambda: disk.close(handle),
+    ]
+    assert [refused_with(call) for call in calls] == [errno.EBADF] * len(calls)
+
+
+def test_a_handle_stays_with_its_file_when_the_name_goes(disk: Disk) -> None:
+    put(disk, "a", b"old")
+    handle = disk.open("a", create=False)
+    disk.rename("", "a", "b")
+    put(disk, "a", b"another")
+    disk.write(handle, 3, [b" one"])
+    assert disk.read(handle, 0, 99) == b"old one"
+    disk.remove("b")
+    disk.write(handle, 0, [b"OLD"])
+    assert disk.read(handle, 0, 99) == b"OLD one"
+    assert disk.names("") == ["a"]
+    disk.close(handle)
+
+
+def test_a_cut_makes_a_file_shorter_or_longer(disk: Disk) -> None:
+    handle = disk.open("a", create=True)
+    disk.write(handle, 0, [b"hello"])
+    disk.cut(handle, 8)
+    assert disk.read(handle, 0, 99) == b"hello\0\0\0"
+    disk.sync(handle)
+    disk.cut(handle, 2)
+    disk.cut(handle, 4)
+    assert disk.read(handle, 0, 99) == b"he\0\0"
+    assert disk.size(handle) == 4
+    disk.close(handle)
+
+
+def test_what_is_free_is_said(strict: Disk) -> None:
+    free, total = strict.free_space()
+    assert 0 < free <= total
+
+
+def test_a_file_that_was_cut_longer_and_synced_is_that_long_after_a_power_cut() -> None:
+    disk = MemoryDisk()
+    handle = disk.open("a", create=True)
+    disk.sync_folder("")
+    disk.write(handle, 0, [b"x"])
+    disk.cut(handle, 5)
+    disk.sync(handle)
+    disk.power_cut(random.Random(1))
+    assert disk.content("a") == b"x\0\0\0\0"
 
 
 def resident_pages(handle: int, size: int) -> int:
@@ -215,7 +324,7 @@ def test_a_folder_that_a_killed_server_made_last_is_made_durable_by_the_next(
 def test_the_fake_loses_what_was_not_synced_and_nothing_else() -> None:
     seen = set()
     for seed in range(60):
-        disk = FakeDisk()
+        disk = MemoryDisk()
         handle = disk.open("a", create=True)
         disk.sync_folder("")
         disk.write(handle, 0, [b"s" * 700])
@@ -233,7 +342,7 @@ def test_the_fake_loses_what_was_not_synced_and_nothing_else() -> None:
 
 
 def test_the_fake_forgets_what_a_failed_sync_was_to_write() -> None:
-    disk = FakeDisk()
+    disk = MemoryDisk()
     handle = disk.open("a", create=True)
     disk.sync_folder("")
     disk.write(handle, 0, [b"x"])
@@ -246,7 +355,7 @@ def test_the_fake_forgets_what_a_failed_sync_was_to_write() -> None:
 
 
 def test_the_fake_fills_up() -> None:
-    disk = FakeDisk(space=10)
+    disk = MemoryDisk(space=10)
     handle = disk.open("a", create=True)
     disk.write(handle, 0, [b"12345678"])
     with pytest.raises(OSError, match="full") as caught:

@@ -1,0 +1,218 @@
+"""Planted bugs of shells, to be found: mistakes that leave the cores as they are.
+
+Rules of this file: as `tests.sim.bugs`: a few lines in somebody's place, for as long as a run lasts.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest import mock
+
+import trio
+
+from dos_client.sessions import connection as client_connection
+from dos_client.sessions import dialling
+from dos_client.sessions.connection import Connection as ClientConnection
+from dos_client.sessions.members import Watch
+from dos_client.writing.link import Link
+from dos_server.connection import Connection
+from dos_server.core import vocabulary as v
+from dos_server.paced_reads import PacedReads
+from dos_server.server import ObjectServer
+from tests.sim.bugs.catalogue import Bug, Patch
+
+BUGS: Final[dict[str, Bug]] = {}
+
+
+def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        BUGS[patches.__name__] = Bug(patches.__name__, breaks, patches)
+        return patches
+
+    return keep
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """The bug of that name is there inside; None: none is."""
+    with ExitStack() as stack:
+        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
+            stack.enter_context(mock.patch.object(target, attribute, replacement))
+        yield
+
+
+# The server
+
+
+@bug("row 16")
+def syncs_go_with_the_connection() -> list[Patch]:
+    """Who is gone between write and sync takes the syncs under way along: the size stays behind."""
+    original = ObjectServer._run_connection
+
+    async def run(self: Any, connection: Any) -> None:
+        try:
+            await original(self, connection)
+        finally:
+            self._sync_threads._begun.clear()
+
+    return [(ObjectServer, "_run_connection", run)]
+
+
+@bug("row 2")
+def sync_begins_when_it_ends() -> list[Patch]:
+    """The core hears of the begin of a sync when it is over: what was written meanwhile counts as covered."""
+
+    def begin(self: Any) -> None:
+        while (effect := self._sync_threads.next_due()) is not None:
+            self._sync_threads.begin(effect)
+
+    original = ObjectServer._hear
+
+    def hear(self: Any, event: Any) -> None:
+        if isinstance(event, v.Synced):
+            self._feed_one(v.SyncBegins(event.directory, event.name))
+        original(self, event)
+
+    return [(ObjectServer, "_begin_syncs", begin), (ObjectServer, "_hear", hear)]
+
+
+@bug("R2, row 18")
+def claims_are_answered_before_they_are_stored() -> list[Patch]:
+    def store_claim(self: Any, effect: Any) -> Any:
+        self._claim_threads.start(lambda: self._storage.store_claim(effect.directory, effect.claim) and None)
+        return v.ClaimStored(effect.directory, effect.claim, v.Trouble.NONE)
+
+    return [(ObjectServer, "_store_claim", store_claim)]
+
+
+@bug("O10")
+def reset_connections_are_never_over() -> list[Patch]:
+    """The task of a connection waits for a goodbye that does not come."""
+
+    def abort(self: Any) -> None:
+        self.closing = True
+        self._end_reading()
+        self._stop_watching()
+
+    return [(Connection, "abort", abort)]
+
+
+@bug("row 28")
+def nothing_holds_answers_back() -> list[Patch]:
+    def begin(self: Any, effect: Any) -> bool:
+        connection = self._connections.get(effect.session)
+        if connection is None:
+            self._readiness.soon(lambda: self._hear(v.GotData(effect, b"")))
+        else:
+            connection.reserved_bytes += effect.end - effect.start
+            self._reserved_bytes += effect.end - effect.start
+            self._threads.start(effect)
+        return True
+
+    def wanted(self: Any) -> bool:
+        return bool(self._owner.may_read(self.session))
+
+    return [(PacedReads, "_begin", begin), (Connection, "wanted", wanted)]
+
+
+@bug("row 28")
+def who_is_held_back_stays_so() -> list[Patch]:
+    """A connection that is not read from because its peer takes nothing is never looked at again."""
+    return [
+        (ObjectServer, "stalled", lambda self, connection: None),
+        (Connection, "resume", lambda self: None),
+    ]
+
+
+@bug("row 13")
+def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
+    """The socket took a part of the answers; the rest is forgotten."""
+    original = Connection._send_some
+
+    def send_some(self: Any) -> bool:
+        whole = original(self)
+        if not whole:
+            self._outgoing.clear()
+            self._stands_before_the_peer(-self.outgoing_bytes)
+        return whole
+
+    return [(Connection, "_send_some", send_some)]
+
+
+# The client
+
+
+@bug("row 17")
+def what_was_sent_in_part_is_sent_again() -> list[Patch]:
+    async def send(self: Any, buffers: list[Any]) -> None:
+        left = sum(map(len, buffers))
+        while left:
+            left = sum(map(len, buffers)) - await self._sock.sendmsg(buffers)
+
+    return [(ClientConnection, "_send", send)]
+
+
+@bug("row 27")
+def silence_is_not_noticed() -> list[Patch]:
+    async def watch(self: Any) -> None:
+        await trio.sleep_forever()
+
+    return [(ClientConnection, "_watch", watch)]
+
+
+@bug("O10")
+def connections_are_not_closed() -> list[Patch]:
+    class Kept:
+        def __init__(self, stream: Any) -> None:
+            self.recv_into, self.sendmsg = stream.recv_into, stream.sendmsg
+
+        def __enter__(self) -> "Kept":
+            return self
+
+        def __exit__(self, *of_error: object) -> None:
+            pass
+
+    async def dial(address: str) -> Any:
+        return Kept(await dialling.dial(address))
+
+    return [(client_connection, "dial", dial)]
+
+
+@bug("O11")
+def a_link_that_broke_stays_so() -> list[Patch]:
+    """A session that ended is not made anew."""
+    original = Link._session
+
+    async def session(self: Any) -> None:
+        try:
+            await original(self)
+        except client_connection.BrokenConnectionError:
+            await trio.sleep_forever()
+
+    return [(Link, "_session", session)]
+
+
+@bug("O11")
+def waiters_are_not_woken_by_the_end() -> list[Patch]:
+    """A session that fails tells nobody who waits for its end."""
+    original = ClientConnection.fail
+
+    def fail(self: Any, error: Any) -> None:
+        event, self._broken = self._broken, trio.Event()
+        original(self, error)
+        self._broken = event
+
+    return [(ClientConnection, "fail", fail)]
+
+
+@bug("O11")
+def a_member_that_was_away_is_not_watched() -> list[Patch]:
+    original = Watch._session
+
+    async def session(self: Any) -> None:
+        try:
+            await original(self)
+        finally:
+            self.scope.cancel()
+
+    return [(Watch, "_session", session)]

@@ -1,0 +1,347 @@
+"""Who uses the store: writers of journals, readers of several kinds, somebody who replaces a member,
+somebody who takes no answers. Each is a process of its own: a host in the network, and a scope that can be
+cancelled anywhere.
+
+Rules of this file: what well-behaved clients do, and what they tell the history.
+"""
+
+from contextlib import aclosing
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
+from dos_client.live_store import Store
+from dos_client.membership.replacing import replace_member
+from dos_client.mending.repairing import repair_store
+from dos_client.store import open_store
+from dos_client.writing.claim import Claim
+from dos_protocol.errors import DosError, FencedError
+from dos_protocol.frames import encode_frame
+from dos_protocol.limits import PROTOCOL_VERSION
+from dos_protocol.messages import encode
+from dos_protocol.names import NO_ID
+from dos_protocol.vocabulary import ChangeDirectory, Get, Hello
+from dos_server.memory.network import here
+from journal import ChainWriter, Op, Position, Record, look_chain, take_over
+from journal.core.chain import ChainState
+from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
+from journal.core.segment import parse_segment_name
+from tests.shells.oracles import check_read
+from tests.sim.history import History
+from tests.sim.store.writer import CHAIN, numbers_of
+
+if TYPE_CHECKING:
+    from tests.shells.run import Cluster
+
+_GRANT_PATIENCE_S = 8.0
+
+
+class Client:
+    """One process. `run` in a nursery; `kill` ends it wherever it is."""
+
+    kind = "client"
+
+    def __init__(self, cluster: "Cluster", name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.history: History = cluster.history
+        self.chance: Random = cluster.chance.stream(name)
+        self.scope = trio.CancelScope()
+        self.alive = True
+        self.ended = trio.Event()
+
+    async def run(self) -> None:
+        """Its life, on a host of its own."""
+        here.set(self.name)
+        try:
+            with self.scope:
+                await self.live()
+        finally:
+            self.alive = False
+            self.ended.set()
+
+    async def live(self) -> None:
+        """What it does."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """It is cancelled, wherever it stands, and its connections end."""
+        if self.alive:
+            self.alive = False
+            self.scope.cancel()
+            self.cluster.network.process_died(self.name)
+            self.note("was killed")
+
+    def note(self, what: str) -> None:
+        self.cluster.note(self.name, what)
+
+    async def sleep(self, typical_s: float) -> None:
+        await trio.sleep(0.001 + self.chance.expovariate(1 / typical_s))
+
+
+class _ToldWriter:
+    """An object writer that tells the history what it is given."""
+
+    def __init__(self, writer: Any, claim: "_ToldClaim") -> None:
+        self._writer = writer
+        self._claim = claim
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def append(self, data: bytes) -> int:
+        offset = self._writer.size
+        size: int = self._writer.append(data)
+        self._claim.history.wrote(self._claim.directory, self._writer.name, offset, bytes(data))
+        return size
+
+
+class _ToldClaim:
+    """A claim of the real client whose objects tell the history."""
+
+    def __init__(self, claim: Claim, history: History) -> None:
+        self.claim = claim
+        self.history = history
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.claim, name)
+
+    def open_object(self, name: str, local: Any = None) -> _ToldWriter:
+        return _ToldWriter(self.claim.open_object(name, local), self)
+
+
+class Writer(Client):
+    """Takes a chain over and appends to it, until it is superseded. `running`: its start is acknowledged."""
+
+    kind = "writer"
+
+    def __init__(self, cluster: "Cluster", name: str, directory: str, *, pipelined: bool) -> None:
+        super().__init__(cluster, name)
+        self.directory = directory
+        self.pipelined = pipelined
+        self.running = False
+        self._waiting: list[tuple[int, Position]] = []
+        self._appended = trio.Event()
+
+    async def live(self) -> None:
+        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+        superseded = 0
+        while True:
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    await self._one_claim(store)
+            except FencedError as error:
+                superseded += 1
+                self.note(f"fenced: {error.args[0]}")
+                self.history.sometimes["fenced after start" if self.running else "fenced before start"] += 1
+                if self.running:
+                    return
+            except (
+                QuorumUnavailableError,
+                NotEnoughAnswersError,
+                StoreNotReadyError,
+                trio.TooSlowError,
+            ) as error:
+                self.history.sometimes[f"writer: {type(error).__name__}"] += 1
+            except (MissingDataError, LostBytesError, ChainError, CorruptRecordError) as error:
+                self.history.refuse(self.directory, f"{type(error).__name__}: {error}")
+            except DosError as error:
+                self.history.sometimes[f"writer: {type(error).__name__}"] += 1
+            await self.sleep(min(30.0, 0.1 * 2.0**superseded))
+
+    async def _one_claim(self, store: Store) -> None:
+        view = await store.look(self.directory)
+        seen = [
+            parsed.epoch
+            for objects in view.answers.values()
+            for name in objects
+            if (parsed := parse_segment_name(name)) is not None
+        ]
+        epoch = max([view.epoch_seen, *seen]) + 1
+        self.note(f"claims epoch {epoch}")
+        with trio.fail_after(_GRANT_PATIENCE_S):
+            claim = await store.claim(self.directory, epoch, self.chance.randbytes(16))
+        async with claim:
+            told: Any = _ToldClaim(claim, self.history)
+            generation = store.record.generation
+            state = await take_over(told, CHAIN, generation=generation, wait_s=3.0)
+            found = await numbers_of(told, state, None)
+            snapshot = [Record(Op.OUTPUT, number) for number in found] if self.chance.random() < 0.2 else None
+            writer = await ChainWriter.open(
+                told, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
+            )
+            self.history.took_over(self.directory, epoch, found)
+            self.running = True
+            self.note(f"runs at epoch {epoch} behind {len(found)} records")
+            self._waiting.clear()
+            await self._write_and_listen(writer, epoch, found)
+
+    async def _write_and_listen(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
+        failure: DosError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._acknowledge, writer)
+            try:
+                await self._write(writer, epoch, found)
+            except DosError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        assert failure is not None
+        raise failure
+
+    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
+        chance, numbers = self.chance, list(found)
+        while True:
+            for _ in range(chance.randint(1, 6) if self.pipelined else 1):
+                number = self.history.number(self.directory, epoch)
+                size = self.cluster.large_bytes if chance.random() < 0.05 else chance.choice([0, 100, 500])
+                position = writer.append(Record(Op.OUTPUT, number, strings=(chance.randbytes(size),)))
+                numbers.append(number)
+                self._waiting.append((number, position))
+            self._appended.set()
+            await writer.wait_room()
+            if not self.pipelined or chance.random() < 0.1:
+                await writer.wait_synced()
+            if chance.random() < 0.04:
+                await writer.wait_synced()
+                keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
+                await writer.roll(keep)
+                self.history.sometimes["rolled"] += 1
+            await self.sleep(self.cluster.pace_s)
+
+    async def _acknowledge(self, writer: ChainWriter) -> None:
+        """Tell the history of each record that the quorum's watermark has passed."""
+        while True:
+            while not self._waiting:
+                self._appended = trio.Event()
+                await self._appended.wait()
+            number, position = self._waiting[0]
+            try:
+                await writer.wait_synced(position)
+            except DosError:
+                return
+            self._waiting.pop(0)
+            self.history.acknowledge(self.directory, number)
+
+
+class Reader(Client):
+    """Looks at a chain, reads committed bytes and hedged ones, streams them: what it sees must be so (R10,
+    O3)."""
+
+    kind = "reader"
+
+    def __init__(self, cluster: "Cluster", name: str, directory: str) -> None:
+        super().__init__(cluster, name)
+        self.directory = directory
+        self.looks = 0
+
+    async def live(self) -> None:
+        while True:
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    for _ in range(self.chance.randint(1, 9)):
+                        await self._once(store)
+                        await self.sleep(1.5)
+            except DosError as error:
+                self.history.sometimes[f"reader: {type(error).__name__}"] += 1
+            await self.sleep(0.5)
+
+    async def _once(self, store: Store) -> None:
+        state = await look_chain(store, self.directory, CHAIN)
+        found = await numbers_of(store, state, self.directory)
+        self.history.showed(self.directory, found)
+        self.looks += 1
+        self.history.sometimes["reader looked"] += 1
+        if state is not None and state.segments:
+            await self._bytes(store, state)
+
+    async def _bytes(self, store: Store, state: ChainState) -> None:
+        """Some bytes of a segment, asked in one of the ways there are."""
+        name = self.chance.choice(state.segments).name
+        content = self.history.segments.get((self.directory, name), b"")
+        offset = self.chance.randrange(max(len(content), 1))
+        way = self.chance.choice(["hedged", "committed", "stream"])
+        if way == "stream":
+            data = b""
+            async with aclosing(store.stream(self.directory, name, offset)) as pieces:
+                async for piece in pieces:
+                    data += piece
+        else:
+            count = self.chance.choice([1, 1_000, 1 << 20])
+            data = await store.read(self.directory, name, offset, count, committed=way == "committed")
+        self.history.sometimes[f"read {way}"] += 1
+        check_read(self.history, self.directory, name, offset, data)
+
+
+class Replacer(Client):
+    """`dos store replace`, begun again when it is interrupted or refused, until it is done."""
+
+    kind = "replacer"
+
+    def __init__(self, cluster: "Cluster", name: str, old: str, new: str) -> None:
+        super().__init__(cluster, name)
+        self.old, self.new = old, new
+        self.done = False
+
+    async def live(self) -> None:
+        for _ in range(20):
+            try:
+                await replace_member(self.cluster.url, old=self.old, new=self.new)
+            except DosError as error:
+                self.note(f"cannot replace yet: {error.args[0]}")
+                self.history.sometimes[f"replace: {type(error).__name__}"] += 1
+                await self.sleep(2.0)
+            else:
+                self.done = True
+                self.note(f"replaced {self.old} by {self.new}")
+                self.history.sometimes["replaced"] += 1
+                return
+
+
+class Mender(Client):
+    """`dos store repair`, now and then."""
+
+    kind = "mender"
+
+    async def live(self) -> None:
+        while True:
+            await self.sleep(4.0)
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    report = await repair_store(store, read=self.chance.random() < 0.5)
+                self.history.sometimes["repaired" if report.repairs else "nothing to repair"] += 1
+            except DosError as error:
+                self.history.sometimes[f"mender: {type(error).__name__}"] += 1
+
+
+class Deaf(Client):
+    """Asks one server for as much as it gives and takes nothing of it: its answers must not pile up there."""
+
+    kind = "deaf"
+
+    async def live(self) -> None:
+        while True:
+            await self.sleep(0.7)
+            host, port = self.chance.choice(self.cluster.machines).address.split(":")
+            try:
+                with await self.cluster.network.connect(host, int(port)) as stream:
+                    await self._ask(stream)
+                    await trio.sleep(5.0)
+            except OSError:
+                self.history.sometimes["deaf: broken"] += 1
+
+    async def _ask(self, stream: Any) -> None:
+        names = list(self.history.segments)
+        if not names:
+            return
+        directory, name = max(names, key=lambda one: (len(self.history.segments[one]), one))
+        messages: list[Any] = [Hello(PROTOCOL_VERSION, b"", NO_ID, 0, "deaf"), ChangeDirectory(directory)]
+        size = len(self.history.segments[directory, name])
+        messages += [Get(name, 0, size)] * min(2_000, self.cluster.deaf_bytes // max(size, 1))
+        with trio.move_on_after(5.0):
+            for number, message in enumerate(messages, start=1):
+                data = memoryview(encode_frame(encode(message, number)))
+                while data:
+                    data = data[await stream.sendmsg([data]) :]
+            self.history.sometimes["deaf: asked"] += 1

@@ -1,0 +1,138 @@
+"""A host of a run: its disk has a fate, and what it promised is written down.
+
+Rules of this file: what is told is told by the real server; here it is overheard where it leaves the core.
+"""
+
+import errno
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import trio
+
+from dos_protocol import messages as m
+from dos_protocol.errors import CorruptDataError
+from dos_server.core import vocabulary as v
+from dos_server.core.scrub import ScrubPlan
+from dos_server.memory.host import MemoryHost
+from dos_server.memory.network import MemoryNetwork
+from dos_server.memory.ports import MemoryPorts
+from tests.sim.engine.disk import SimDisk
+from tests.sim.oracles.oracle import Bench
+
+PORT = 9999
+SLOWEST_S = 2.0
+
+
+class FateDisk(SimDisk):
+    """The first tier's disk. Its power goes within a call too, but here nobody is thrown out of the server:
+    who called gets an error that he can tell nobody of any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_cut: Callable[[], None] = lambda: None
+
+    def _called(self, method: str, what: str) -> None:
+        if self.cut_in is not None and self.cut_in <= 1 and not self.off:
+            self.cut_in = None
+            self.on_cut()
+            raise OSError(errno.EIO, "the power went", what)
+        super()._called(method, what)
+
+
+class Machine:
+    """See the module. `told`: by object, so much of it was said to be synced."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        chance: Random,
+        note: Callable[[str, str], None],
+        bench: Bench,
+    ) -> None:
+        self.network = network
+        self.name = name
+        self.chance = chance
+        self.slowness = 1.0
+        self.was_full = False
+        self.told: dict[tuple[str, str], int] = {}
+        self.damaged: dict[str, None] = {}
+        self.disk = FateDisk()
+        self.disk.on_cut = self.power_cut
+        self.host = MemoryHost(
+            network, name, PORT, lambda: MemoryPorts(network.timers, chance, self._takes_s), disk=self.disk
+        )
+        self._note = note
+        self._bench = bench
+        self._scrub = ScrubPlan(chance.choice([0, 0, 0, 0, 0, 1 << 20]), 1.0, chance.random())
+        self._sync_s = chance.choice([0.000_2, 0.002, 0.01])
+
+    @property
+    def address(self) -> str:
+        return self.host.address
+
+    @property
+    def up(self) -> bool:
+        return self.host.up
+
+    def _takes_s(self) -> tuple[float, float]:
+        """The disk takes its time, now and then a long one; where in it it is touched is chance too."""
+        typical = min(self._sync_s * self.slowness * self.chance.lognormvariate(0.0, 0.7), SLOWEST_S)
+        before = typical * self.chance.random()
+        return before, typical - before
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """A new life, on what the disk has. A disk that cannot be started from is tried again later."""
+        if self.up:
+            return
+        await self.host.wait_ended()
+        if self.up:  # somebody else has started it meanwhile
+            return
+        try:
+            self.host.start(nursery, self._scrub)
+        except (CorruptDataError, OSError) as error:
+            self._note(self.name, f"cannot start: {error}")
+            return
+        server = self.host.server
+        assert server is not None
+        send = server._perform[v.Send]
+        core = server._core
+
+        def overheard(effect: v.Send) -> Any:
+            self._remember(core, effect)
+            return send(effect)
+
+        server._perform[v.Send] = overheard
+        self._note(self.name, "is up")
+
+    def _remember(self, core: Any, effect: v.Send) -> None:
+        """What this machine has promised to have on its platters."""
+        message = effect.message
+        if isinstance(message, m.Watermark):
+            infos: tuple[tuple[str, int], ...] = ((message.name, message.synced),)
+        elif isinstance(message, m.DirectoryOpened):
+            infos = tuple((info.name, info.synced) for info in message.entries if not info.corrupt)
+        else:
+            return
+        directory = core._tables.sessions[effect.session].directory
+        if directory is None:  # its connection is gone: nobody hears it
+            return
+        for name, synced in infos:
+            self.told[directory, name] = max(self.told.get((directory, name), 0), synced)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.up:
+            self.disk.cut_in = None
+            self.host.crash()
+            self._note(self.name, "was killed")
+
+    def power_cut(self) -> None:
+        """The power of this machine goes."""
+        if self.host.without_power:
+            return
+        self.disk.cut_in = None
+        self.host.power_cut(self.chance)
+        self._note(self.name, "lost its power")
+        self._bench.power_cut(self)

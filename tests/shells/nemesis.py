@@ -1,0 +1,161 @@
+"""The faults of a run of shells: planned from the seed before it begins, as the first tier's are.
+
+Rules of this file: a kind is a function of the cluster and a fault; the table names them all. Of one
+machine a run, the victim, a sync may fail (P-5); every other fault may strike any."""
+
+import errno
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.engine.chance import Chance
+from tests.sim.nemesis.fault import Fault
+
+if TYPE_CHECKING:
+    from tests.shells.run import Cluster
+
+Kind = Callable[["Cluster", Fault, Random], None]
+
+
+def kill_server(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    machine = rng.choice(cluster.machines)
+    machine.kill()
+    cluster.later(fault.seconds, cluster.start, machine)
+
+
+def power_cut(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    machine = rng.choice(cluster.machines)
+    machine.power_cut()
+    cluster.later(fault.seconds, cluster.start, machine)
+
+
+def power_cut_all(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    for machine in cluster.machines:
+        machine.power_cut()
+        cluster.later(fault.seconds * (0.5 + rng.random()), cluster.start, machine)
+
+
+def power_cut_midway(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """At one certain call of the disk."""
+    machine = rng.choice(cluster.machines)
+    if machine.up:
+        machine.disk.cut_in = rng.randint(1, 30)
+    cluster.later(fault.seconds, cluster.start, machine)
+
+
+def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Some connections break, with what is under way on them lost."""
+    sockets = list(cluster.network.sockets)
+    for sock in rng.sample(sockets, min(len(sockets), rng.randint(1, 4))):
+        cluster.network.reset(sock)
+
+
+def stall_path(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Nothing arrives between a client and a server for a while, one way or both."""
+    clients = [client.name for client in cluster.clients if client.alive]
+    if clients:
+        _stall(cluster, rng.choice(clients), [rng.choice(cluster.machines).name], fault.seconds, rng)
+
+
+def stall_server(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A server that nobody hears of, and that hears of nobody: as if it were stopped."""
+    clients = [client.name for client in cluster.clients if client.alive]
+    _stall(cluster, rng.choice(cluster.machines).name, clients, fault.seconds, None)
+
+
+def _stall(cluster: "Cluster", one: str, others: list[str], seconds: float, rng: Random | None) -> None:
+    ways = [(one, other) for other in others], [(other, one) for other in others]
+    chosen = [*ways[0], *ways[1]] if rng is None else rng.choice([ways[0], ways[1], [*ways[0], *ways[1]]])
+    for source, target in chosen:
+        cluster.network.block(source, target)
+        cluster.later(seconds, cluster.network.unblock, source, target)
+
+
+def zombie(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A writer is cut off, another takes over, and then arrives what the first had sent."""
+    writers = cluster.living_writers()
+    if writers:
+        writer = rng.choice(writers)
+        _stall(
+            cluster, writer.name, [machine.name for machine in cluster.machines], 1.0 + fault.seconds, None
+        )
+        cluster.new_writer(writer.directory)
+
+
+def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    writers = cluster.living_writers()
+    if writers:
+        rng.choice(writers).kill()
+
+
+def cancel_client(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Some client is cancelled before a certain step of any task: anywhere in it."""
+    alive = [client for client in cluster.clients if client.alive]
+    if alive:
+        client = rng.choice(alive)
+        cluster.count.at.setdefault(cluster.count.steps + rng.randint(1, 200), []).append(client.scope.cancel)
+
+
+def rival(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    cluster.new_writer(rng.choice(cluster.directories))
+
+
+def slow_network(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    host, before = rng.choice(cluster.machines).name, dict(cluster.slow_hosts)
+    cluster.slow_hosts[host] = rng.choice([10.0, 100.0])
+    cluster.later(fault.seconds, cluster.slow_hosts.pop, host, before)
+
+
+def slow_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    machine = rng.choice(cluster.machines)
+    machine.slowness = rng.choice([10.0, 100.0, 1000.0])
+    cluster.later(fault.seconds, setattr, machine, "slowness", 1.0)
+
+
+def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    machine = rng.choice(cluster.machines)
+    machine.disk.fill(rng.choice([0, 100, 2_000]))
+    machine.was_full = True
+    cluster.later(fault.seconds, machine.disk.free)
+
+
+def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """One failed sync of the victim; what it was to write is forgotten, and later ones succeed."""
+    if cluster.may_fail():
+        cluster.victim.disk.fail("sync", errno.EIO, nth=rng.randint(1, 3))
+
+
+KINDS: Final[dict[str, Kind]] = {
+    kind.__name__: kind
+    for kind in (
+        *(kill_server, power_cut, power_cut_all, power_cut_midway),
+        *(reset, stall_path, stall_server, slow_network),
+        *(zombie, kill_writer, cancel_client, rival),
+        *(slow_disk, full_disk, sync_error),
+    )
+}
+
+
+def plan(chance: Chance, seconds: float) -> list[Fault]:
+    """The faults of a run that lasts so long; about half of the kinds are off."""
+    rng = chance.nemesis
+    on = [kind for kind in KINDS if rng.random() < 0.5] or [rng.choice(list(KINDS))]
+    pace = rng.choice([0.5, 1.0, 2.0, 4.0])
+    faults: list[Fault] = []
+    at = 0.0
+    while True:
+        at += rng.expovariate(pace)
+        if at > seconds:
+            return faults
+        number = len(faults)
+        length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
+        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+
+
+def strike(cluster: "Cluster", fault: Fault) -> None:
+    """Let the fault happen."""
+    if cluster.healed:
+        return
+    cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
+    cluster.history.sometimes[f"fault: {fault.kind}"] += 1
+    KINDS[fault.kind](cluster, fault, Random(fault.seed))

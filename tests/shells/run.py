@@ -1,0 +1,333 @@
+"""One seed: its servers, its clients, its faults, the heal, and the verdict. As the first tier's `run`, of
+shells.
+
+safety     clients work while faults strike as planned
+liveness   everything is healed; each directory must have something new acknowledged within a bound
+verdict    all clients die; fresh ones take over and look; nothing of anybody is left at the end
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+
+from dos_client.world import replace_world
+from dos_protocol.store_record import Member, StoreRecord, claims_needed
+from dos_server.memory.network import MemoryNetwork, MemoryStream
+from dos_server.memory.timers import Timers
+from tests.shells import nemesis, oracles
+from tests.shells.clients import Client, Deaf, Mender, Reader, Replacer, Writer
+from tests.shells.machines import Machine
+from tests.shells.trio_run import TaskCount, run_deterministic
+from tests.sim.engine.chance import Chance
+from tests.sim.engine.trace import Trace
+from tests.sim.history import History, ViolationError
+from tests.sim.nemesis.fault import Fault
+from tests.sim.oracles.o1_nothing_lost import NothingLost
+from tests.sim.oracles.o2_order import Order
+from tests.sim.oracles.o3_shown import Shown
+from tests.sim.oracles.o4_one_writer import OneWriter
+from tests.sim.oracles.o6_refused import Refused
+from tests.sim.oracles.oracle import Bench
+
+SAFETY_S = 2.0
+LIVENESS_S = 120.0
+SETTLED_S = 6.0
+"""Virtual seconds. In the last, servers notice that clients are gone without a word, and give all back."""
+NEW_RECORDS = 3
+
+
+@dataclass
+class ShellResult:
+    """What came of a run. `violation`: '' when nothing is wrong."""
+
+    seed: int
+    violation: str
+    oracle: str
+    faults: list[Fault]
+    steps: int
+    seconds: float
+    digest: str
+    history: History
+    lines: list[str] = field(default_factory=list)
+
+
+class _World:
+    """What the clients of a run take from outside."""
+
+    def __init__(self, network: MemoryNetwork, chance: Random) -> None:
+        self.network = network
+        self.chance = chance
+
+    def fresh_id(self, size: int) -> bytes:
+        return self.chance.randbytes(size)
+
+    async def connect(self, host: str, port: int) -> MemoryStream:
+        return await self.network.connect(host, port)
+
+
+class Cluster:
+    """Everything that lives in a run. Made inside of its trio run."""
+
+    def __init__(self, chance: Chance, trace: Trace, count: TaskCount) -> None:
+        self.chance = chance
+        self.trace = trace
+        self.count = count
+        self.history = History(Bench((NothingLost, Order, Shown, OneWriter, Refused)))
+        self.timers = Timers()
+        self.healed = False
+        self.slow_hosts: dict[str, float] = {}
+        self.violation: ViolationError | None = None
+        topology = chance.topology
+        self._base_s = topology.choice([0.000_1, 0.000_5, 0.005])
+        self.pace_s = topology.choice([0.1, 0.2, 0.4])
+        self.large_bytes = topology.choice([1_000, 5_000, 30_000])
+        self.deaf_bytes = topology.choice([500_000, 6 << 20])
+        way_bytes_max = topology.choice([16_384, 65_536, 262_144])
+        self.network = MemoryNetwork(
+            self.timers, chance.network, self._latency_s, way_bytes_max=way_bytes_max, told=self.note
+        )
+        members = topology.choice([3, 3, 3, 3, 1])
+        spare = 1 if members == 3 and topology.random() < 0.4 else 0
+        self.machines = [
+            Machine(
+                self.network, f"s{number}", chance.stream(f"machine {number}"), self.note, self.history.bench
+            )
+            for number in range(members + spare)
+        ]
+        ids = [topology.randbytes(16) for _ in range(members)]
+        self.record = StoreRecord(
+            topology.randbytes(16),
+            1,
+            1 if members == 1 else 2,
+            tuple(Member(one, machine.address) for one, machine in zip(ids, self.machines, strict=False)),
+        )
+        for one, machine in zip(ids, self.machines, strict=False):
+            machine.host.prepare(one, self.record)
+        self.url = "dos://" + ",".join(member.address for member in self.record.members)
+        self.victim = topology.choice(self.machines[:members])
+        self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 1, 2]))]
+        self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
+        self.clients: list[Client] = []
+        self.servers: trio.Nursery
+        self.processes: trio.Nursery
+        self._made = 0
+
+    def _latency_s(self, source: str, target: str) -> float:
+        slow = self.slow_hosts.get(source, 1.0) * self.slow_hosts.get(target, 1.0)
+        return self._base_s * slow * (0.5 + self.chance.network.random())
+
+    def note(self, who: str, what: str) -> None:
+        self.trace.note(trio.current_time(), who, what)
+
+    def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
+        """Unless something is wrong by then."""
+        self.timers.after(seconds, partial(self.guarded, call, *args))
+
+    def guarded(self, call: Callable[..., Any], *args: Any) -> None:
+        """What contradicts a promise ends the run, wherever it shows."""
+        try:
+            call(*args)
+        except ViolationError as error:
+            self.fail(error)
+
+    def fail(self, error: ViolationError) -> None:
+        if self.violation is None:
+            self.violation = error
+            self.note("oracle", str(error))
+            self.servers.cancel_scope.cancel()
+
+    def start(self, machine: Machine) -> None:
+        """Start a server, when its last life is over."""
+        if not self.healed:
+            self.servers.start_soon(machine.start, self.servers)
+
+    def may_fail(self) -> bool:
+        """Whether the victim's disk may fail: the others are enough, and the journals are made (R16)."""
+        count = len(self.record.members)
+        made = len(self.history.starts) == len(self.directories)
+        return made and count - 1 >= claims_needed(count, self.record.ack_quorum)
+
+    def begin(self, make: Callable[[str], Client], kind: str) -> Client:
+        """A new client process."""
+        self._made += 1
+        client = make(f"{kind}{self._made}")
+        self.clients.append(client)
+        self.processes.start_soon(self._run_client, client)
+        return client
+
+    async def _run_client(self, client: Client) -> None:
+        try:
+            await client.run()
+        except ViolationError as error:
+            self.fail(error)
+
+    def new_writer(self, directory: str) -> Writer:
+        writer = self.begin(
+            lambda name: Writer(self, name, directory, pipelined=self.pipelined[directory]), "w"
+        )
+        assert isinstance(writer, Writer)
+        return writer
+
+    def new_reader(self, directory: str) -> Reader:
+        reader = self.begin(lambda name: Reader(self, name, directory), "r")
+        assert isinstance(reader, Reader)
+        return reader
+
+    def living_writers(self) -> list[Writer]:
+        return [one for one in self.clients if isinstance(one, Writer) and one.alive]
+
+    async def supervise(self) -> None:
+        """Where nobody writes or reads, somebody is started; queues are looked at."""
+        while True:
+            await trio.sleep(0.25)
+            for directory in self.directories:
+                if not any(one.directory == directory for one in self.living_writers()):
+                    self.new_writer(directory)
+                readers = [one for one in self.clients if isinstance(one, Reader) and one.alive]
+                if not any(one.directory == directory for one in readers):
+                    self.new_reader(directory)
+            for machine in self.machines:
+                self.guarded(oracles.check_bounds, machine)
+            self.guarded(oracles.check_ends, self)
+
+    async def heal(self) -> None:
+        """All that can be put right is."""
+        self.note("nemesis", "heals")
+        self.healed = True
+        self.network.unblock_all()
+        self.slow_hosts.clear()
+        for machine in self.machines:
+            machine.disk.heal()
+            machine.slowness = 1.0
+            if machine.was_full or machine is self.victim:
+                machine.kill()  # an operator's part, as in the first tier
+            await machine.start(self.servers)
+
+
+def plan_of(seed: int) -> list[Fault]:
+    """The plan of a seed, by itself."""
+    return nemesis.plan(Chance(seed), SAFETY_S)
+
+
+def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> ShellResult:
+    """One whole run. `faults`: these instead of the plan's."""
+    chance, trace = Chance(seed), Trace(keep=keep)
+    planned = nemesis.plan(chance, SAFETY_S)
+    chosen = planned if faults is None else faults
+    clusters: list[Cluster] = []
+
+    async def main(count: TaskCount) -> float:
+        cluster = Cluster(chance, trace, count)
+        clusters.append(cluster)
+        await _run(cluster, chosen)
+        return trio.current_time()
+
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        seconds, steps = run_deterministic(main, seed)
+    finally:
+        logging.disable(level)
+    (cluster,) = clusters
+    found = cluster.violation
+    return ShellResult(
+        seed,
+        "" if found is None else str(found),
+        "" if found is None else found.oracle,
+        chosen,
+        steps,
+        seconds,
+        trace.digest,
+        cluster.history,
+        trace.lines,
+    )
+
+
+async def _run(cluster: Cluster, faults: list[Fault]) -> None:
+    replace_world(_World(cluster.network, cluster.chance.stream("clients")))
+    async with trio.open_nursery() as world:
+        world.start_soon(cluster.timers.run)
+        async with trio.open_nursery() as servers:
+            cluster.servers = servers
+            for machine in cluster.machines:
+                await machine.start(servers)
+            await _phases(cluster, faults)
+            for machine in cluster.machines:
+                machine.host.stop()
+                await machine.host.wait_ended()
+        if cluster.violation is None:
+            cluster.guarded(oracles.check_all_closed, cluster)
+        world.cancel_scope.cancel()
+
+
+async def _phases(cluster: Cluster, faults: list[Fault]) -> None:
+    async with trio.open_nursery() as processes:
+        cluster.processes = processes
+        for directory in cluster.directories:
+            cluster.new_writer(directory)
+            cluster.new_reader(directory)
+        _besides(cluster)
+        processes.start_soon(cluster.supervise)
+        for fault in faults:
+            cluster.later(fault.at_s, nemesis.strike, cluster, fault)
+        await trio.sleep(SAFETY_S)
+        await cluster.heal()
+        await _live_on(cluster)
+        await _last_words(cluster)
+        processes.cancel_scope.cancel()
+    await trio.sleep(SETTLED_S)
+    cluster.guarded(oracles.check_nothing_left, cluster)
+    cluster.guarded(cluster.history.bench.ended, cluster)
+
+
+def _besides(cluster: Cluster) -> None:
+    """Clients that not every run has."""
+    topology = cluster.chance.topology
+    if len(cluster.machines) > len(cluster.record.members):
+        old, new = cluster.victim.address, cluster.machines[-1].address
+        cluster.later(
+            topology.random() * SAFETY_S,
+            lambda: cluster.begin(lambda name: Replacer(cluster, name, old, new), "x"),
+        )
+    if topology.random() < 0.2:
+        cluster.begin(lambda name: Mender(cluster, name), "m")
+    if topology.random() < 0.2:
+        cluster.begin(lambda name: Deaf(cluster, name), "d")
+
+
+async def _live_on(cluster: Cluster) -> None:
+    """O11: after the heal each directory gets new acknowledged records."""
+    before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
+
+    def moved() -> bool:
+        return all(
+            len(cluster.history.line(one).acknowledged) >= before[one] + NEW_RECORDS
+            for one in cluster.directories
+        )
+
+    if not await _until(moved):
+        cluster.fail(ViolationError("O11", f"{LIVENESS_S:.0f} s after the heal too little is acknowledged"))
+
+
+async def _until(condition: Callable[[], bool]) -> bool:
+    with trio.move_on_after(LIVENESS_S):
+        while not condition():  # noqa: ASYNC110 - it watches from outside what sets no event
+            await trio.sleep(0.1)
+    return condition()
+
+
+async def _last_words(cluster: Cluster) -> None:
+    """All clients die; fresh writers take over, fresh readers look."""
+    for client in cluster.clients:
+        client.kill()
+    writers = [cluster.new_writer(directory) for directory in cluster.directories]
+    if not await _until(lambda: all(one.running for one in writers)):
+        cluster.fail(ViolationError("O11", "a fresh writer cannot take over"))
+    readers = [cluster.new_reader(directory) for directory in cluster.directories]
+    if not await _until(lambda: all(one.looks for one in readers)):
+        cluster.fail(ViolationError("O11", "a fresh reader is shown nothing"))

@@ -1,0 +1,94 @@
+"""The second tier runs: whole clusters of real shells, each the same every time, and what they must find."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.shells.__main__ import digest_elsewhere
+from tests.shells.hunt import seeds_to_find
+from tests.shells.nemesis import KINDS
+from tests.shells.run import plan_of, run_seed
+from tests.shells.trio_run import TaskCount, run_deterministic
+
+ROOT = Path(__file__).parent.parent.parent
+SEEDS = 300
+CHUNK = 10
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
+def test_runs_keep_every_promise(first: int) -> None:
+    # EVIDENCE-OF: P-1, P-4, P-5
+    for seed in range(first, first + CHUNK):
+        result = run_seed(seed)
+        assert not result.violation, f"{result.violation}\n  ./run sim --shells --seed {seed} --trace"
+        assert result.history.sometimes["reader looked"]
+
+
+def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None:
+    plans = [plan_of(seed) for seed in range(1, SEEDS + 1)]
+    assert {fault.kind for plan in plans for fault in plan} == KINDS.keys()
+    assert sorted(len(plan) for plan in plans)[SEEDS // 2] >= 3
+
+
+@pytest.mark.parametrize("seed", [6, 9])
+def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) -> None:
+    here = run_seed(seed, keep=True)
+    assert len(here.faults) >= 5
+    assert here.digest == digest_elsewhere(seed, "7") == digest_elsewhere(seed, "8")
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.shells", "--seed", str(seed), "--trace"],
+        cwd=ROOT,
+        env={"PYTHONHASHSEED": "9"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split("\n")[: len(here.lines)] == here.lines
+
+
+def test_another_seed_is_another_run() -> None:
+    assert run_seed(2).digest != run_seed(3).digest
+
+
+def test_faults_can_be_left_out() -> None:
+    whole, none = run_seed(6), run_seed(6, faults=[])
+    assert whole.faults
+    assert not none.violation
+    assert none.digest != whole.digest
+
+
+def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
+    async def main(count: TaskCount) -> list[int]:
+        order: list[int] = []
+
+        async def add(number: int) -> None:
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+                order.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(add, number)
+        return order
+
+    before = trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING
+    orders = [run_deterministic(main, seed) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING is before
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds_max"),
+    [
+        ("syncs_go_with_the_connection", 5),
+        ("reset_connections_are_never_over", 5),
+        ("connections_are_not_closed", 5),
+    ],
+)
+def test_a_planted_bug_is_found(name: str, seeds_max: int) -> None:
+    seeds, what = seeds_to_find(name, seeds_max)
+    assert seeds, f"not found in {seeds_max} seeds: {what}"
