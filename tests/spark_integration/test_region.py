@@ -4,6 +4,7 @@ The store is the embedded server of one copy: what three servers add is tested w
 demo.
 """
 
+import json
 import os
 import signal
 import time
@@ -16,13 +17,15 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from checkpoint.core.region import RegionState
 from checkpoint.errors import RegionFailedError, RegionFencedError
 from dataflow import FileSink, FileSource, Graph, GraphError
+from dos_cli.main import app as dos_app
 from dos_server import embedded
 from examples.demo.verdict import judge
-from spark_integration import RegionHandle, on_executor, run
+from spark_integration import RegionHandle, RegionListener, on_executor, run
 from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
@@ -94,8 +97,25 @@ def store(tmp_path: Path) -> Iterator[str]:
         yield server.url
 
 
+class Heard(RegionListener):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def onStart(self, start: dict[str, Any]) -> None:
+        self.calls.append(("onStart", start))
+
+    def onProgress(self, progress: dict[str, Any]) -> None:
+        self.calls.append(("onProgress", progress))
+
+    def onTerminated(self, end: dict[str, Any]) -> None:
+        self.calls.append(("onTerminated", end))
+
+
 def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_path: Path) -> None:
-    region = start(word_count(tmp_path, passes=3), data_dir=tmp_path / "data")
+    heard = Heard()
+    region = start(word_count(tmp_path, passes=3), data_dir=tmp_path / "data", listeners=[heard])
     assert region.awaitTermination(PATIENCE_S)
     assert region.status.state is RegionState.FINISHED
     assert not region.isActive
@@ -105,6 +125,31 @@ def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_pa
     assert region.lastProgress["final"]
     assert region.lastProgress["name"] == "wordcount"
     assert region.recentProgress[-1] == region.lastProgress
+    assert sum(one["numInputRows"] for one in region.recentProgress) == 3 * 2 * 50
+    assert [one["name"] for one in region.lastProgress["operators"]][-2:] == ["counts", "out"]
+    assert heard.calls[0][0] == "onStart"
+    assert [what for call, what in heard.calls if call == "onProgress"] == region.recentProgress
+    assert heard.calls[-1][0] == "onTerminated"
+    assert heard.calls[-1][1]["state"] == "FINISHED"
+
+
+def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
+    start: Start, tmp_path: Path, store: str
+) -> None:
+    region = start(word_count(tmp_path, passes=20_000, function=split_slowly), store=store)
+    wait_until(cuts(region, 1), region)
+
+    def dos(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(dos_app, [*arguments, store, "wordcount", "--json"])
+        assert done.exit_code == 0, (done.stdout, done.stderr)
+        return dict(json.loads(done.stdout))
+
+    shown = dos("region", "status")["status"]
+    assert [one["pid"] for one in shown["workers"]] == [one.pid for one in region.status.workers]
+    assert dos("region", "checkpoint")["result"]["cut"] > shown["lastCut"]
+    assert dos("region", "stop")["result"]["state"] == "STOPPED"
+    assert region.awaitTermination(PATIENCE_S)
+    assert region.status.last_cut == dos("cuts", "ls")["cuts"][-1]["cut"]
 
 
 # EVIDENCE-OF: P-7, P-10
