@@ -6,6 +6,7 @@ Rules of this file: it reads. A kind of fault says nothing itself; what it did s
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tests.sim.engine.world import Process
 from tests.sim.store.server import Machine
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def conditions(cluster: "Cluster") -> dict[str, None]:
         found.append(f"{client.name} is there" if client.alive else f"{client.name} is dead")
         if client.alive and client.paused:
             found.append(f"{client.name} stands still")
+        found += _clock(client)
+    for writer in cluster.writers:
+        if getattr(writer, "hurries_until", 0.0) > cluster.world.now:
+            found.append(f"{writer.name} is in a hurry")
     found += _paths(cluster)
     return dict.fromkeys(found)
 
@@ -59,12 +64,24 @@ def changed(before: dict[str, None], after: dict[str, None]) -> str:
     return ", ".join(new or [f"no longer {line}" for line in gone]) or "nothing changes"
 
 
+def _clock(process: Process) -> list[str]:
+    found = [f"the clock of {process.name} is {process.offset:.1f} s ahead"] if process.offset else []
+    if process.skew:
+        way = "fast" if process.skew > 0 else "slow"
+        found.append(f"the clock of {process.name} runs {abs(process.skew):.0%} {way}")
+    return found
+
+
 def _machine(machine: Machine) -> list[str]:
     name, disk, found = machine.name, machine.disk, []
     if not machine.up:
         found.append(f"{name} is without power" if machine.without_power else f"{name} is down")
     elif machine.server is not None and machine.server.paused:
         found.append(f"{name} stands still")
+    if machine.server is not None:
+        found += _clock(machine.server)
+    if machine.hangs:
+        found.append(f"the disk of {name} does nothing")
     if machine.slowness != 1.0:
         found.append(f"the disk of {name} is {machine.slowness:.0f} times slower")
     if disk.space < 1 << 40:
@@ -83,5 +100,8 @@ def _paths(cluster: "Cluster") -> list[str]:
         ends[here].append(there)
     found = [f"nothing of {here} reaches {', '.join(there)}" for here, there in ends.items()]
     found += [f"{here} to {there} is {times:.0f} times slower" for (here, there), times in slow]
+    thin = network.thin.items()
+    found += [f"{here} to {there} carries {rate:.0f} bytes a second" for (here, there), rate in thin]
+    found += [f"{there} refuses {here}" for here, there in network._barred]
     wires = [wire.processes for wire in network.wires if wire.open and not wire.muted]
     return found + [f"{_CONNECTED} {here.name} to {there.name}" for here, there in wires]
