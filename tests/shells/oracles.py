@@ -36,14 +36,17 @@ def check_read(history: History, directory: str, name: str, offset: int, data: b
 
 def check_bounds(machine: "Machine") -> None:
     """O10, while it works. Raises ViolationError."""
-    server = machine.host.server
-    if server is None:
-        return
+    if machine.host.server is not None:
+        check_server(machine.name, machine.host.server)
+
+
+def check_server(name: str, server: ObjectServer) -> None:
+    """The same, of one server."""
     for connection in server._connections.values():
-        _check_connection(machine.name, connection)
+        _check_connection(name, connection)
     held = server.outgoing.held
     if held > outgoing_total_bytes_max + outgoing_bytes_max + payload_bytes_max:
-        raise ViolationError("O10", f"{machine.name} holds {held} bytes of answers that nobody takes")
+        raise ViolationError("O10", f"{name} holds {held} bytes of answers that nobody takes")
 
 
 def _check_connection(name: str, connection: Connection) -> None:
