@@ -14,9 +14,9 @@ A record, integers big-endian:
            20  payload         JSON
 
 A record is valid if and only if (1) the magic, (2) the version and the kind are known, (3) reserved is 0,
-(4) the payload is at most what its kind allows, (5) the digest is right, (6) the payload is UTF-8. JSON
-in UTF-8 has no byte ff: so a magic before the end of a record means that this one was torn, and reading
-goes on at the magic. Whatever is not a valid record is skipped, and counted.
+(4) the payload is at most what its kind allows, (5) the digest is right, (6) the payload is JSON of its kind.
+JSON in UTF-8 has no byte ff: so a magic further on in what is no whole record means that this one was torn,
+be it within its header, and reading goes on there. Whatever is not a valid record is skipped, and counted.
 """
 
 import struct
@@ -139,14 +139,23 @@ class RecordReader:
                 yield self._skip(1, problem)
                 continue
             end = HEADER_BYTES + size
-            torn_at = self._buffer.find(MAGIC, HEADER_BYTES, end)
-            if torn_at > 0:
-                yield self._skip(torn_at, "a record that was cut off by the next one")
-                continue
-            if len(self._buffer) < end:
-                return
             assert kind is not None
-            yield self._take(kind, end)
+            if self._is_whole(end):
+                yield self._take(kind, end)
+            elif (torn_at := self._buffer.find(MAGIC, 1, end)) > 0:
+                yield self._skip(torn_at, "a record that was cut off by the next one")
+            elif len(self._buffer) < end:
+                return
+            else:
+                yield self._skip(1, "a record with a wrong digest")
+
+    def _is_whole(self, end: int) -> bool:
+        """Whether all of the record is there, with the right digest."""
+        if len(self._buffer) < end:
+            return False
+        stated = _DIGEST.unpack_from(self._buffer, _HEAD.size)[0]
+        signed = bytes(self._buffer[: _HEAD.size] + self._buffer[HEADER_BYTES:end])
+        return bool(digest64(signed) == stated)
 
     def _before_magic(self) -> int:
         """How many bytes come before what is, or may become, a magic."""
@@ -159,13 +168,7 @@ class RecordReader:
         return len(self._buffer)
 
     def _take(self, kind: RecordKind, end: int) -> Found:
-        head, stated, payload = (
-            bytes(self._buffer[: _HEAD.size]),
-            _DIGEST.unpack_from(self._buffer, _HEAD.size)[0],
-            bytes(self._buffer[HEADER_BYTES:end]),
-        )
-        if digest64(head + payload) != stated:
-            return self._skip(1, "a record with a wrong digest")
+        payload = bytes(self._buffer[HEADER_BYTES:end])
         del self._buffer[:end]
         try:
             record: Request | Answer = msgspec.json.decode(payload, type=_TYPES[kind])

@@ -7,7 +7,6 @@ from construct import Bytes, Const, Int8ub, Int16ub, Int32ub, Int64ub, Struct, t
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import limits
 from checkpoint.core.request_records import (
     HEADER_BYTES,
     MAGIC,
@@ -88,6 +87,12 @@ def test_records_come_out_however_the_bytes_are_cut(written, cuts) -> None:
     assert read(*(data[a:b] for a, b in pairwise(edges))) == written
 
 
+def test_a_record_torn_anywhere_also_within_its_header_does_not_swallow_the_next() -> None:
+    whole, after = encode_record(an_answer()), an_answer(reason="after")
+    for length in range(1, len(whole)):
+        assert good(read(whole[:length], encode_record(after))) == [after], length
+
+
 @given(records, records, st.data())
 def test_a_torn_record_costs_itself_and_nothing_after_it(torn, after, data) -> None:
     whole = encode_record(torn)
@@ -102,7 +107,7 @@ def test_a_flipped_bit_costs_its_record_at_most(damaged, after, data) -> None:
     whole = bytearray(encode_record(damaged))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
-    filler = encode_record(after) * (limits.answer_bytes_max // 100_000)
+    filler = encode_record(after) * 3
     found = good(read(bytes(whole), filler))
     assert damaged not in found or damaged == after
     assert found.count(after) >= filler.count(MAGIC)
