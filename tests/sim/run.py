@@ -212,10 +212,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     except ViolationError as error:
         violation, oracle = str(error), error.oracle
         cluster.note("oracle", violation)
-    except (
-        Exception,
-        PowerCutError,
-    ) as error:  # an error that nobody expected is a finding: of the code, or of the simulator
+    except (Exception, PowerCutError) as error:  # of the code, or of the simulator: a finding, too
         violation, oracle = crash_of(error), CRASH
         cluster.note("oracle", violation)
     finally:

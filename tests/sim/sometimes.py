@@ -52,7 +52,7 @@ class Room:
 
 
 _KEEPS_THE_PROTOCOL: Final = "a simulated client keeps the protocol; tests/dos_server/test_every_error.py"
-_NOT_ASKED: Final = "no client of these asks for it; tests/dos_server/test_every_error.py"
+_NO_MEMBERSHIP: Final = "nobody replaces a member or mends a copy here; tests/dos_server/test_every_error.py"
 
 ROOMS: Final = (
     Room("fault", tuple(ALL_KINDS)),
@@ -66,13 +66,15 @@ ROOMS: Final = (
             ),
             **dict.fromkeys(("NOT_READY", "BAD_NAME", "NOT_CLAIMED"), _KEEPS_THE_PROTOCOL),
             "UNAUTHORISED": "the servers have no token",
+            "INTERNAL": "a server that answers it has a bug of its own",
+            **dict.fromkeys(("NOT_A_MEMBER", "STALE_GENERATION", "WOULD_LOSE", "BUSY"), _NO_MEMBERSHIP),
         },
     ),
     Room(
         "start",
         tuple(sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_ROOM}"})),
         {
-            "case E": "no fault moves a block; tests/dos_server/test_recovery.py",
+            "case E": "sectors that change places are no whole extents; tests/dos_server/test_recovery.py",
             "case F": "there is no newer version; tests/dos_server/test_recovery.py",
         },
     ),

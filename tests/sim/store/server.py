@@ -16,7 +16,7 @@ from typing import Any
 
 from dos_client.core.window import tag_of
 from dos_protocol import messages as m
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_protocol.frames import Frame
 from dos_protocol.store_record import StoreRecord, encode_store_record
 from dos_server.core import looks
@@ -193,8 +193,10 @@ class Server(Process):
         if there is None:
             return
         self._remember(session, message)
-        if isinstance(message, m.Error) and tag_of(request_id) is not None:
-            self.machine.bench.append_refused(self.machine, session, request_id, message.code)
+        if isinstance(message, m.Error):
+            self.world.sometimes[f"answer: {ErrorCode(message.code).name}"] += 1
+            if tag_of(request_id) is not None:
+                self.machine.bench.append_refused(self.machine, session, request_id, message.code)
         there.wire.send(m.encode(message, request_id), dialler=False)
 
     def _remember(self, session: int, message: m.Message) -> None:

@@ -14,7 +14,6 @@ from dos_client.sessions.requests import Requests
 from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
-    ErrorCode,
     RefusedError,
     RemoteProtocolError,
     refused,
@@ -139,7 +138,7 @@ class Session(Requests):
                 raise _again(self.failure)
             raise BrokenConnectionError(f"{self.address} gave no answer to {type(message).__name__}")
         if isinstance(answer, Error):
-            raise self._refusal(answer)
+            raise refused(answer)
         return answer
 
     def post(self, message: Message) -> None:
@@ -186,16 +185,11 @@ class Session(Requests):
             assert isinstance(error, Error)
             tag = tag_of(frame.request_id)
             if tag is not None:
-                self.on_append_refused(tag, self._refusal(error))
+                self.on_append_refused(tag, refused(error))
             elif frame.request_id == 0:
-                raise self._refusal(error)
+                raise refused(error)
         elif frame.request_id == 0 or frame.request_id >= self._next_id:
             raise RemoteProtocolError(f"{self.address} answered request {frame.request_id}, never sent")
-
-    def _refusal(self, answer: Error) -> RefusedError:
-        error = refused(answer)
-        self.process.world.sometimes[f"answer: {ErrorCode(answer.code).name}"] += 1
-        return error
 
 
 def _again(failure: DosError) -> DosError:
