@@ -36,4 +36,11 @@ REGRESSIONS: Final = (
         "a damaged copy counted among those that hold less, and a take-over said that bytes were lost",
         "tests/dos_client/test_claim_machine.py",
     ),
+    Regression(
+        44,
+        "2026-11-22",
+        "e2f5753",
+        "a worker left over from an earlier incarnation cut an output back behind a newer one's commits",
+        "tests/dataflow/test_file_sink.py",
+    ),
 )

@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 from unittest import mock
 
+from checkpoint.core.participant import PARTICIPANT
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_states import PHASES
 from dos_client.core.claim import ClaimState
 from dos_client.core.replica import Effect as CopyEffect
 from dos_protocol.errors import ErrorCode
@@ -53,6 +56,15 @@ class Room:
 
 _KEEPS_THE_PROTOCOL: Final = "a simulated client keeps the protocol; tests/dos_server/test_every_error.py"
 _NO_MEMBERSHIP: Final = "nobody replaces a member or mends a copy here; tests/dos_server/test_every_error.py"
+
+
+def _steps(table: Mapping[Any, Mapping[Any, Any]]) -> tuple[str, ...]:
+    """The moves of a table of states, each once, as "FROM to TO"."""
+    moves = [(state, to) for state, row in table.items() for to in row.values() if to is not state]
+    return tuple(dict.fromkeys(f"{state.name} to {to.name}" for state, to in moves))
+
+
+_RARE: Final = "a moment of some milliseconds; tests/checkpoint/test_region_interleavings.py"
 
 ROOMS: Final = (
     Room("fault", tuple(ALL_KINDS)),
@@ -89,6 +101,26 @@ ROOMS: Final = (
     Room("session", tuple(ending.name for ending in Ending)),
     Room("writer", ("fenced before start", "fenced after start", "rolled", "NotEnoughAnswersError")),
     Room("reader", ("looked",)),
+    Room(
+        "coordinator",
+        _steps(PHASES),
+        {
+            "NEW to ENDING": "nobody stops it so early; tests/checkpoint/test_coordinator_core.py",
+            "GATHERING to OPENING": _RARE,
+        },
+    ),
+    Room(
+        "participant",
+        _steps(PARTICIPANT),
+        {
+            "CONNECTED to ENDED": _RARE,
+            "JOINED to FAILED": "without an order nothing of a worker fails here",
+            "FINISHED to FAILED": _RARE,
+            "FINISHED to RESTORING": _RARE,
+        },
+    ),
+    Room("worker failed", ("peer", "fenced", "store")),
+    Room("end", tuple(state.name for state in RegionState if state.is_end)),
 )
 
 

@@ -29,6 +29,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.messages import control_frame, decode_from_worker
 from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
+from checkpoint.core.region_states import PhaseEvent
 from checkpoint.manifest_log import ManifestLog
 from dos_protocol.errors import DosError
 from tests.sim.engine.network import Wire
@@ -41,6 +42,20 @@ if TYPE_CHECKING:
     from tests.sim.regions.region import Region
 
 
+class Watched(Coordinator):
+    """The core, whose moves are counted."""
+
+    def __init__(self, region: "Region") -> None:
+        super().__init__(region.spec)
+        self._region = region
+
+    def move(self, event: PhaseEvent) -> None:
+        before = self.phase
+        super().move(event)
+        if self.phase is not before:
+            self._region.saw(f"coordinator: {before.name} to {self.phase.name}")
+
+
 class Driver(Process):
     """See the module. `end`: how it ended, None while it runs."""
 
@@ -49,7 +64,7 @@ class Driver(Process):
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
-        self.core = Coordinator(region.spec)
+        self.core = Watched(region)
         self.launcher = Launcher(self)
         self.chance = region.chance.stream(f"driver {name}")
         host = Host(self, region.network, region.store, region.history, self.chance)
@@ -76,11 +91,8 @@ class Driver(Process):
         elif isinstance(event, CutAppended):
             record.acknowledged(event.cut)
         self.region.saw(f"event: {type(event).__name__}")
-        before = self.core.phase
         for effect in self.core.handle(event, self.now):
             self._perform(effect)
-        if self.core.phase is not before:
-            self.region.saw(f"coordinator: {before.name} to {self.core.phase.name}")
         self._arm()
 
     def _arm(self) -> None:
