@@ -32,6 +32,8 @@ class History:
     segments: dict[tuple[str, str], bytearray] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     """The highest epoch of each directory whose start was acknowledged."""
+    durable: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How much of a segment was acknowledged, as far as writers told."""
     sometimes: Counter[str] = field(default_factory=Counter)
     numbers: int = 0
 
@@ -54,6 +56,10 @@ class History:
         """A writer was told that its record is safe."""
         self.line(directory).acknowledged.append(number)
         self.bench.acknowledged(self, directory, number)
+
+    def acknowledged_to(self, directory: str, name: str, size: int) -> None:
+        """A quorum has that much of an object."""
+        self.durable[directory, name] = max(self.durable.get((directory, name), 0), size)
 
     def took_over(self, directory: str, epoch: int, found: list[int]) -> None:
         """A take-over is done, its start acknowledged; it found these records."""

@@ -15,12 +15,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tests.sim.bugs import BUGS, planted
+from tests.sim.engine.chance import Chance
 from tests.sim.run import run_seed
 
 SEEDS_MAX = 500
@@ -49,14 +51,16 @@ class Hunt:
 def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
     """One hunt."""
     logging.disable(logging.CRITICAL)
+    may_show = BUGS[name].where or (lambda chance: True)
+    seeds = islice((seed for seed in count(first) if may_show(Chance(seed))), seeds_max)
     with planted(name):
-        for seed in range(first, first + seeds_max):
+        for number, seed in enumerate(seeds, 1):
             try:
                 result = run_seed(seed)
             except Exception as error:  # a bug may break anything
-                return Hunt(name, first, seed - first + 1, "crash", f"{type(error).__name__}: {error}")
+                return Hunt(name, first, number, "crash", f"{type(error).__name__}: {error}")
             if result.violation:
-                return Hunt(name, first, seed - first + 1, result.oracle, result.violation)
+                return Hunt(name, first, number, result.oracle, result.violation)
     return Hunt(name, first, 0, "", f"not found in {seeds_max} seeds")
 
 

@@ -21,6 +21,7 @@ from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import Process, World
 from tests.sim.history import History
+from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import Fault
 from tests.sim.oracles import ViolationError, bench, cuts
 from tests.sim.regions.audit import Auditor
@@ -57,7 +58,9 @@ class Result:
 
 
 class Cluster:
-    """Everything that lives in a run."""
+    """Everything that lives in a run. `LAGS`: how many times farther one of the servers is."""
+
+    LAGS = (1.0, 1.0, 1.0, 20.0, 100.0)
 
     def __init__(self, seed: int, trace: Trace) -> None:
         self.chance = chance = Chance(seed)
@@ -65,7 +68,7 @@ class Cluster:
         self.history = History(bench(), sometimes=self.world.sometimes)
         topology = chance.topology
         base_s = topology.choice([0.000_1, 0.000_5, 0.005])
-        laggard, lag = f"s{topology.randrange(3)}", topology.choice([1.0, 1.0, 1.0, 20.0, 100.0])
+        laggard, lag = f"s{topology.randrange(3)}", topology.choice(self.LAGS)
 
         def latency_s(here: str, there: str) -> float:
             return base_s * lag if laggard in (here, there) else base_s
@@ -118,6 +121,19 @@ class Cluster:
             return False
         needed = claims_needed(len(self.machines), self.record.ack_quorum)
         return machine is self.victim and len(self.machines) - 1 >= needed
+
+    def may_lose(self, machine: Machine) -> bool:
+        """Whether its whole disk may be lost."""
+        return self.may_fail(machine)
+
+    def lose(self, machine: Machine, fresh_id: bytes) -> None:
+        """Its disk is gone."""
+        machine.kill()
+        machine.lose_disk(fresh_id)
+
+    def settled(self) -> bool:
+        """Whether nothing else is to be brought to its end."""
+        return self.region is None or self.region.finished
 
     def new_writer(self, directory: str) -> Writer:
         self._writers_made += 1
@@ -199,10 +215,16 @@ def crash_of(error: BaseException) -> str:
     return f"{CRASH}: {type(error).__name__}: {error} ({where}:{place.lineno}, {place.name})"
 
 
+def _cluster_of(seed: int, trace: Trace) -> Cluster:
+    from tests.sim.membership.cluster import MembershipCluster  # it is made of a Cluster
+
+    return (MembershipCluster if has_operator(Chance(seed)) else Cluster)(seed, trace)
+
+
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
     """One whole run. `faults`: these instead of the plan's, to make a failing run smaller."""
     trace = Trace(keep=keep)
-    cluster = Cluster(seed, trace)
+    cluster = _cluster_of(seed, trace)
     planned = nemesis.plan(cluster.chance)
     chosen = planned if faults is None else faults
     violation, oracle = "", ""
@@ -244,7 +266,7 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
     before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
 
     def moved() -> bool:
-        return (cluster.region is None or cluster.region.finished) and all(
+        return cluster.settled() and all(
             len(cluster.history.line(one).acknowledged) >= before[one] + NEW_RECORDS
             for one in cluster.directories
         )

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.sim.engine.chance import Chance
+
 Patch = tuple[Any, str, Any]
 
 
@@ -14,15 +16,19 @@ class Bug:
     name: str
     breaks: str
     patches: Callable[[], list[Patch]]
+    where: Callable[[Chance], bool] | None = None
+    """The seeds that may show it, when only some can."""
 
 
 BUGS: Final[dict[str, Bug]] = {}
 
 
-def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+def bug(
+    breaks: str, where: Callable[[Chance], bool] | None = None
+) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         name = patches.__name__
-        BUGS[name] = Bug(name, breaks, patches)
+        BUGS[name] = Bug(name, breaks, patches, where)
         return patches
 
     return keep

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.conditions import changed, conditions
 from tests.sim.engine.chance import Chance
-from tests.sim.nemesis import clients, disks, machines, paths, peers, rot, scripts
+from tests.sim.membership.kind import has_operator
+from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
@@ -22,7 +23,7 @@ from tests.sim.regions.region import has_region
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
-__all__ = ["KINDS", "Fault", "plan", "plan_of", "strike"]
+__all__ = ["ALL_KINDS", "KINDS", "Fault", "plan", "plan_of", "strike"]
 
 KINDS: Final[dict[str, Kind]] = {
     "kill_server": machines.kill_server,
@@ -61,7 +62,22 @@ KINDS: Final[dict[str, Kind]] = {
     "wipe": disks.wipe,
     **scripts.KINDS,
 }
-ALL_KINDS: Final = {**KINDS, **REGION_KINDS}
+OF_OPERATORS: Final[dict[str, Kind]] = {
+    "replace": membership.replace,
+    "add": membership.add,
+    "repair": membership.repair,
+    "kill_operator": membership.kill_operator,
+    "pause_operator": membership.pause_operator,
+    "second_operator": membership.second_operator,
+}
+"""Kinds that only runs with an operator have."""
+BESIDE_OPERATORS: Final = (
+    *("kill_server", "power_cut", "power_cut_all", "power_cut_midway", "pause_server", "full_disk"),
+    *("pause_writer", "zombie", "kill_writer", "rival", "block", "slow", "reset", "slow_disk"),
+    *("sync_error", "write_error", "flip", "wipe"),
+)
+"""Other kinds that they have: those that were tried with them. Plays know no change of members."""
+ALL_KINDS: Final = {**KINDS, **REGION_KINDS, **OF_OPERATORS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
 
@@ -78,7 +94,7 @@ def plan(chance: Chance) -> list[Fault]:
     """The faults of a run."""
     rng, seconds = chance.nemesis, safety_s(chance)
     scripted = rng.random() < _SCRIPTED
-    weights = _weights(rng, scripted=scripted)
+    weights = _of_operators(rng) if has_operator(chance) else _weights(rng, scripted=scripted)
     pace = rng.choice(FAULTS_MEAN) / seconds / (8 if scripted else 1)
     faults: list[Fault] = []
     at = 0.0
@@ -106,6 +122,13 @@ def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:
         elif on < (0.2 if scripted else 0.4):
             weights[kind] = weight
     return weights or {rng.choice(list(KINDS)): 1.0}
+
+
+def _of_operators(rng: Random) -> dict[str, float]:
+    """The same of a run with an operator."""
+    kinds = [*BESIDE_OPERATORS, *OF_OPERATORS]
+    weights: dict[str, float] = {kind: rng.choice([0.3, 1.0, 3.0]) for kind in kinds if rng.random() < 0.4}
+    return weights or {rng.choice(kinds): 1.0}
 
 
 def plan_of(seed: int) -> list[Fault]:

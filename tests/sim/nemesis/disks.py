@@ -92,7 +92,6 @@ def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> Non
 def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """The disk of the one machine that may be damaged is lost; it comes back empty, as another server."""
     machine = cluster.victim
-    if cluster.may_fail(machine):
-        machine.kill()
-        machine.lose_disk(rng.randbytes(16))
+    if cluster.may_lose(machine):
+        cluster.lose(machine, rng.randbytes(16))
         down_for(cluster, machine, fault.seconds)

@@ -13,15 +13,20 @@ def payload_at(data: bytes | None, path: str) -> bytes:
 
 def payload_of(data: bytes, seed: int) -> bytes:
     """What the whole extents at the beginning of a file hold."""
-    payload, position = bytearray(), 0
-    while position + extent_header_bytes <= len(data):
-        header = decode_header(data, seed, position)
+    return whole_of(data, seed)[0]
+
+
+def whole_of(data: bytes, seed: int) -> tuple[bytes, int]:
+    """What the whole extents at the beginning of a file hold, and where in the file they end."""
+    payload, end = bytearray(), 0
+    while end + extent_header_bytes <= len(data):
+        header = decode_header(data, seed, end)
         if isinstance(header, HeaderFault) or header.offset != len(payload):
             break
-        begin = position + extent_header_bytes
-        position = begin + header.payload_bytes
-        piece = data[begin:position]
+        begin = end + extent_header_bytes
+        piece = data[begin : begin + header.payload_bytes]
         if len(piece) < header.payload_bytes or digest64(piece) != header.payload_digest:
             break
         payload += piece
-    return bytes(payload)
+        end = begin + header.payload_bytes
+    return bytes(payload), end

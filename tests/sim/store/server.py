@@ -18,7 +18,7 @@ from dos_client.core.window import tag_of
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_protocol.frames import Frame
-from dos_protocol.store_record import StoreRecord, encode_store_record
+from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
 from dos_server.core.scrub import ScrubPlan
@@ -218,6 +218,10 @@ class Server(Process):
             self.machine.power_cut()
             return
         self._count(event)
+        if isinstance(event, v.RecordStored) and event.trouble is v.Trouble.NONE:
+            self.machine.records.append(decode_store_record(event.record))
+        if isinstance(event, v.MendInstalled) and event.found is not None:
+            self.machine.mended(event.directory, event.name, event.found.size)
         self.feed(event)
 
     def _count(self, event: v.Event) -> None:
@@ -281,6 +285,8 @@ class Machine:
         self.told: dict[tuple[str, str], int] = {}
         self.damaged: dict[str, None] = {}
         self.had_errors = False
+        self.copies_mended = 0
+        self.records: list[StoreRecord] = []  # every store record that it ever kept
         self.server: Server | None = None
 
     def prepare(self, record: StoreRecord) -> None:
@@ -289,6 +295,22 @@ class Machine:
         storage.start(self.fresh_id)
         storage.store_record(encode_store_record(record))
         storage.stop()
+
+    @property
+    def identity(self) -> bytes:
+        """Who the server on its disk is."""
+        return self.fresh_id
+
+    def kept_record(self) -> StoreRecord | None:
+        """The store record on its disk."""
+        kept = self.disk.stable("store")
+        return decode_store_record(kept) if kept else None
+
+    def mended(self, directory: str, name: str, size: int) -> None:
+        """A new copy is in its place, which is all that it tells of from now on."""
+        self.told[directory, name] = size
+        if self.damaged.pop(f"d/{directory}/{name}", "") is None:
+            self.copies_mended += 1
 
     @property
     def up(self) -> bool:

@@ -1,0 +1,119 @@
+"""Stores that change: who counts, from when on, and what a copy is worth. Found in runs with an operator."""
+
+from typing import Any
+
+from dos_client.core import membership, mending
+from dos_client.core.quorum import Quorums
+from dos_client.core.replica import Replica
+from dos_client.membership.filling import Filling, Wanted
+from dos_client.membership.record_log import RecordLog
+from dos_client.mending.repairing import _Repairer
+from dos_client.writing.target import Target
+from dos_protocol.names import NO_ID
+from dos_protocol.store_record import StoreRecord
+from dos_server import side_files
+from dos_server.core.greetings import Greetings
+from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.membership.kind import has_operator
+
+
+@bug("R15, decision 0010: fill_first", where=has_operator)
+def new_member_counts_before_it_is_filled() -> list[Patch]:
+    async def run(self: Filling) -> None:
+        self._check()
+
+    return [(Filling, "run", run)]
+
+
+@bug("R15, decision 0010: both_sets", where=has_operator)
+def old_set_alone_acknowledges() -> list[Patch]:
+    original = Quorums.__init__
+
+    def init(self: Quorums, record: StoreRecord) -> None:
+        original(self, record)
+        self.sets = self.sets[:1]
+
+    def watermark(self: Quorums, sizes: Any) -> int:
+        return int(sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[record_quorum(self) - 1])
+
+    def record_quorum(self: Quorums) -> int:
+        return min(self.ack_quorum, len(self.sets[0]))
+
+    def in_each(self: Quorums, present: frozenset[bytes], needed: Any) -> bool:
+        return len(self.sets[0] & present) >= needed[0]
+
+    return [(Quorums, "__init__", init), (Quorums, "watermark", watermark), (Quorums, "_in_each", in_each)]
+
+
+@bug("decision 0010: carry_claims", where=has_operator)
+def claims_are_not_carried_over() -> list[Patch]:
+    original = Filling._look
+
+    async def look(self: Filling, name: str) -> Wanted:
+        wanted = await original(self, name)
+        wanted.epoch, wanted.writer_id = 0, NO_ID
+        return wanted
+
+    return [(Filling, "_look", look)]
+
+
+@bug("decision 0010: tell_again", where=has_operator)
+def watermarks_outlive_their_generation() -> list[Patch]:
+    def requorum(self: Target, quorums: Quorums) -> None:
+        self._quorums = quorums
+
+    return [(Target, "requorum", requorum)]
+
+
+@bug("decision 0010: refuse_stale", where=has_operator)
+def servers_go_on_with_older_generations() -> list[Patch]:
+    return [(Greetings, "_end_older_generations", lambda self, record: None)]
+
+
+@bug("row 23, decision 0010: a record is written to one member only", where=has_operator)
+def one_member_confirms_a_record() -> list[Patch]:
+    return [(membership, "confirmations_needed", lambda n, qa: 1)]
+
+
+@bug("decision 0010: two replacements at once", where=has_operator)
+def records_are_not_decided() -> list[Patch]:
+    async def decide(self: RecordLog, record: StoreRecord) -> None:
+        self.last = record
+
+    return [(RecordLog, "decide", decide), (RecordLog, "check", lambda self: None)]
+
+
+@bug("R4, row 11: a damaged copy lacks what it held", where=has_operator)
+def damaged_copies_say_what_they_held() -> list[Patch]:
+    original = Replica.handle
+
+    def handle(self: Replica, event: Any, now: float) -> Any:
+        effects = original(self, event, now)
+        self.spoiled = False
+        return effects
+
+    return [(Replica, "handle", handle)]
+
+
+@bug("row 5: a new copy is not synced", where=has_operator)
+def new_copies_are_not_synced() -> list[Patch]:
+    def sync(files: Any, effect: Any) -> None:
+        files.forget(side_files._path(effect))
+
+    return [(side_files, "sync", sync)]
+
+
+@bug("O12: repair believes what servers say of themselves", where=has_operator)
+def repair_reads_nothing() -> list[Patch]:
+    async def read_all(self: _Repairer, directory: str) -> None:
+        await self._walk.enter(directory)
+
+    return [(_Repairer, "_read_all", read_all)]
+
+
+@bug("P-5: MEND takes any bytes", where=has_operator)
+def a_new_copy_is_the_shortest() -> list[Patch]:
+    def shortest(copies: dict[bytes, Any]) -> Any:
+        return min(copies.values(), key=lambda copy: (copy.size, copy.exists), default=None)
+
+    return [(mending, "_longest", shortest)]

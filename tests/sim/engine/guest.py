@@ -1,0 +1,185 @@
+"""Real trio code as a process of the world: the shells of `dos_client`, unchanged, on virtual time.
+
+Trio runs as the guest of the world ("guest mode"): its loop goes round only when something has come or a
+deadline is due, and its clock is the process's own. So a guest is paused, killed and skewed like any other
+process, and one seed schedules its tasks in one order.
+
+Rules of this file: how trio's loop and the world's heap take turns. What the code inside talks to is
+`sockets`. Of trio's private parts two are used, and nothing else: where a thread keeps the run it is in (many
+guests live in one thread, each in its turn), and the switch that its own tests use to schedule tasks in an
+order that a seed decides.
+"""
+
+import math
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Any
+from unittest import mock
+
+import outcome
+import trio
+from trio._core import _run as trio_run
+
+from tests.sim.engine.world import Process, World
+
+_TURNS_AT_DEATH_MAX = 10_000
+_LATER_S = 1e-9
+"""So that a deadline is not met too early by a rounding of a skewed clock."""
+
+
+@contextmanager
+def scheduled_by(chance: Random) -> Iterator[None]:
+    """Inside, tasks that may go in any order go in one that the stream decides."""
+    with (
+        mock.patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True),
+        mock.patch.object(trio_run, "_r", chance),
+    ):
+        yield
+
+
+class _Clock(trio.abc.Clock):
+    """The guest's clock. `idle_until`: nothing is to be done before, None: something is."""
+
+    def __init__(self, guest: "Guest") -> None:
+        self.guest = guest
+        self.idle_until: float | None = None
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        return self.guest.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Asked when no task can go on. Never to wait: the world does that."""
+        self.idle_until = deadline
+        return 0.0
+
+
+class Guest(Process):
+    """A process whose life is a trio coroutine. `failure`: what it ended with, if not by itself."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.failure: BaseException | None = None
+        self._clock = _Clock(self)
+        self._run: dict[str, Any] = {}
+        self._hooks: Any = sys.get_asyncgen_hooks()
+        self._tick: Callable[[], object] | None = None
+        self._leaving = False  # trio goes home by ways of its own, which are no deadlines
+        self._ended = False
+        self._scope = trio.CancelScope()
+        self._timer = 0
+        self._now: float | None = None
+
+    @property
+    def now(self) -> float:
+        return super().now if self._now is None else self._now
+
+    def live(self, life: Callable[[], Awaitable[None]]) -> None:
+        """Begin."""
+        with self._inside():
+            trio.lowlevel.start_guest_run(
+                self._main,
+                life,
+                run_sync_soon_threadsafe=self._no_threads,
+                run_sync_soon_not_threadsafe=self._keep_tick,
+                done_callback=self._done,
+                host_uses_signal_set_wakeup_fd=True,
+                clock=self._clock,
+            )
+        self.soon(self._go)
+
+    async def _main(self, life: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with self._scope:
+                await life()
+        finally:
+            self._leaving = True
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Let something happen to the code inside: an event set, bytes come. Then it goes on."""
+        if self._ended:
+            return
+        with self._inside():
+            what()
+        self._go()
+
+    def kill(self) -> None:
+        """It does nothing more that anybody sees. Its tasks are ended, with its clock alone going on, so that
+        nothing is left."""
+        if not self.alive:
+            return
+        super().kill()
+        if self._ended:
+            return
+        self._now = super().now
+        with self._inside():
+            self._scope.cancel()
+        turns = 0
+        while not self._has_ended():
+            self._ticks()
+            turns += 1
+            assert turns < _TURNS_AT_DEATH_MAX, f"{self.name} was killed and goes on"
+            if self._clock.idle_until is not None and math.isfinite(self._clock.idle_until):
+                self._now = max(self._now, self._clock.idle_until)
+
+    def _has_ended(self) -> bool:
+        return self._ended
+
+    def _go(self) -> None:
+        """As far as it goes now; and again when its next deadline is due. What went wrong in it goes wrong in
+        the run."""
+        self._ticks()
+        if self.failure is not None:
+            raise self.failure
+        self._timer += 1
+        due = self._clock.idle_until
+        if not self._ended and due is not None and math.isfinite(due):
+            self.after(max(due - self.now, 0.0) + _LATER_S, partial(self._due, self._timer))
+
+    def _due(self, timer: int) -> None:
+        if timer == self._timer and not self._ended:
+            self._go()
+
+    def _ticks(self) -> None:
+        with self._inside():
+            self._clock.idle_until = None
+            while not self._ended:
+                tick, self._tick = self._tick, None
+                assert tick is not None
+                tick()
+                idle_until = self._clock.idle_until
+                if idle_until is not None and idle_until > self.now and not self._leaving:
+                    return
+                self._clock.idle_until = None
+
+    def _keep_tick(self, tick: Callable[[], object]) -> None:
+        self._tick = tick
+
+    def _no_threads(self, tick: Callable[[], object]) -> None:
+        raise AssertionError(f"{self.name} wants to wait in a thread")
+
+    def _done(self, result: "outcome.Outcome[None]") -> None:
+        self._ended, self.alive = True, False
+        if isinstance(result, outcome.Error):
+            self.failure = result.error
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """In this guest's run."""
+        run = trio_run.GLOBAL_RUN_CONTEXT.__dict__
+        outside, hooks = dict(run), sys.get_asyncgen_hooks()
+        run.clear()
+        run.update(self._run)
+        sys.set_asyncgen_hooks(*self._hooks)
+        try:
+            yield
+        finally:
+            self._run, self._hooks = dict(run), sys.get_asyncgen_hooks()
+            run.clear()
+            run.update(outside)
+            sys.set_asyncgen_hooks(*hooks)

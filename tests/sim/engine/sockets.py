@@ -1,0 +1,145 @@
+"""Sockets for guests: the connections of `network`, as trio's sockets look to the sessions of `dos_client`.
+
+Rules of this file: bytes to frames and back. A connection of the world carries whole frames one way and the
+other; what a session writes is cut into frames here, and what comes is given to it as bytes, as many as it
+takes at a time.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+
+from dos_client.world import replace_world
+from dos_protocol.digests import Buffer
+from dos_protocol.frames import Frame, FrameDecoder, frame_head
+from tests.sim.engine.guest import Guest
+from tests.sim.engine.network import Network, Wire
+
+
+class SimSocket:
+    """One end of a connection: what `sessions.connection` uses of a socket."""
+
+    def __init__(self, wire: Wire, call: Callable[[Callable[[], object]], None]) -> None:
+        self._wire = wire
+        self._call = call
+        self._decoder = FrameDecoder()
+        self._came: deque[memoryview] = deque()
+        self._over = False
+        self._closed = False
+        self._more = trio.Event()
+        wire.attach(self, dialler=True)
+
+    # For the session
+
+    async def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+        await trio.lowlevel.checkpoint()
+        sent = 0
+        for buffer in buffers:
+            sent += len(buffer)
+            rest = memoryview(buffer)
+            while rest:
+                room = memoryview(self._decoder.writable())[: len(rest)]
+                room[:] = rest[: len(room)]
+                self._decoder.wrote(len(room))
+                rest = rest[len(room) :]
+                while (frame := self._decoder.next_frame()) is not None:
+                    self._wire.send(frame._replace(payload=bytes(frame.payload)), dialler=True)
+        return sent
+
+    async def recv_into(self, buffer: Any) -> int:
+        while not self._came and not self._over:
+            self._more = trio.Event()
+            await self._more.wait()
+        if not self._came:
+            await trio.lowlevel.checkpoint()
+            return 0
+        into, count = memoryview(buffer), 0
+        while self._came and count < len(into):
+            piece = self._came.popleft()
+            taken = min(len(piece), len(into) - count)
+            into[count : count + taken] = piece[:taken]
+            count += taken
+            if taken < len(piece):
+                self._came.appendleft(piece[taken:])
+        return count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self._wire.close(dialler=True)
+
+    # For the connection
+
+    def heard(self, frame: Frame) -> None:
+        if not self._closed:
+            self._came.append(memoryview(bytes(frame_head(frame))))
+            if len(frame.payload):
+                self._came.append(memoryview(bytes(frame.payload)))
+            self._call(self._more.set)
+
+    def ended(self) -> None:
+        self._over = True
+        if not self._closed:
+            self._call(self._more.set)
+
+
+class _Outside:
+    """`dos_client.world` of a guest."""
+
+    def __init__(self, guest: "Client", network: Network) -> None:
+        self.chance = guest.chance
+        self._guest = guest
+        self._network = network
+
+    def fresh_id(self, size: int) -> bytes:
+        return self.chance.randbytes(size)
+
+    async def connect(self, host: str, port: int) -> SimSocket:
+        """As the network has it; or never, when nobody is told: who dials sets a time-out."""
+        answered: list[Wire | None] = []
+        done, given_up = trio.Event(), False
+
+        def answer(wire: Wire | None) -> None:
+            if given_up:
+                if wire is not None:
+                    wire.reset()
+                return
+            answered.append(wire)
+            self._guest.call(done.set)
+
+        self._network.dial(self._guest, f"{host}:{port}", answer)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            given_up = True
+            for wire in answered:
+                if wire is not None:
+                    wire.reset()
+            raise
+        if answered[0] is None:
+            raise ConnectionRefusedError("refused")
+        return SimSocket(answered[0], self._guest.call)
+
+
+class Client(Guest):
+    """A guest that uses `dos_client`: it dials in the simulated network, and draws from its own stream."""
+
+    def __init__(self, network: Network, name: str, chance: Random) -> None:
+        super().__init__(network.world, name)
+        self.network = network
+        self.chance = chance
+
+    def live(self, life: Callable[[], Awaitable[None]]) -> None:
+        async def begin() -> None:
+            replace_world(_Outside(self, self.network))
+            await life()
+
+        super().live(begin)

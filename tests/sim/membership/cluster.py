@@ -1,0 +1,256 @@
+"""The cluster of a run with an operator: servers that are in no store yet, the person who wants things
+done, and what may be damaged now, as the store changes.
+
+Rules of this file: what a careful person does. One change at a time, the same words until it is done, a new
+disk or a new server for one that was lost; and the same carelessness as everybody: sometimes two terminals.
+"""
+
+from contextlib import ExitStack
+from random import Random
+
+from dos_client import ReplacementError
+from dos_client.core.membership import ServerAnswer, decide
+from dos_client.core.quorum import filled_member, replaced_member
+from dos_protocol.errors import DosError
+from dos_protocol.names import id_text
+from dos_protocol.store_record import StoreRecord, claims_needed
+from tests.sim.engine.guest import scheduled_by
+from tests.sim.engine.trace import Trace
+from tests.sim.membership.jobs import Job, Operator
+from tests.sim.oracles.members import check_copies, check_records
+from tests.sim.oracles.mended import check_mended
+from tests.sim.run import Cluster
+from tests.sim.store.server import Machine
+from tests.sim.store.shells import ShellReader, ShellWriter
+
+SPARES = 3
+PERSON_S = 0.4
+"""How often the person looks, about."""
+
+
+class MembershipCluster(Cluster):
+    """See the module. `jobs`: all there ever were, in order. `lost`: machines whose disk was lost while
+    they were members, with the identity they had; nobody has replaced them yet."""
+
+    LAGS = (1.0, 1.0, 1.0, 5.0, 20.0)
+    """A second to and fro is beyond what a look waits for (3 s with its dialling), and while a member is
+    added a look needs all of them."""
+
+    writers: list[ShellWriter]  # type: ignore[assignment]
+    readers: list[ShellReader]  # type: ignore[assignment]
+
+    def __init__(self, seed: int, trace: Trace) -> None:
+        self.jobs: list[Job] = []
+        self.closing: Job | None = None  # the last: all copies are mended
+        self.lost: dict[Machine, bytes] = {}
+        self._operators = 0
+        super().__init__(seed, trace)
+        self.spares = [
+            Machine(self.world, self.network, f"s{number}", self.chance.stream(f"machine {number}"))
+            for number in range(len(self.machines), len(self.machines) + SPARES)
+        ]
+        for spare in self.spares:
+            spare.bench = self.history.bench
+            if trace.kept:
+                self.log.listen_to(spare)
+            spare.start()
+        self._person = self.chance.stream("person")
+        self._ports = ExitStack()
+        self._ports.enter_context(scheduled_by(self.chance.stream("tasks")))
+        self._look_after()
+
+    # Clients
+
+    def new_writer(self, directory: str) -> ShellWriter:  # type: ignore[override]
+        self._writers_made += 1
+        name = f"w{self._writers_made}"
+        chance = self.chance.stream(name)
+        writer = ShellWriter(
+            name, self.network, self.url, directory, self.history, chance, pipelined=self.pipelined[directory]
+        )
+        writer.skew = chance.uniform(-0.1, 0.1)
+        self.writers.append(writer)
+        return writer
+
+    def new_reader(self, directory: str) -> ShellReader:  # type: ignore[override]
+        name = f"r{len(self.readers) + 1}"
+        reader = ShellReader(name, self.network, self.url, directory, self.history, self.chance.stream(name))
+        self.readers.append(reader)
+        return reader
+
+    @property
+    def operators(self) -> list[Operator]:
+        """Those at work."""
+        return [one for job in self.jobs for one in job.operators if one.alive]
+
+    def client_names(self) -> list[str]:
+        return super().client_names() + [one.name for one in self.operators]
+
+    @property
+    def url(self) -> str:
+        """The store as the person knows it: the members of the last change that is done."""
+        return "dos://" + ",".join(member.address for member in self.record.members)
+
+    # What may be damaged
+
+    def in_force(self) -> list[StoreRecord]:
+        """The record that counts, by what servers keep on their disks, and newer ones."""
+        answers = []
+        for machine in self.machines:
+            kept = machine.kept_record()
+            if kept is not None:
+                answers.append(ServerAnswer(machine.address, machine.identity, kept))
+        counts = decide(answers, self.record.store_id).record
+        oldest = counts.generation if counts is not None else 0
+        records = {one.record.generation: one.record for one in answers if one.record is not None}
+        return [record for generation, record in sorted(records.items()) if generation >= oldest]
+
+    def is_member(self, machine: Machine) -> bool:
+        """Whether it is in a record that counts or may."""
+        return any(record.member(machine.identity) is not None for record in self.in_force())
+
+    def may_fail(self, machine: Machine) -> bool:
+        """As of any store: one, where the others are enough. While a member is added all are needed."""
+        if len(self.history.starts) < len(self.directories) or machine is not self.victim:
+            return False
+        return not self._others_lost(machine) and all(
+            len(record.voters) - 1 >= claims_needed(len(record.voters), record.ack_quorum)
+            and all(member.state != "adding" for member in record.members)
+            for record in self.in_force()
+        )
+
+    def may_lose(self, machine: Machine) -> bool:
+        """Whether its disk may be lost: of two members one may, if the person then says so (`word`)."""
+        if self.may_fail(machine):
+            return True
+        records = self.in_force()
+        return (
+            len(self.history.starts) == len(self.directories)
+            and machine is self.victim
+            and not self._others_lost(machine)
+            and len(records) == 1
+            and len(records[0].members) == len(records[0].voters) == records[0].ack_quorum == 2
+            and bool(self.spares)
+            and not self.busy()
+        )
+
+    def _others_lost(self, machine: Machine) -> bool:
+        return any(one is not machine for one in self.lost)
+
+    def lose(self, machine: Machine, fresh_id: bytes) -> None:
+        """Its disk is gone."""
+        if self.is_member(machine):
+            self.lost[machine] = machine.identity
+        machine.kill()
+        machine.lose_disk(fresh_id)
+
+    # The person
+
+    def begin(self, job: Job) -> None:
+        """A new thing to be done."""
+        self.jobs.append(job)
+        if job.new is not None and job.new in self.spares:
+            self.spares.remove(job.new)
+            self.machines.append(job.new)
+        self.note("person", f"wants: {job}")
+        self.try_job(job)
+
+    def try_job(self, job: Job) -> Operator:
+        """One more run of its command."""
+        self._operators += 1
+        name = f"op{self._operators}"
+        self.history.sometimes["operator begins again" if job.tries else f"operator begins: {job.what}"] += 1
+        return Operator(self.network, name, self.url, job, self.chance.stream(name), self._told)
+
+    def replacement(self, rng: Random) -> Job | None:
+        """Who is to be replaced, by which server; None when nobody, or nobody is left to do it with."""
+        lost = next(iter(self.lost), None)
+        record = self.record
+        if lost is None and len(record.voters) == 1 and rng.random() < 0.5:
+            return None
+        old = record.member(self.lost[lost]) if lost is not None else rng.choice(record.members)
+        if old is None:
+            return None
+        same_place = lost is not None and lost.up and rng.random() < 0.4
+        new = lost if same_place else (self.spares[0] if self.spares else lost)
+        if new is None:
+            return None
+        named = id_text(old.server_id) if rng.random() < 0.5 else old.address
+        return Job("replace", named, new, word=lost is not None and len(record.voters) == 2)
+
+    def _half_done(self) -> Job | None:
+        """What the newest record shows to be begun: of two commands that wanted different things, one got its
+        way, and may have died since."""
+        record = self.in_force()[-1]
+        filled, replaced = filled_member(record), replaced_member(record)
+        new = next((one for one in self.machines if filled and one.identity == filled.server_id), None)
+        if new is None:
+            return None
+        word = bool(self.lost) and len(record.members) == 2
+        return Job(
+            "replace" if replaced else "add", id_text(replaced.server_id) if replaced else "", new, word
+        )
+
+    def busy(self) -> bool:
+        """Whether something is to be brought to its end."""
+        return any(not job.over for job in self.jobs)
+
+    def settled(self) -> bool:
+        """Whether the person has nothing more to do, the last repair included."""
+        return self.closing is not None and self.closing.done and not self.busy()
+
+    def heal(self) -> None:
+        super().heal()
+        for operator in self.operators:
+            operator.resume()
+
+    def end(self) -> None:
+        for operator in self.operators:
+            operator.kill()
+        super().end()
+        self._ports.close()
+
+    def _look_after(self) -> None:
+        """What is begun is tried again; after the heal, what was lost is replaced and all copies are
+        mended."""
+        for job in self.jobs:
+            if not job.over and not any(one.alive for one in job.operators):
+                self.try_job(job)
+        if self.healed and not self.busy() and self.closing is None:
+            job = self._half_done() or (self.replacement(self._person) if self.lost else None)
+            if job is None:
+                job = self.closing = Job("repair")
+            self.begin(job)
+        self.world.after(PERSON_S * (0.5 + self._person.random()), self._look_after)
+
+    def _told(self, operator: Operator, error: DosError | None) -> None:
+        job = operator.job
+        if error is not None:
+            job.last_error = str(error)
+            self.note(operator.name, f"{type(error).__name__}: {error}")
+            self.history.sometimes[f"operator: {type(error).__name__}"] += 1
+            if not job.alone or (self.healed and isinstance(error, ReplacementError)):
+                job.given_up = True  # the person looks at what there is now
+            return
+        self.note(operator.name, f"is done: {job}")
+        self.history.sometimes[f"operator is done: {job.what}"] += 1
+        if not job.done:
+            job.done = True
+            self._changed_to(job)
+
+    def _changed_to(self, job: Job) -> None:
+        record = job.record
+        assert record is not None
+        if record.generation > self.record.generation:
+            self.record = record
+        check_records(self.machines)
+        check_copies(self, record)
+        if job is self.closing:
+            check_mended(self)
+        for machine, was in list(self.lost.items()):
+            if record.member(was) is None:
+                del self.lost[machine]
+        if record.member(self.victim.identity) is None or job.new is self.victim:
+            addresses = {member.address for member in record.members}
+            members = [one for one in self.machines if one.address in addresses]
+            self.victim = self._person.choice(members)

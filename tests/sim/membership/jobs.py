@@ -1,0 +1,112 @@
+"""What a person wants done to the store, and the operators that try: each is one run of one `dos store`
+command, in a process of its own, that may die at any moment. Whoever begins again says the same command
+again.
+
+Rules of this file: which function of `dos_client` a command calls, with which arguments. What must be true
+when it says that it is done is `oracles/members`'s.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from dos_client import RepairReport, add_member, open_store, recover_store, repair_store, replace_member
+from dos_protocol.errors import DosError
+from dos_protocol.store_record import StoreRecord
+from tests.sim.engine.network import Network
+from tests.sim.engine.sockets import Client
+from tests.sim.store.server import Machine
+
+
+@dataclass(eq=False)
+class Job:
+    """One command, tried until it is done. `alone`: it must be brought to its end; else it may be refused,
+    and is then given up (a second one that wants something else). `record`: what it ended with."""
+
+    what: str
+    old: str = ""
+    new: Machine | None = None
+    word: bool = False
+    """`--other-is-gone`, `--accept-loss`."""
+    alone: bool = True
+    done: bool = False
+    given_up: bool = False
+    tries: int = 0
+    last_error: str = ""
+    record: StoreRecord | None = None
+    operators: "list[Operator]" = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return self.done or self.given_up
+
+    def __str__(self) -> str:
+        words = [self.what, self.old, self.new.address if self.new is not None else ""]
+        return " ".join(word for word in words if word) + (" with a word" if self.word else "")
+
+
+async def _replace(job: Job, url: str) -> StoreRecord:
+    assert job.new is not None
+    return await replace_member(url, old=job.old, new=job.new.address, other_is_gone=job.word)
+
+
+async def _add(job: Job, url: str) -> StoreRecord:
+    assert job.new is not None
+    return await add_member(url, new=job.new.address)
+
+
+async def _recover(job: Job, url: str) -> StoreRecord:
+    new = [job.new.address] if job.new is not None else []
+    return (await recover_store(url, accept_loss=job.word, new=new)).record
+
+
+async def _repair(job: Job, url: str) -> StoreRecord:
+    """Not done as long as a copy could not be looked at, or is as wrong as before."""
+    async with open_store(url) as store:
+        report = await repair_store(store, read=True)
+        if not _all_well(report):
+            raise DosError(f"{len(report.repairs)} copies to mend, away: {sorted(report.away)}")
+        return store.record
+
+
+def _all_well(report: RepairReport) -> bool:
+    """Nothing is damaged, missing or different. (Copies behind may be so for as long as writers work.)"""
+    left = [one for one in report.repairs if not one.done]
+    return not report.away and not left
+
+
+COMMANDS: dict[str, Callable[[Job, str], Awaitable[StoreRecord]]] = {
+    "replace": _replace,
+    "add": _add,
+    "recover": _recover,
+    "repair": _repair,
+}
+
+
+class Operator(Client):
+    """One run of the command. `told`: called with the outcome, an error or none."""
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        url: str,
+        job: Job,
+        chance: Random,
+        told: "Callable[[Operator, DosError | None], None]",
+    ) -> None:
+        super().__init__(network, name, chance)
+        self.job = job
+        self._url = url
+        self._told = told
+        job.tries += 1
+        job.operators.append(self)
+        self.live(self._live)
+
+    async def _live(self) -> None:
+        error: DosError | None = None
+        try:
+            self.job.record = await COMMANDS[self.job.what](self.job, self._url)
+        except DosError as refused:
+            error = refused
+        self._told(self, error)

@@ -1,0 +1,12 @@
+"""Which seeds have a run with an operator."""
+
+from tests.sim.engine.chance import Chance
+from tests.sim.regions.region import has_region
+
+OPERATORS_SHARE = 0.2
+"""Such a run costs four times another: its clients are whole shells."""
+
+
+def has_operator(chance: Chance) -> bool:
+    """Whether that seed's run has one. Asked as often as one likes."""
+    return not has_region(chance) and chance.stream("operator").random() < OPERATORS_SHARE

@@ -1,0 +1,59 @@
+"""P-4, P-5 of stores that change: a generation has one record, and when the person is told that a change is
+done, every byte acknowledged so far is on so many members of the new record that any take-over of it finds
+them.
+
+Platters are read by `platters`' own hand; no server is asked.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dos_protocol.store_record import StoreRecord, claims_needed
+from dos_server.core.extent import object_seed
+from tests.sim.oracles.oracle import ViolationError
+from tests.sim.oracles.platters import payload_of
+
+if TYPE_CHECKING:
+    from tests.sim.membership.cluster import MembershipCluster
+    from tests.sim.store.server import Machine
+
+
+def check_records(machines: "Iterable[Machine]") -> None:
+    """Of each generation there is one record, whoever keeps or kept it. Raises ViolationError."""
+    known: dict[int, StoreRecord] = {}
+    for machine in machines:
+        for record in machine.records:
+            if known.setdefault(record.generation, record) != record:
+                raise ViolationError(
+                    "P-4", f"{machine.name} kept another record of generation {record.generation}"
+                )
+
+
+def check_copies(cluster: "MembershipCluster", record: StoreRecord) -> None:
+    """What was acknowledged is on enough members. One may be excused, whose disk was lost or is rotten.
+    Raises ViolationError."""
+    count = len(record.voters)
+    if count < len(record.members):
+        return  # while one is filled a byte may be on few of them: the next record waits for it
+    enough = count - claims_needed(count, record.ack_quorum) + 1
+    members = [one for one in cluster.machines if record.member(one.identity) is not None]
+    hurt = [one for one in members if one in cluster.lost or one is cluster.victim]
+    absent = count - len(members)
+    for (directory, name), size in cluster.history.durable.items():
+        holders = _holders(members, directory, name, size)
+        excused = absent + sum(one not in holders for one in hurt)
+        if len(holders) + min(excused, 1) < enough:
+            names = ", ".join(one.name for one in holders) or "nobody"
+            raise ViolationError(
+                "P-5",
+                f"generation {record.generation} counts; {size} bytes of {directory}/{name} are on {names}",
+            )
+
+
+def _holders(members: "Iterable[Machine]", directory: str, name: str, size: int) -> "list[Machine]":
+    seed = object_seed(directory, name)
+    return [
+        one
+        for one in members
+        if len(payload_of(one.disk.stable(f"d/{directory}/{name}") or b"", seed)) >= size
+    ]

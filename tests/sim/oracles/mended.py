@@ -1,0 +1,31 @@
+"""O12: what was damaged was found, told and mended. After a repair that says that all is well, each member
+of the store has on its platters, whole, all that it ever told of.
+
+Other oracles leave out what the run itself damaged; this one does not.
+"""
+
+from typing import TYPE_CHECKING
+
+from dos_server.core.extent import object_seed
+from tests.sim.oracles.oracle import ViolationError
+from tests.sim.oracles.platters import whole_of
+
+if TYPE_CHECKING:
+    from tests.sim.membership.cluster import MembershipCluster
+
+
+def check_mended(cluster: "MembershipCluster") -> None:
+    """Raises ViolationError. A copy that is whole and short is its writer's to fill; what a lost disk had
+    told is forgotten with it."""
+    for machine in cluster.machines:
+        member = cluster.record.member(machine.identity)
+        for (directory, name), told in machine.told.items() if member is not None else ():
+            path = f"d/{directory}/{name}"
+            data = machine.disk.stable(path) or b""
+            whole, end = whole_of(data, object_seed(directory, name))
+            if len(whole) < told and end < len(data):
+                how = "damage was not found" if path in machine.damaged else "nobody knows why"
+                raise ViolationError(
+                    "O12", f"{machine.name} has {len(whole)} of {told} bytes of {path}: {how}"
+                )
+        cluster.history.sometimes["damaged copies were mended"] += machine.copies_mended

@@ -1,0 +1,255 @@
+"""Writers and readers whose store is `dos_client`'s own, with all its tasks: they find its record, follow it
+from generation to generation, mend by themselves what is damaged.
+
+Rules of this file: what a well-behaved client does, as `writer` and `reader` do, and what it tells the
+history of the run. No decision about members, records or copies is taken here.
+"""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import trio
+
+from dos_client import Store, open_store
+from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
+from dos_client.writing.claim import Claim
+from dos_client.writing.object_writer import ObjectWriter
+from dos_protocol.errors import DosError, FencedError
+from journal import ChainWriter, Op, Position, Record, look_chain, take_over
+from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
+from journal.core.segment import parse_segment_name
+from tests.sim.engine.network import Network
+from tests.sim.engine.sockets import Client
+from tests.sim.history import History
+from tests.sim.store.writer import CHAIN, numbers_of
+
+_GRANT_PATIENCE_S = 8.0
+_SUPERSEDED_WAIT_MAX_S = 30.0
+
+
+class _TellingWriter:
+    """An object writer that tells the history what is appended."""
+
+    def __init__(self, writer: ObjectWriter, directory: str, name: str, history: History) -> None:
+        self._writer = writer
+        self._place = directory, name
+        self._history = history
+        self.wait_room = writer.wait_room
+        self.seal = writer.seal
+
+    @property
+    def size(self) -> int:
+        return self._writer.size
+
+    @property
+    def synced(self) -> int:
+        return self._writer.synced
+
+    @property
+    def digest(self) -> int:
+        return self._writer.digest
+
+    async def wait_synced(self, size: int) -> None:
+        await self._writer.wait_synced(size)
+        self._history.acknowledged_to(*self._place, size)
+
+    def append(self, data: bytes) -> int:
+        before = self._writer.size
+        size = self._writer.append(data)
+        self._history.wrote(*self._place, before, data)
+        return size
+
+
+class _TellingClaim:
+    """The journal's `ClaimPort`: a claim whose writers tell."""
+
+    def __init__(self, claim: Claim, history: History) -> None:
+        self._claim = claim
+        self._history = history
+        self.epoch = claim.epoch
+        self.writer_id = claim.writer_id
+        self.store = claim.store
+        self.wait_all = claim.wait_all
+        self.read = claim.read
+        self.settle = claim.settle
+
+    @property
+    def answers(self) -> Mapping[bytes, Mapping[str, Any]]:
+        return self._claim.answers
+
+    @property
+    def lost(self) -> FencedError | None:
+        return self._claim.lost
+
+    def open_object(self, name: str, local: object = None) -> _TellingWriter:
+        return _TellingWriter(self._claim.open_object(name), self._claim.directory, name, self._history)
+
+
+class ShellWriter(Client):
+    """One writer process of one directory. `running`: its start is acknowledged, it appends."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        url: str,
+        directory: str,
+        history: History,
+        chance: Random,
+        *,
+        pipelined: bool,
+    ) -> None:
+        super().__init__(network, name, chance)
+        self.url = url
+        self.directory = directory
+        self.history = history
+        self.pipelined = pipelined
+        self.running = False
+        self.hurries_until = 0.0
+        self._waiting: list[tuple[int, Position]] = []
+        self._appended = trio.Event()
+        self.live(self._live)
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                async with open_store(self.url, client=self.name) as store:
+                    await self._claims(store)
+                    return
+            except StoreNotReadyError:
+                self.history.sometimes["writer: store not ready"] += 1
+            await trio.sleep(self.chance.random())
+
+    async def _claims(self, store: Store) -> None:
+        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+        superseded = 0
+        while True:
+            try:
+                await self._one_claim(store)
+            except FencedError as error:
+                superseded += 1
+                self._note(f"fenced: {error.args[0]}")
+                self.history.sometimes[f"writer: fenced {'after' if self.running else 'before'} start"] += 1
+                if self.running:
+                    return
+            except (QuorumUnavailableError, NotEnoughAnswersError) as error:
+                self.history.sometimes[type(error).__name__] += 1
+            except (MissingDataError, LostBytesError, ChainError, CorruptRecordError) as error:
+                self.history.refuse(self.directory, f"{type(error).__name__}: {error}")
+            except DosError as error:
+                self.history.sometimes[f"writer: {type(error).__name__}"] += 1
+            longest_s = min(_SUPERSEDED_WAIT_MAX_S, 0.1 * 2.0**superseded)
+            await trio.sleep(0.1 + longest_s * self.chance.random())
+
+    async def _one_claim(self, store: Store) -> None:
+        view = await store.look(self.directory)
+        seen = [
+            parsed.epoch
+            for objects in view.answers.values()
+            for name in objects
+            if (parsed := parse_segment_name(name)) is not None
+        ]
+        epoch = max([view.epoch_seen, *seen]) + 1
+        self._note(f"claims epoch {epoch}")
+        try:
+            with trio.fail_after(_GRANT_PATIENCE_S):
+                claim = await store.claim(self.directory, epoch, self.chance.randbytes(16))
+        except trio.TooSlowError:
+            raise QuorumUnavailableError(f"epoch {epoch} was not granted in time", []) from None
+        async with claim:
+            await self._take_over_and_write(_TellingClaim(claim, self.history), epoch)
+
+    async def _take_over_and_write(self, claim: _TellingClaim, epoch: int) -> None:
+        generation = claim.store.record.generation
+        state = await take_over(claim, CHAIN, generation=generation, wait_s=3.0)
+        found = await numbers_of(claim, state, None)
+        snapshot = [Record(Op.OUTPUT, number) for number in found] if self.chance.random() < 0.2 else None
+        writer = await ChainWriter.open(
+            claim, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
+        )
+        self.history.took_over(self.directory, epoch, found)
+        self.running = True
+        self._note(f"runs at epoch {epoch} behind {len(found)} records, generation {generation}")
+        self._waiting.clear()
+        failure: list[DosError] = []
+
+        async def to_the_end(work: Any) -> None:
+            try:
+                await work
+            except DosError as error:  # handed on below: a nursery would wrap it in a group
+                failure.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(to_the_end, self._acknowledge(writer))
+            nursery.start_soon(to_the_end, self._write(writer, epoch, found))
+        raise failure[0]
+
+    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
+        chance, numbers = self.chance, list(found)
+        while True:
+            for _ in range(chance.randint(1, 6) if self.pipelined else 1):
+                number = self.history.number(self.directory, epoch)
+                record = Record(Op.OUTPUT, number, strings=(chance.randbytes(chance.randint(0, 120)),))
+                self._waiting.append((number, writer.append(record)))
+                numbers.append(number)
+            self._appended.set()
+            if not self.pipelined or chance.random() < 0.1:
+                await writer.wait_synced()
+            if chance.random() < 0.03:
+                await writer.wait_synced()
+                keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
+                await writer.roll(keep)
+                self.history.sometimes["writer: rolled"] += 1
+            hurries = self.world.now < self.hurries_until
+            await trio.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / 0.08)))
+
+    async def _acknowledge(self, writer: ChainWriter) -> None:
+        """Tell the history of each record that the quorum's watermark has passed."""
+        while True:
+            if not self._waiting:
+                self._appended = trio.Event()
+                await self._appended.wait()
+                continue
+            number, position = self._waiting[0]
+            await writer.wait_synced(position)
+            self._waiting.pop(0)
+            self.history.acknowledge(self.directory, number)
+
+    def _note(self, what: str) -> None:
+        self.world.trace.note(self.world.now, self.name, what)
+
+
+class ShellReader(Client):
+    """One reader process of one directory."""
+
+    def __init__(
+        self, name: str, network: Network, url: str, directory: str, history: History, chance: Random
+    ) -> None:
+        super().__init__(network, name, chance)
+        self.url = url
+        self.directory = directory
+        self.history = history
+        self.live(self._live)
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                async with open_store(self.url, client=self.name) as store:
+                    while True:
+                        await self._look(store)
+                        await trio.sleep(0.2 + self.chance.expovariate(1 / 1.0))
+            except StoreNotReadyError:
+                self.history.sometimes["reader: store not ready"] += 1
+                await trio.sleep(self.chance.random())
+
+    async def _look(self, store: Store) -> None:
+        try:
+            state = await look_chain(store, self.directory, CHAIN)
+            found = await numbers_of(store, state, self.directory)
+        except DosError as error:
+            self.history.sometimes[f"reader: {type(error).__name__}"] += 1
+            return
+        self.history.showed(self.directory, found)
+        self.history.sometimes["reader: looked"] += 1

@@ -1,0 +1,130 @@
+"""Runs with an operator: real shells as guests of virtual time, and stores that change."""
+
+import logging
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+import trio
+
+from dos_protocol.store_record import Member, StoreRecord
+from tests.sim import hunt
+from tests.sim.bugs import BUGS
+from tests.sim.campaign import digest_elsewhere
+from tests.sim.engine.chance import Chance
+from tests.sim.engine.guest import Guest, scheduled_by
+from tests.sim.engine.network import Network
+from tests.sim.engine.trace import Trace
+from tests.sim.engine.world import World
+from tests.sim.membership.kind import has_operator
+from tests.sim.oracles.members import check_records
+from tests.sim.oracles.oracle import ViolationError
+from tests.sim.run import run_seed
+from tests.sim.store.server import Machine
+
+SEEDS = [seed for seed in range(1, 200) if has_operator(Chance(seed))][:12]
+
+FOUND_SOON = {"new_member_counts_before_it_is_filled": 40, "old_set_alone_acknowledges": 20}
+"""With how many runs with an operator they may take. The others are hunted by hand."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with scheduled_by(Random(1)):
+        yield World(Trace())
+
+
+class Sleeper(Guest):
+    """Notes the time after each sleep; what it has in `finally` takes a while."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "sleeper")
+        self.noted: list[float] = []
+        self.left: list[float] = []
+        self.live(self._live)
+
+    async def _live(self) -> None:
+        try:
+            while True:
+                await trio.sleep(1.0)
+                self.noted.append(round(self.world.now, 3))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5.0)
+            self.left.append(self.now)
+
+
+def test_a_guest_sleeps_in_virtual_time_by_its_own_clock(world: World) -> None:
+    sleeper = Sleeper(world)
+    sleeper.skew = 0.25
+    world.run(None, 2.0)
+    assert sleeper.noted == [0.8, 1.6]
+    sleeper.kill()
+
+
+def test_two_guests_take_turns_in_one_thread(world: World) -> None:
+    one, other = Sleeper(world), Sleeper(world)
+    other.pause()
+    world.run(None, 2.5)
+    assert (one.noted, other.noted) == ([1.0, 2.0], [])
+    other.resume()
+    world.run(None, 3.7)
+    assert (one.noted, other.noted) == ([1.0, 2.0, 3.0], [3.5])
+    one.kill()
+    other.kill()
+
+
+def test_a_killed_guest_ends_at_once_and_the_world_does_not_wait_for_it(world: World) -> None:
+    sleeper = Sleeper(world)
+    world.run(None, 1.5)
+    sleeper.kill()
+    assert world.now == 1.5
+    assert sleeper.left == [6.5], "its tasks went on alone, by its clock, to their end"
+    world.run(None, 9.0)
+    assert sleeper.noted == [1.0]
+
+
+def test_what_goes_wrong_in_a_guest_goes_wrong_in_the_run(world: World) -> None:
+    async def life() -> None:
+        raise ValueError("a bug")
+
+    guest = Guest(world, "guest")
+    guest.live(life)
+    with pytest.raises(ValueError, match="a bug"):
+        world.run(None, 1.0)
+
+
+def test_two_records_of_one_generation_are_noticed(world: World) -> None:
+    network = Network(world, Random(1), lambda here, there: 0.0)
+    one, other = (Machine(world, network, name, Random(1)) for name in ("s0", "s1"))
+    members = Member(b"a" * 16, "s0:9999"), Member(b"b" * 16, "s1:9999")
+    one.records.append(StoreRecord(b"s" * 16, 2, 1, members))
+    other.records.append(StoreRecord(b"s" * 16, 1, 1, members))
+    check_records([one, other])
+    other.records.append(StoreRecord(b"s" * 16, 2, 1, members[:1]))
+    with pytest.raises(ViolationError, match="P-4: s1 kept another record of generation 2"):
+        check_records([one, other])
+
+
+# EVIDENCE-OF: P-4, P-5, P-10
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_that_changes_loses_nothing(seed: int) -> None:
+    result = run_seed(seed)
+    assert not result.violation, f"seed {seed}: {result.violation}\n  ./run sim --seed {seed} --trace"
+
+
+def test_a_run_with_an_operator_is_the_same_in_another_process() -> None:
+    assert digest_elsewhere(SEEDS[0], "1") == digest_elsewhere(SEEDS[0], "2")
+
+
+@pytest.mark.parametrize("name", sorted(FOUND_SOON))
+def test_a_planted_bug_of_a_changing_store_is_found(name: str) -> None:
+    seeds, what = hunt.seeds_to_find(name, FOUND_SOON[name])
+    assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {FOUND_SOON[name]} runs: {what}"
