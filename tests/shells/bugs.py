@@ -142,16 +142,6 @@ def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
 # The client
 
 
-@bug("row 17")
-def what_was_sent_in_part_is_sent_again() -> list[Patch]:
-    async def send(self: Any, buffers: list[Any]) -> None:
-        left = sum(map(len, buffers))
-        while left:
-            left = sum(map(len, buffers)) - await self._sock.sendmsg(buffers)
-
-    return [(ClientConnection, "_send", send)]
-
-
 @bug("row 27")
 def silence_is_not_noticed() -> list[Patch]:
     async def watch(self: Any) -> None:
