@@ -64,7 +64,8 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
 
     def claimed(self: SimClaim, link: Any, opened: DirectoryOpened) -> None:
         member_claimed(self, link, opened)
-        before = self.store.seen.answers.get(link.server_id)  # type: ignore[attr-defined]
+        seen = getattr(self.store, "seen", None)  # a region's claims look by themselves
+        before = seen.answers.get(link.server_id) if seen is not None else None
         if before is not None and link.server_id in self.answers:
             self.answers[link.server_id] = dict(before)
 
