@@ -8,6 +8,7 @@ Its files, from the bottom:
     machine     the simulator's machine, without scrubbing
     writer      a writer that does what it is told, and tells what came of it
     play        the store, its time, and who is there
+    commands    what a person does with `dos store`: the shells of `dos_client`, whole
     showing     what a reader is shown, and what every server says
     table       the words
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from random import Random
 
 from dos_protocol.store_record import Member, StoreRecord
+from tests.sim.engine.guest import scheduled_by
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import Process, World
@@ -46,6 +47,7 @@ class Play:
         self._log = ServerLog(lambda who, what: self.tell(f"{who} {what}"))
         self._open = ExitStack()
         self._open.enter_context(self._log)
+        self._open.enter_context(scheduled_by(Random("story/tasks")))
 
     def tell(self, what: str) -> None:
         said = self.book.in_plain_words(what)
@@ -65,9 +67,7 @@ class Play:
             raise WrongStepError("a store has 1 to 9 servers, and no larger quorum than that")
         names = [f"s{number}" for number in range(1, count + 1)]
         for name in names:
-            self.machines[name] = StoryMachine(self.world, self.network, name, Middle(name), self._log)
-        for name, machine in self.machines.items():
-            self.book.calls[machine.fresh_id.hex()] = name
+            self.new_machine(name)
         members = tuple(Member(one.fresh_id, one.address) for one in self.machines.values())
         record = StoreRecord(Random("store").randbytes(16), 1, quorum, members)
         self.book.calls[record.store_id.hex()] = "this one"
@@ -75,6 +75,13 @@ class Play:
             machine.prepare(record)
             machine.start()
         self.stores = Stores(self.network, record)
+
+    def new_machine(self, name: str) -> StoryMachine:
+        """A machine with an empty disk."""
+        machine = StoryMachine(self.world, self.network, name, Middle(name), self._log)
+        self.machines[name] = machine
+        self.book.calls[machine.fresh_id.hex()] = name
+        return machine
 
     # Who is there
 

@@ -4,7 +4,7 @@ Rules of this file: one function a form, named as what it does, with the blanks 
 """
 
 from tests.sim.nemesis.rot import flip_one_bit
-from tests.stories.store import showing
+from tests.stories.store import commands, showing
 from tests.stories.store.play import Play
 from tests.stories.words import Vocabulary, WrongStepError
 
@@ -193,6 +193,29 @@ def is_full(play: Play, server: str) -> None:
 def has_room(play: Play, server: str) -> None:
     play.machine(server).disk.fill(FREE_BYTES)
     play.pass_time()
+
+
+# A person
+
+
+@WORDS.form("a new server {server} starts", "with an empty disk, in no store")
+def new_server(play: Play, server: str) -> None:
+    if server in play.machines:
+        raise WrongStepError(f"there is a server {server} already")
+    play.new_machine(server).start()
+    play.pass_time()
+
+
+@WORDS.form("dos store replace {old:server} {server}", "somebody puts the second in the place of the first")
+def replace(play: Play, old: str, server: str) -> None:
+    play.machine(old)
+    play.running(server)
+    commands.replace(play, old, server)
+
+
+@WORDS.form("dos store repair", "somebody has every copy read, and mended where it must be")
+def repair(play: Play) -> None:
+    commands.repair(play)
 
 
 # A client of the original service
