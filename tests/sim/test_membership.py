@@ -22,7 +22,7 @@ from tests.sim.oracles.oracle import ViolationError
 from tests.sim.run import run_seed
 from tests.sim.store.server import Machine
 
-SEEDS = [seed for seed in range(1, 200) if has_operator(Chance(seed))][:12]
+SEEDS = [seed for seed in range(1, 1000) if has_operator(Chance(seed))][:12]
 
 FOUND_SOON = {"new_member_counts_before_it_is_filled": 40, "old_set_alone_acknowledges": 20}
 """With how many runs with an operator they may take. The others are hunted by hand."""
