@@ -43,4 +43,10 @@ REGRESSIONS: Final = (
         "a worker left over from an earlier incarnation cut an output back behind a newer one's commits",
         "tests/dataflow/test_file_sink.py",
     ),
+    Regression(
+        10703,
+        "2026-11-22",
+        "6dedc55",
+        "O12 asked a server for damage that it cannot see: the power cut that followed took the mark as well",
+    ),
 )

@@ -92,7 +92,7 @@ def rot(
     change = CHANGES[number] if number is not None else rng.choice(CHANGES)
     machine.disk.damage(path, lambda data: change(data, rng), cached=cached)
     if machine.disk.stable(path) != before:
-        machine.damaged[path] = None
+        machine.damaged[path] = True
         cluster.note(machine.name, f"{path} is damaged: {change.__name__[1:]}")
         cluster.history.sometimes["damaged at rest"] += 1
 
@@ -129,4 +129,4 @@ def unreadable_sector(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         data = machine.disk.stable(path)
         assert data is not None, "objects have durable names"
         machine.disk.unreadable[path, rng.randrange(-(-len(data) // SECTOR))] = None
-        machine.damaged[path] = None
+        machine.damaged[path] = True

@@ -3,7 +3,8 @@
 At the end, after two more rounds of its scrub, a machine has reported exactly the objects that the run
 damaged such that bytes are gone of which it had told; where no scrub runs, a look at the whole object finds
 them. Objects whose damage cost nothing that was told may be reported or not, and so may those of a machine
-whose disk gave errors: an object of which no mark can be written is one that nobody should go by.
+whose disk gave errors: an object of which no mark can be written is one that nobody should go by. Damage
+that also lost its mark to a power cut may be taken for a torn tail (decision 0002, "What still fails").
 """
 
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ class Damage(Oracle):
             objects = {key: told for (folder, key), told in machine.told.items() if folder == name and told}
             for key, told in objects.items():
                 path, state = f"d/{name}/{key}", directory.objects.get(key)
+                if not machine.damaged.get(path, True):
+                    continue
                 lost = path in machine.damaged and self._lacks(machine, path, told)
                 if state is None or not self._reports(server, state):
                     if lost:

@@ -21,6 +21,7 @@ from dos_protocol.frames import Frame
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
+from dos_server.core.records import decode_marks
 from dos_server.core.scrub import ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.limits import space_look_seconds
@@ -259,7 +260,8 @@ class Server(Process):
 
 class Machine:
     """An address, a disk, and whoever runs there. `life`: what runs there; `slowness`: how many times longer
-    its disk takes; `hangs`: it does nothing at all. `damaged`: objects that the run itself has damaged."""
+    its disk takes; `hangs`: it does nothing at all. `damaged`: objects that the run itself has damaged, and
+    whether their marks still vouch for what was told of them: one that a power cut took cannot be missed."""
 
     life: Callable[["Machine"], Server] = Server
 
@@ -283,7 +285,7 @@ class Machine:
         self.lives = 0
         self.tails_judged = 0
         self.told: dict[tuple[str, str], int] = {}
-        self.damaged: dict[str, None] = {}
+        self.damaged: dict[str, bool] = {}
         self.had_errors = False
         self.copies_mended = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
@@ -309,7 +311,7 @@ class Machine:
     def mended(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
         self.told[directory, name] = size
-        if self.damaged.pop(f"d/{directory}/{name}", "") is None:
+        if self.damaged.pop(f"d/{directory}/{name}", None) is not None:
             self.copies_mended += 1
 
     @property
@@ -371,8 +373,15 @@ class Machine:
         self.without_power = True
         self.disk.cut_in = None
         self.disk.power_cut(self.chance)
+        self.damaged = {path: vouched and self._vouched(path) for path, vouched in self.damaged.items()}
         self._note("lost its power")
         self.bench.power_cut(self)
+
+    def _vouched(self, path: str) -> bool:
+        _, directory, name = path.split("/")
+        marks = decode_marks(self.disk.stable(f"d/{directory}/.marks") or b"")
+        vouched = max((mark.synced for mark in marks if mark is not None and mark.name == name), default=0)
+        return vouched >= self.told.get((directory, name), 0)
 
     def _end(self, *, power: bool) -> None:
         if self.server is not None:
