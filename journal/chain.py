@@ -5,7 +5,8 @@ Rules of this file: it performs what a walk asks for, in the order in which the 
 
 from collections import deque
 
-from dos_client.errors import MissingDataError
+from dos_client.errors import MissingDataError, QuorumUnavailableError
+from dos_protocol.errors import BrokenConnectionError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import Position
@@ -44,7 +45,7 @@ async def take_over(
     None: the chain's head decides. generation: of the store record in use; a segment opened under a newer
     one is refused. wait_s: how long members that have not answered the claim are waited for, if their
     answer is needed. scratch: where members that lack some of the chain are filled from, as far as it
-    proves right.
+    proves right. A member whose answer was counted and that went away since is waited for likewise.
 
     Nothing that was read may be acted on before the new segment's start is acknowledged: `ChainWriter.open`
     (R8). Returns a state whose `end` is None if the journal never existed, which takes the answer of every
@@ -53,7 +54,7 @@ async def take_over(
     """
     try:
         return await _take_over_once(claim, chain, at, generation, scratch)
-    except NotEnoughAnswersError:
+    except (NotEnoughAnswersError, QuorumUnavailableError, BrokenConnectionError):
         if wait_s <= 0:
             raise
     await claim.wait_all(wait_s)

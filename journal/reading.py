@@ -11,7 +11,7 @@ import trio
 
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import ChainError, LostBytesError
@@ -76,15 +76,29 @@ class Source:
     async def read_from_any(
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
     ) -> bytes:
-        """As `read`, from the first of the members that answers."""
+        """As `read`, from the first of the members that has something. Nothing only if none of them was away:
+        one that was may have it, and its absence is raised.
+        """
+        absent: DosError | None = None
         last: DosError | None = None
+        answered = False
         for member in members if self._claim is not None else ANY:
             try:
-                return await self.read(name, offset, max_bytes, member)
+                data = await self.read(name, offset, max_bytes, member)
             except FencedError:
                 raise
+            except (BrokenConnectionError, QuorumUnavailableError) as error:
+                absent = error
             except DosError as error:
                 last = error
+            else:
+                if data:
+                    return data
+                answered = True
+        if absent is not None:
+            raise absent
+        if answered:
+            return b""
         raise last or LostBytesError(f"no member is left to read {name} from")
 
 

@@ -1,0 +1,65 @@
+"""Reading from one member after the other: what a member that is away may have is not called lost."""
+
+from typing import Any, cast
+
+import pytest
+
+from dos_client.errors import QuorumUnavailableError
+from dos_protocol.errors import BrokenConnectionError, CorruptError, FencedError
+from journal.core.errors import LostBytesError
+from journal.reading import Source
+
+AWAY = QuorumUnavailableError("it is away", [])
+
+
+class Members:
+    """A claim whose members answer with these bytes, or with these errors."""
+
+    def __init__(self, **answers: bytes | Exception) -> None:
+        self._answers = answers
+
+    async def read(self, name: str, offset: int, max_bytes: int, *, member: bytes | None = None) -> bytes:
+        del name
+        assert member is not None
+        answer = self._answers[member.decode()]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer[offset : offset + max_bytes]
+
+
+def source(**answers: bytes | Exception) -> tuple[Source, list[bytes]]:
+    return Source(cast("Any", Members(**answers))), [name.encode() for name in answers]
+
+
+async def chunks(length: int, **answers: bytes | Exception) -> bytes:
+    reading, members = source(**answers)
+    return b"".join([chunk async for chunk in reading.chunks("x", length, cast("Any", members))])
+
+
+@pytest.mark.trio
+async def test_what_one_member_lacks_another_gives() -> None:
+    assert await chunks(6, a=b"abc", b=b"abcdef") == b"abcdef"
+    assert await chunks(6, a=CorruptError("rotten"), b=b"abcdef") == b"abcdef"
+    assert await chunks(6, a=AWAY, b=b"abcdef") == b"abcdef"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("absence", [AWAY, BrokenConnectionError("reset")])
+async def test_bytes_that_a_member_may_have_that_is_away_are_not_lost(absence: Exception) -> None:
+    """Found by the simulator, seed 464: it had answered the claim, and lost its power before it was read."""
+    with pytest.raises(type(absence)):
+        await chunks(6, a=absence, b=b"abc")
+    with pytest.raises(type(absence)):
+        await chunks(6, a=b"abc", b=absence)
+
+
+@pytest.mark.trio
+async def test_bytes_that_nobody_has_are_lost_and_a_fence_ends_everything() -> None:
+    with pytest.raises(LostBytesError, match="x should have 6 bytes and ends at 3"):
+        await chunks(6, a=b"abc", b=b"ab")
+    with pytest.raises(LostBytesError):
+        await chunks(6, a=b"abc", b=CorruptError("rotten"))
+    with pytest.raises(CorruptError):
+        await chunks(6, a=CorruptError("rotten"), b=CorruptError("rotten too"))
+    with pytest.raises(FencedError):
+        await chunks(6, a=FencedError("superseded"), b=b"abcdef")
