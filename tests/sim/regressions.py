@@ -49,4 +49,10 @@ REGRESSIONS: Final = (
         "6dedc55",
         "O12 asked a server for damage that it cannot see: the power cut that followed took the mark as well",
     ),
+    Regression(
+        240,
+        "2026-11-22",
+        "6dedc55",
+        "the heal did not forget a sync that was to fail, and a directory could not be used after it",
+    ),
 )

@@ -45,6 +45,7 @@ class SimDisk(MemoryDisk):
 
     def heal(self) -> None:
         """Whatever failed works again; what is damaged stays damaged."""
+        super().heal()
         self.cut_in = None
         self.failing.clear()
         self.free()

@@ -6,12 +6,7 @@ from tests.sim.regions.region import has_region
 OPERATORS_SHARE = 0.03
 """Such a run costs four times another: its clients are whole shells."""
 
-NOT_UNDERSTOOD = (240,)
-"""Seeds whose run with an operator breaks O11, and nobody has found out why: open, see docs/simulation.md."""
-
 
 def has_operator(chance: Chance) -> bool:
     """Whether that seed's run has one. Asked as often as one likes."""
-    if chance.seed in NOT_UNDERSTOOD:
-        return False
     return not has_region(chance) and chance.stream("operator").random() < OPERATORS_SHARE
