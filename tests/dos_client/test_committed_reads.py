@@ -117,14 +117,15 @@ def file_of(server: ThreadServer, name: str = "x") -> Path:
 
 
 async def lie(server: ThreadServer, content: bytes, tmp_path: Path) -> None:
-    """Give the server a whole file of that content."""
+    """Give the server a whole file of that content, with the mark that vouches for it."""
     liar = ThreadServer(tmp_path / "liar")
     async with connect(liar.url) as store, await store.unclaimed("d") as claim:
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(content))
     liar.kill()
     server.kill()
-    shutil.copy(file_of(liar), file_of(server))
+    for path in (file_of(liar), file_of(liar).with_name(".marks")):
+        shutil.copy(path, file_of(server).with_name(path.name))
     server.restart()
     shutil.rmtree(tmp_path / "liar")
 
