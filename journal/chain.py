@@ -6,7 +6,6 @@ Rules of this file: it performs what a walk asks for, in the order in which the 
 from collections import deque
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_protocol.errors import BrokenConnectionError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import Position
@@ -54,7 +53,7 @@ async def take_over(
     """
     try:
         return await _take_over_once(claim, chain, at, generation, scratch)
-    except (NotEnoughAnswersError, QuorumUnavailableError, BrokenConnectionError):
+    except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
     await claim.wait_all(wait_s)

@@ -77,7 +77,7 @@ class Source:
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
     ) -> bytes:
         """As `read`, from the first of the members that has something. Nothing only if none of them was away:
-        one that was may have it, and its absence is raised.
+        one that was may have it, which is QuorumUnavailableError.
         """
         absent: DosError | None = None
         last: DosError | None = None
@@ -96,7 +96,9 @@ class Source:
                     return data
                 answered = True
         if absent is not None:
-            raise absent
+            raise QuorumUnavailableError(
+                f"{name} from byte {offset} on may be on a member that is away now", [str(absent.args[0])]
+            ) from absent
         if answered:
             return b""
         raise last or LostBytesError(f"no member is left to read {name} from")
