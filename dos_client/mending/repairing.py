@@ -137,7 +137,9 @@ async def repair_object(
 ) -> Repair | None:
     """Mend one member's copy of one object; None when nothing is wrong with it.
 
-    `suspect_at`: read there first, so that a server that has restarted notices what it had noticed before."""
+    `suspect_at`: read there first, so that a server that has restarted notices what it had noticed before.
+    Raises BrokenConnectionError when the member is away, or goes away before its copy is known, and what
+    looking raises."""
     async with open_walk(store) as walk:
         if server_id not in walk.sessions:
             raise BrokenConnectionError("; ".join(walk.errors.values()) or "no member any more")
@@ -234,7 +236,8 @@ class _Repairer:
                 return self._repair(directory, name, server_id, verdict, Outcome.FAILED, str(error.args[0]))
             else:
                 return await self._mended(directory, name, server_id, verdict, todo)
-        assert verdict is not None
+        if verdict is None:  # the member went away before anything was known of its copy
+            raise BrokenConnectionError(reason)
         return self._repair(directory, name, server_id, verdict, Outcome.REFUSED, reason)
 
     def _verdict(self, server_id: bytes, copies: Copies, digests: Digests, before: Verdict | None) -> Verdict:

@@ -1,6 +1,7 @@
 """Putting copies right on real servers: by command, by itself; under a writer, and before a take-over."""
 
 import json
+from collections.abc import Iterable
 
 import pytest
 import trio
@@ -9,6 +10,8 @@ import trio.lowlevel
 from dos_client import QuorumUnavailableError, init_store, open_store
 from dos_client.mending.repairing import Outcome, RepairReport, repair_object, repair_store
 from dos_client.mending.verifying import verify_store
+from dos_client.mending.walking import Walk
+from dos_protocol.errors import BrokenConnectionError
 from tests.dos_client.support import claimed, content_of, damage, has, off, on, until, url_of
 from tests.dos_client.test_cli import dos
 from tests.dos_client.test_verifying import CONTENT, Threads, behind_the_stores_back, filled, told, verified
@@ -166,3 +169,27 @@ def test_the_command_mends_and_says_so(three: Threads) -> None:
     assert (row["verdict"], row["outcome"], row["size"]) == ("damaged", "mended", len(CONTENT))
     done = dos("store", "repair", url, "d")
     assert b"0 copies mended, 0 left to mend" in done.stdout
+
+
+@pytest.mark.trio
+async def test_a_member_that_goes_away_while_it_is_looked_at_is_told_as_away(
+    three: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulator (seed 282): it ended the whole client, which mends by itself."""
+    await filled(three, "a")
+    member, enter = three[0], Walk.enter
+    await damage(member, "d", "a")
+
+    async def goes_away(walk: Walk, directory: str, members: Iterable[bytes] = ()) -> None:
+        if members:
+            await off(member)
+        await enter(walk, directory, members)
+
+    async with open_store(url_of(three)) as store:
+        server_id = bytes.fromhex(member.server_id)
+        monkeypatch.setattr(Walk, "enter", goes_away)
+        with pytest.raises(BrokenConnectionError):
+            await repair_object(store, server_id, "d", "a", suspect_at=0)
+    monkeypatch.undo()
+    await on(member)
+    assert outcomes(await repaired(three)) == {("a", member.location): "MENDED"}

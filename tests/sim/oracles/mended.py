@@ -1,5 +1,6 @@
 """O12: what was damaged was found, told and mended. After a repair that says that all is well, each member
-of the store has on its platters, whole, all that it ever told of.
+of the store has, whole, all that it ever told of. Damage of platters below a cache that still has the bytes
+is the scrub's to find, not the repair's: it reads what readers see.
 
 Other oracles leave out what the run itself damaged; this one does not.
 """
@@ -21,7 +22,7 @@ def check_mended(cluster: "MembershipCluster") -> None:
         member = cluster.record.member(machine.identity)
         for (directory, name), told in machine.told.items() if member is not None else ():
             path = f"d/{directory}/{name}"
-            data = machine.disk.stable(path) or b""
+            data = machine.disk.content(path) or b""
             whole, end = whole_of(data, object_seed(directory, name))
             if len(whole) < told and end < len(data):
                 how = "damage was not found" if path in machine.damaged else "nobody knows why"
