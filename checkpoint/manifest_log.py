@@ -34,7 +34,15 @@ from checkpoint.manifest_host import ManifestClaim, ManifestHost
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import DosError, FencedError, StaleGenerationError
 from dos_protocol.vocabulary import ObjectInfo
-from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, Record, read_records, take_over
+from journal import (
+    ChainWriter,
+    NotEnoughAnswersError,
+    Op,
+    Position,
+    Record,
+    read_records,
+    take_over,
+)
 from journal.core.segment import parse_segment_name
 from journal.ports import ClaimPort
 
@@ -111,7 +119,7 @@ class ManifestLog:
         generation = self._host.record.generation
         state = await take_over(claim, CHAIN, generation=generation)
         self._kept.clear()
-        async with aclosing(_cuts(claim, state)) as cuts:
+        async with aclosing(cuts_in(read_records(claim, state))) as cuts:
             async for cut in cuts:
                 self._kept.append(cut)
         long = state.bytes > limits.manifest_replay_bytes_max
@@ -190,11 +198,13 @@ def cut_record(cut: Cut) -> Record:
     return Record(Op.CUT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
 
 
-async def _cuts(claim: ClaimPort, state: ChainState) -> AsyncGenerator[Cut]:
-    """The cuts of the chain in order, each checked against the one before. Raises ManifestError."""
+async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[Cut]:
+    """The cuts among a manifest's records in order, each checked against the one before. Closes `records`.
+    Raises ManifestError.
+    """
     before: Cut | None = None
-    async with aclosing(read_records(claim, state)) as records:
-        async for _, record in records:
+    async with aclosing(records) as found:
+        async for _, record in found:
             if record.op is not Op.CUT:
                 continue
             cut = decode_cut(record.flags, record.ints, record.strings[0])

@@ -5,16 +5,15 @@ Rules of this file: reads, and checks what it reads. Only committed records come
 take-over could still leave out is not shown.
 """
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from checkpoint.core.manifest import Cut, check_cut, decode_cut
+from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import NoRegionError
-from checkpoint.manifest_log import CHAIN
+from checkpoint.manifest_log import CHAIN, cuts_in
 from dos_client import Store
-from journal import ChainState, Op, look_chain, read_records
+from journal import look_chain, read_records
 from journal.core.segment import parse_segment_name
 
 _SUFFIX = coordinator_directory("")
@@ -57,22 +56,10 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     if not view.epoch_seen and not any(_is_manifest(name) for name in names):
         raise NoRegionError(region, await regions_of(store))
     state = await look_chain(store, directory, CHAIN)
-    cuts: list[Cut] = []
-    if state.segments:
-        async with aclosing(_cuts(store, directory, state)) as found:
-            async for cut in found:
-                check_cut(cut, workers=len(cut.workers), before=cuts[-1] if cuts else None)
-                cuts.append(cut)
-    return ManifestView(region, view.epoch_seen, cuts)
+    async with aclosing(cuts_in(read_records(store, state, directory=directory))) as cuts:
+        return ManifestView(region, view.epoch_seen, [cut async for cut in cuts])
 
 
 def _is_manifest(name: str) -> bool:
     parsed = parse_segment_name(name)
     return parsed is not None and parsed.chain == CHAIN
-
-
-async def _cuts(store: Store, directory: str, state: ChainState) -> AsyncGenerator[Cut]:
-    async with aclosing(read_records(store, state, directory=directory)) as records:
-        async for _, record in records:
-            if record.op is Op.CUT:
-                yield decode_cut(record.flags, record.ints, record.strings[0])

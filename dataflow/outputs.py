@@ -15,10 +15,11 @@ import msgspec
 import pyarrow as pa
 import trio
 
-from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.manifest_log import cuts_in
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from journal import ChainState, Op, Position, look_chain, read_records
@@ -90,10 +91,9 @@ async def _last_cut(store: Store, region: str) -> Cut | None:
     directory = coordinator_directory(region)
     chain = await look_chain(store, directory, MANIFEST_CHAIN)
     last = None
-    async with aclosing(read_records(store, chain, directory=directory)) as records:
-        async for _, record in records:
-            if record.op is Op.CUT:
-                last = decode_cut(record.flags, record.ints, record.strings[0])
+    async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
+        async for cut in cuts:
+            last = cut
     return last
 
 

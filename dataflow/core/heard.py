@@ -3,7 +3,7 @@
 Rules of this file: frames, numbers of peers and of incarnations; no links. A frame of another sender, region
 or incarnation than its link's ends the link. The first frame of a link is RESET: nothing sent in an earlier
 incarnation counts. EOF says that the sender's sources are exhausted, DURABLE(n) that its division of step n
-is synced on the quorum; they are noted, and go no further.
+is synced on the quorum; they tell the circuit nothing.
 """
 
 from checkpoint.core.channel_frames import Frame, FrameType
@@ -18,10 +18,6 @@ class Heard:
         self.incarnation = incarnation
         self.peers_at = 0
         """The highest step that any peer has ended."""
-        self.durable: dict[int, int] = {}
-        """Peer -> the last step whose division it said to be durable."""
-        self.exhausted: set[int] = set()
-        """Peers whose sources are at their end."""
         self._worker = worker
         self._workers = workers
         self._job = job_digest(region)
@@ -41,15 +37,11 @@ class Heard:
         stated = (frame.sender, frame.job, frame.sender_epoch)
         if stated != (peer, self._job, self.incarnation):
             raise ChannelFrameError(f"worker {peer} sends frames of sender, job, incarnation {stated}")
-        if frame.type is FrameType.DURABLE:
-            self.durable[peer] = frame.step
-        elif frame.type is FrameType.EOF:
-            self.exhausted.add(peer)
-        elif frame.type is not FrameType.RESET:
-            if frame.type is FrameType.STEP_END:
-                self.peers_at = max(self.peers_at, frame.step)
-            return frame
-        return None
+        if frame.type in (FrameType.DURABLE, FrameType.EOF, FrameType.RESET):
+            return None
+        if frame.type is FrameType.STEP_END:
+            self.peers_at = max(self.peers_at, frame.step)
+        return frame
 
     def mark(self, kind: FrameType, step: int) -> Frame:
         """A frame of ours without content."""

@@ -27,10 +27,9 @@ from dos_server.memory.network import here
 from journal import ChainWriter, Op, Position, Record, look_chain, take_over
 from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
-from journal.core.segment import parse_segment_name
 from tests.shells.oracles import check_read
 from tests.sim.history import History
-from tests.sim.store.writer import CHAIN, numbers_of
+from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
 if TYPE_CHECKING:
     from tests.shells.run import Cluster
@@ -153,13 +152,7 @@ class Writer(Client):
 
     async def _one_claim(self, store: Store) -> None:
         view = await store.look(self.directory)
-        seen = [
-            parsed.epoch
-            for objects in view.answers.values()
-            for name in objects
-            if (parsed := parse_segment_name(name)) is not None
-        ]
-        epoch = max([view.epoch_seen, *seen]) + 1
+        epoch = epoch_above(view)
         self.note(f"claims epoch {epoch}")
         with trio.fail_after(_GRANT_PATIENCE_S):
             claim = await store.claim(self.directory, epoch, self.chance.randbytes(16))

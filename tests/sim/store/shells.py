@@ -18,11 +18,10 @@ from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.errors import DosError, FencedError
 from journal import ChainWriter, Op, Position, Record, look_chain, take_over
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
-from journal.core.segment import parse_segment_name
 from tests.sim.engine.network import Network
 from tests.sim.engine.sockets import Client
 from tests.sim.history import History
-from tests.sim.store.writer import CHAIN, numbers_of
+from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
 _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0
@@ -144,13 +143,7 @@ class ShellWriter(Client):
 
     async def _one_claim(self, store: Store) -> None:
         view = await store.look(self.directory)
-        seen = [
-            parsed.epoch
-            for objects in view.answers.values()
-            for name in objects
-            if (parsed := parse_segment_name(name)) is not None
-        ]
-        epoch = max([view.epoch_seen, *seen]) + 1
+        epoch = epoch_above(view)
         self._note(f"claims epoch {epoch}")
         try:
             with trio.fail_after(_GRANT_PATIENCE_S):

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from random import Random
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
+from dos_client.sessions.looking import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 from journal import ChainWriter, Op, Position, Record, read_batches, take_over
@@ -27,6 +28,17 @@ CHAIN = "state"
 GRANTED, SETTLED, RUNNING = "granted", "settled", "running"
 _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0
+
+
+def epoch_above(view: DirectoryView) -> int:
+    """An epoch above all that members told of: of claims, and of segments."""
+    seen = [
+        parsed.epoch
+        for objects in view.answers.values()
+        for name in objects
+        if (parsed := parse_segment_name(name)) is not None
+    ]
+    return max([view.epoch_seen, *seen]) + 1
 
 
 async def numbers_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[int]:
@@ -111,13 +123,7 @@ class Writer(Process):
     async def _one_claim(self) -> None:
         view = await self.store.look(self.directory)
         self.store.close()
-        seen = [
-            parsed.epoch
-            for objects in view.answers.values()
-            for name in objects
-            if (parsed := parse_segment_name(name)) is not None
-        ]
-        epoch = max([view.epoch_seen, *seen]) + 1
+        epoch = epoch_above(view)
         claim = self.claim = _HistoryClaim(
             self.store, self, self._network, self.chance, self.directory, epoch
         )
