@@ -256,6 +256,7 @@ class Stream:
         schema: "str | pa.Schema | None" = None,
         takes: Takes = "row",
         deterministic: bool = True,
+        threads: int = 1,
     ) -> "Stream":
         """One row for each row. `schema` of the result; without it that of the input.
 
@@ -265,9 +266,13 @@ class Stream:
 
         deterministic=False: it may give other rows for the same input (it asks a clock, a service, chance).
         State and output stay exactly-once; only nothing below it may be shown by step.
+
+        threads: how many threads call the function at once, for one that waits for something, or lets go of
+        the interpreter. Its results keep the order of the rows. It must be safe to call from several threads.
         """
         columns = None if schema is None else parse_schema(schema)
-        return self._then(name, MapSpec(function, takes, columns, deterministic=deterministic))
+        spec = MapSpec(function, takes, columns, deterministic=deterministic, threads=threads)
+        return self._then(name, spec)
 
     def flat_map(
         self,
@@ -277,17 +282,26 @@ class Stream:
         schema: "str | pa.Schema",
         takes: Takes = "row",
         deterministic: bool = True,
+        threads: int = 1,
     ) -> "Stream":
         """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
-        return self._then(
-            name, FlatMapSpec(function, takes, parse_schema(schema), deterministic=deterministic)
-        )
+        columns = parse_schema(schema)
+        spec = FlatMapSpec(function, takes, columns, deterministic=deterministic, threads=threads)
+        return self._then(name, spec)
 
     def filter(
-        self, name: str, function: UserFunction, *, takes: Takes = "row", deterministic: bool = True
+        self,
+        name: str,
+        function: UserFunction,
+        *,
+        takes: Takes = "row",
+        deterministic: bool = True,
+        threads: int = 1,
     ) -> "Stream":
-        """Only rows for which the function says yes; a batch function returns a boolean array."""
-        return self._then(name, FilterSpec(function, takes, deterministic=deterministic))
+        """Only rows for which the function says yes; a batch function returns a boolean array. As `map`
+        otherwise.
+        """
+        return self._then(name, FilterSpec(function, takes, deterministic=deterministic, threads=threads))
 
     def union(self, name: str, *others: "Stream") -> "Stream":
         """This stream and others of the same schema as one."""

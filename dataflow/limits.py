@@ -13,6 +13,9 @@ MIB: Final = 1024 * KIB
 operators_max: Final = 1_000
 columns_max: Final = 1_000
 exchanges_max: Final = 256
+operator_threads_max: Final = 256
+slices_per_thread: Final = 4
+"""Of a batch, where a user function runs on threads: a slow row holds up a small part of it."""
 
 # --- steps --------------------------------------------------------------------------------------------------
 step_bytes_max: Final = 2 * MIB

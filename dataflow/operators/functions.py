@@ -17,9 +17,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dataflow import limits
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
 
 _FAULTS = (Exception, SystemExit)
@@ -40,12 +42,25 @@ class FunctionSpec(OperatorSpec):
     takes: Takes = "row"
     _: KW_ONLY
     deterministic: bool = True
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise SchemaError(f"a {self.kind.value} takes a function, not {type(self.function).__name__}")
         if self.takes not in ("row", "batch"):
             raise SchemaError(f"takes is 'row' or 'batch', not {self.takes!r}")
+        if not 1 <= self.threads <= limits.operator_threads_max:
+            raise SchemaError(f"threads is 1 to {limits.operator_threads_max}, not {self.threads}")
+
+    def open(self, context: OperatorContext) -> Operator:
+        operator = self.open_one(context)
+        if self.threads == 1:
+            return operator
+        return ThreadedOperator(operator, name=context.operator, threads=self.threads)
+
+    def open_one(self, context: OperatorContext) -> Operator:
+        """The operator that one thread runs."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +74,7 @@ class MapSpec(FunctionSpec):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0] if self.schema is None else check_schema(self.schema)
 
-    def open(self, context: OperatorContext) -> Operator:
+    def open_one(self, context: OperatorContext) -> Operator:
         assert context.output is not None
         if self.takes == "batch":
             return _BatchFunction(self.function, context.output, same_rows=self.kind is Kind.MAP)
@@ -82,7 +97,7 @@ class FilterSpec(FunctionSpec):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0]
 
-    def open(self, context: OperatorContext) -> Operator:
+    def open_one(self, context: OperatorContext) -> Operator:
         del context
         return _BatchFilter(self.function) if self.takes == "batch" else _RowFilter(self.function)
 
