@@ -20,9 +20,10 @@ import pyarrow as pa
 from checkpoint.core.layout import Layout
 from dataflow.core.plan import Kind, NodePlan, StagePlan
 from dataflow.errors import OperatorError
-from dataflow.exchange import Partitioner
+from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
 from dataflow.operators.base import Operator, OperatorContext, StatefulOperator, UserFault
+from dataflow.operators.control import ControlOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.key_by import KeyBySpec, wire_schema
 from dataflow.operators.union import UnionOperator
@@ -92,7 +93,8 @@ class Circuit:
         self.sinks: dict[str, SinkWriter] = {}
         self.stateful: dict[str, StatefulOperator] = {}
         self._operators: dict[str, Operator] = {}
-        self._partitioners: dict[str, Partitioner] = {}
+        self._controls: dict[str, ControlOperator] = {}
+        self._partitioners: dict[str, Partitioner | Broadcaster] = {}
         self._wire: dict[int, pa.Schema] = {}
         self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
         self._exchanges: dict[int, NodePlan] = {}
@@ -102,10 +104,12 @@ class Circuit:
         for node in graph.plan.nodes:
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
-        for node in graph.plan.nodes:
-            if node.kind is Kind.KEY_BY:
+        # Control tables first: those who read them get them when they are opened.
+        for node in sorted(graph.plan.nodes, key=lambda node: node.kind is not Kind.CONTROL):
+            if node.exchange is not None:
                 self._open_exchange(node, layout)
             else:
+                control = next((self._controls[table].table for table in node.controls), None)
                 context = OperatorContext(
                     region,
                     node.name,
@@ -116,11 +120,12 @@ class Circuit:
                     graph.schemas[node.name],
                     incarnation,
                     graph.triggers_cuts,
+                    control,
                 )
                 self._open(node, context)
         self._held: dict[int, dict[str, list[_Input]]] = {}
         """Step -> operator -> rows that wait for a later stage."""
-        self._keyed: dict[str, list[_Input]] = defaultdict(list)
+        self._to_send: dict[str, list[_Input]] = defaultdict(list)
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
         operator = self.graph.specs[node.name].open(context)
@@ -131,18 +136,23 @@ class Circuit:
             self.sinks[node.name] = operator
         elif isinstance(operator, StatefulOperator):
             self.stateful[node.name] = operator
+        if isinstance(operator, ControlOperator):
+            self._controls[node.name] = operator
 
     def _open_exchange(self, node: NodePlan, layout: Layout) -> None:
         spec = self.graph.specs[node.name]
         schema = self.graph.schemas[node.name]
-        assert isinstance(spec, KeyBySpec)
         assert schema is not None
         assert node.exchange is not None
+        self._exchanges[node.exchange] = node
+        if not isinstance(spec, KeyBySpec):
+            self._partitioners[node.name] = Broadcaster(self._workers)
+            self._wire[node.exchange] = schema
+            return
         consumers = [self.graph.specs[consumer.name] for consumer, _ in self._consumers[node.name]]
         merge = list(spec.keys) if all(isinstance(c, CountSpec) for c in consumers) else None
         self._partitioners[node.name] = Partitioner(spec.keys, layout, self._workers, merge)
         self._wire[node.exchange] = wire_schema(schema, merge)
-        self._exchanges[node.exchange] = node
 
     # --- between steps --------------------------------------------------------------------------------------
 
@@ -207,6 +217,8 @@ class Circuit:
         output = self._finish(run, cut=cut)
         if index == len(self.graph.plan.stages) - 1:
             assert not any(self._held.pop(step, {}).values()), "rows were left over at the end of a step"
+            for control in self._controls.values():
+                control.begin_step()
         return output
 
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
@@ -242,8 +254,8 @@ class Circuit:
 
     def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
         self._taken[node.name] += given.batch.num_rows
-        if node.kind is Kind.KEY_BY:
-            self._keyed[node.name].append(given)
+        if node.exchange is not None:
+            self._to_send[node.name].append(given)
             return
         operator = self._operators[node.name]
         if isinstance(operator, UnionOperator):
@@ -272,7 +284,7 @@ class Circuit:
         return sends
 
     def _partition(self, run: "_Run", node: NodePlan) -> list[list[pa.RecordBatch]]:
-        inputs = self._keyed.pop(node.name, [])
+        inputs = self._to_send.pop(node.name, [])
         try:
             return self._partitioners[node.name].partition([given.batch for given in inputs])
         except UserFault as fault:

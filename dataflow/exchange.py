@@ -91,6 +91,17 @@ class Partitioner:
         return [batch.take(pa.array(np.flatnonzero(owners == worker))) for worker in range(self._workers)]
 
 
+class Broadcaster:
+    """Gives every worker all rows. One for each control table on each worker."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+        """For each worker its batches."""
+        return [list(batches) for _ in range(self._workers)]
+
+
 def merge_rows(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
     """Equal rows as one, in order of first appearance, with `_weight` the sum of theirs (1 each where there
     is none).

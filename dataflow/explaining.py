@@ -38,4 +38,5 @@ def _count(number: int, what: str) -> str:
 def _line(node: NodePlan, width: int, *, starts: Sequence[str] = (), ends: Sequence[str] = ()) -> str:
     roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
     inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
-    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}"
+    table = f", steered by {', '.join(node.controls)}" if node.controls else ""
+    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}"

@@ -19,11 +19,13 @@ import pyarrow as pa
 
 from checkpoint.core.fingerprint import fingerprint
 from checkpoint.core.outputs import Publish
+from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, Plan, find_problems, in_order, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Choice, Consistent, choose_regions
 from dataflow.errors import GraphError, SchemaError
 from dataflow.explaining import explain
 from dataflow.operators.base import OperatorSpec
+from dataflow.operators.control import BroadcastSpec, ControlSpec
 from dataflow.operators.count import CountSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
@@ -120,6 +122,20 @@ class Graph:
         """Several streams of one schema as one. The same as `first.union(name, *others)`."""
         return self._add(name, UnionSpec(), streams)
 
+    def control(self, name: str, stream: "Stream", *keys: str) -> "ControlTable":
+        """The last row of each key of a stream, whole on every worker, for operators that take `control=`:
+
+            limits = graph.control("limits", graph.stream("new_limits"), "sensor")
+
+        A user function gets it as its second argument, a read-only mapping: from the value of the key column
+        (a tuple, where there are several) to a dict of the other columns. A row whose other columns are all
+        null takes its key out. What comes in a step is in force from the next step on, everywhere; so the
+        stream may be made from what the table's readers give. Each step begins when the one before is over.
+        """
+        rows = self._add(f"{name}.rows", BroadcastSpec(), (stream,))
+        self._add(name, ControlSpec(keys), (rows,))
+        return ControlTable(self, name)
+
     def annotate(self, name: str, annotation: Annotation) -> None:
         """Say of the operator `name`, which may be given later, that it starts a consistent region, or is
         autonomous. The same as `stream.annotate(annotation)`; also for a sink, which is no stream.
@@ -198,26 +214,22 @@ class Graph:
                     known.append(by_name[source])
                 else:
                     unknown.append(source)
-            specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown)))
+            table = node.spec.control
+            controls = () if table is None else (by_name[table],)
+            specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown), controls))
         return specs
 
     def _check_shown_by_step(self, specs: Sequence[NodeSpec]) -> None:
         """What was shown by step must be made again as it was."""
-        unsure: dict[int, str] = {}
-        problems = []
-        for index in in_order(specs):
-            spec = self._nodes[index].spec
-            above = next((unsure[source] for source in specs[index].inputs if source in unsure), None)
-            if not spec.deterministic:
-                above = specs[index].name
-            if above is not None:
-                unsure[index] = above
-                if isinstance(spec, LogSink) and spec.publish is Publish.STEP:
-                    problems.append(
-                        f"sink {specs[index].name!r} shows its output by step, and {above!r} above it is not"
-                        " deterministic: after a failure it would make other rows than were shown; use"
-                        ' LogSink(publish="cut")'
-                    )
+        starts = [index for index, node in enumerate(self._nodes) if not node.spec.deterministic]
+        unsure = not_deterministic(specs, starts)
+        problems = [
+            f"sink {node.name!r} shows its output by step, and {unsure[index]!r} above it is not"
+            " deterministic: after a failure it would make other rows than were shown; use"
+            ' LogSink(publish="cut")'
+            for index, node in enumerate(self._nodes)
+            if index in unsure and isinstance(node.spec, LogSink) and node.spec.publish is Publish.STEP
+        ]
         if problems:
             raise GraphError(self.name, tuple(problems))
 
@@ -242,6 +254,14 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlTable:
+    """What `Graph.control` gives; operators take it as `control=`."""
+
+    graph: Graph
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """The output of an operator. Every method adds one operator by name and returns its output."""
 
@@ -257,6 +277,7 @@ class Stream:
         takes: Takes = "row",
         deterministic: bool = True,
         threads: int = 1,
+        control: "ControlTable | None" = None,
     ) -> "Stream":
         """One row for each row. `schema` of the result; without it that of the input.
 
@@ -269,9 +290,18 @@ class Stream:
 
         threads: how many threads call the function at once, for one that waits for something, or lets go of
         the interpreter. Its results keep the order of the rows. It must be safe to call from several threads.
+
+        control: a table that the function gets as its second argument (`Graph.control`).
         """
         columns = None if schema is None else parse_schema(schema)
-        spec = MapSpec(function, takes, columns, deterministic=deterministic, threads=threads)
+        spec = MapSpec(
+            function,
+            takes,
+            columns,
+            deterministic=deterministic,
+            threads=threads,
+            control=self._table(control),
+        )
         return self._then(name, spec)
 
     def flat_map(
@@ -283,10 +313,18 @@ class Stream:
         takes: Takes = "row",
         deterministic: bool = True,
         threads: int = 1,
+        control: "ControlTable | None" = None,
     ) -> "Stream":
         """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
         columns = parse_schema(schema)
-        spec = FlatMapSpec(function, takes, columns, deterministic=deterministic, threads=threads)
+        spec = FlatMapSpec(
+            function,
+            takes,
+            columns,
+            deterministic=deterministic,
+            threads=threads,
+            control=self._table(control),
+        )
         return self._then(name, spec)
 
     def filter(
@@ -297,11 +335,17 @@ class Stream:
         takes: Takes = "row",
         deterministic: bool = True,
         threads: int = 1,
+        control: "ControlTable | None" = None,
     ) -> "Stream":
         """Only rows for which the function says yes; a batch function returns a boolean array. As `map`
         otherwise.
         """
-        return self._then(name, FilterSpec(function, takes, deterministic=deterministic, threads=threads))
+        return self._then(
+            name,
+            FilterSpec(
+                function, takes, deterministic=deterministic, threads=threads, control=self._table(control)
+            ),
+        )
 
     def union(self, name: str, *others: "Stream") -> "Stream":
         """This stream and others of the same schema as one."""
@@ -320,6 +364,14 @@ class Stream:
         """Say that the operator whose output this is starts a consistent region, or is autonomous."""
         self.graph.annotate(self.node if isinstance(self.node, str) else self.node.name, annotation)
         return self
+
+    def _table(self, control: "ControlTable | None") -> str | None:
+        if control is None:
+            return None
+        if not isinstance(control, ControlTable) or control.graph is not self.graph:
+            problem = f"control is a table that graph.control of this graph gave, not {control!r}"
+            raise GraphError(self.graph.name, (problem,))
+        return control.name
 
     def _then(self, name: str, spec: OperatorSpec) -> "Stream":
         return self.graph._add(name, spec, (self,))  # noqa: SLF001 - one class in two halves

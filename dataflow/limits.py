@@ -47,6 +47,9 @@ frame_bytes_aim: Final = 8 * MIB
 state_rows_max: Final = 1 << 31
 """Keys of one operator on one worker."""
 
+control_rows_max: Final = 1_000_000
+"""Keys of one control table, which every worker holds whole, as Python objects."""
+
 # --- sinks --------------------------------------------------------------------------------------------------
 sink_lock_wait_s: Final = 60.0
 """How long a new writer of an output file waits for the process that still holds it (a worker being killed).

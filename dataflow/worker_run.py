@@ -90,7 +90,8 @@ class Incarnation:
         self._clock = Clock() if clock is None else clock
         self._job = job_digest(identity.region)
         self._stages = graph.plan.stages
-        first, ahead = order.step + 1, worker_limits.steps_ahead
+        first = order.step + 1
+        ahead = min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
         self._schedule = Schedule(graph.plan, first, order.cut, order.step, ahead)
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}

@@ -11,6 +11,11 @@ Whether a step ends with a cut is known only when its barriers are in, that is f
 with an effect (state, sinks) is placed in stage 1 or later, also in a graph without an exchange: then
 channel 0 carries barriers and nothing else. Sources may thus run ahead, and nothing that would have to be
 taken back happens in stage 0.
+
+A control table is no data port: what comes to it in a step is in force from the next step on, so an operator
+that reads it may be above the operators that it comes from, and the graph still runs stage by stage. Its rows
+go to all workers (`broadcast`). With one, sources do not run ahead (`Plan.steps_ahead_max`): each step begins
+when the one before is over.
 """
 
 from collections.abc import Sequence
@@ -31,6 +36,8 @@ class Kind(StrEnum):
     FILTER = "filter"
     UNION = "union"
     KEY_BY = "key_by"
+    BROADCAST = "broadcast"
+    CONTROL = "control"
     COUNT = "count"
     SINK = "sink"
 
@@ -54,10 +61,14 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.FILTER: KindRule(1, 1),
     Kind.UNION: KindRule(2, limits.operators_max),
     Kind.KEY_BY: KindRule(1, 1),
+    Kind.BROADCAST: KindRule(1, 1),
+    Kind.CONTROL: KindRule(1, 1, has_output=False, has_effect=True),
     Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SINK: KindRule(1, 1, has_output=False, has_effect=True),
 }
 assert set(KIND_RULES) == set(Kind)
+EXCHANGES: Final = frozenset({Kind.KEY_BY, Kind.BROADCAST})
+"""What sends rows to other workers: its output is a stage later than its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +80,13 @@ class NodeSpec:
     inputs: tuple[int, ...] = ()
     unknown_inputs: tuple[str, ...] = ()
     """Names that the user referred to and that no operator has."""
+    controls: tuple[int, ...] = ()
+    """Control tables that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One operator and where it runs. `stage` is where it takes its input; a `key_by` gives its output one
+    """One operator and where it runs. `stage` is where it takes its input; an exchange gives its output one
     later.
     """
 
@@ -82,7 +95,8 @@ class NodePlan:
     inputs: tuple[str, ...]
     stage: int
     exchange: int | None = None
-    """Index of the channel, for a `key_by`."""
+    """Index of the channel, for a `key_by` or a `broadcast`."""
+    controls: tuple[str, ...] = ()
 
     @property
     def output_stage(self) -> int:
@@ -114,6 +128,11 @@ class Plan:
     def node(self, name: str) -> NodePlan:
         return next(node for node in self.nodes if node.name == name)
 
+    @property
+    def steps_ahead_max(self) -> int:
+        """How many steps sources may be ahead of the last stage."""
+        return 1 if any(node.controls for node in self.nodes) else limits.steps_ahead
+
 
 def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     """Every rule the graph breaks, each as one line: rule, names seen, remedy. Empty: it can run."""
@@ -128,11 +147,13 @@ def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     if cycle:
         problems.append(
             f"data ports may not form a cycle, and these do: {' -> '.join(cycle)}; let one of them take "
-            "another input"
+            "another input, or close the cycle with a control table (graph.control)"
         )
     problems += _end_problems(nodes)
-    if sum(node.kind is Kind.KEY_BY for node in nodes) > limits.exchanges_max:
-        problems.append(f"a graph has at most {limits.exchanges_max} key_by operators; merge some")
+    if sum(node.kind in EXCHANGES for node in nodes) > limits.exchanges_max:
+        problems.append(
+            f"a graph has at most {limits.exchanges_max} key_by operators and control tables; merge some"
+        )
     return problems
 
 
@@ -196,6 +217,13 @@ def _end_problems(nodes: Sequence[NodeSpec]) -> list[str]:
         f"the output of {node.kind.value} {_shown(nodes, index)} goes nowhere; give it a sink or remove it"
         for index, node in enumerate(nodes)
         if KIND_RULES[node.kind].has_output and index not in used
+    ]
+    read = {table for node in nodes for table in node.controls}
+    problems += [
+        f"control table {_shown(nodes, index)} is read by no operator; give it to one as control=..., or"
+        " remove it"
+        for index, node in enumerate(nodes)
+        if node.kind is Kind.CONTROL and index not in read
     ]
     if not any(node.kind is Kind.SOURCE for node in nodes):
         problems.append(
@@ -263,10 +291,11 @@ def make_plan(nodes: Sequence[NodeSpec]) -> Plan:
         if KIND_RULES[spec.kind].has_effect:
             stage = max(stage, 1)
         exchange = None
-        if spec.kind is Kind.KEY_BY:
+        if spec.kind in EXCHANGES:
             exchange, exchanges = exchanges, exchanges + 1
         inputs = tuple(nodes[source].name for source in spec.inputs)
-        plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange)
+        controls = tuple(nodes[table].name for table in spec.controls)
+        plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange, controls)
     ordered = tuple(plans.values())
     channels = max(1, exchanges)
     return Plan(ordered, _stages(ordered, barrier_only=not exchanges), channels)

@@ -6,7 +6,8 @@ Theory (consistent-regions, "Selecting a consistent region"). `@consistent` on a
 of a region, which takes in all that can be reached from it. `@autonomous` takes an operator and what can be
 reached from it out again. What is reached both ways is in the region: consistent takes precedence, so an
 autonomous operator stops a path, not those beside it. Regions that meet in an operator are one region, and
-must have been given the same settings. Operators nobody put into a region are outside any.
+must have been given the same settings. Operators nobody put into a region are outside any. A control table
+reaches the operators that read it.
 
 A graph without annotations is one region with the settings of `run`.
 """
@@ -155,7 +156,7 @@ def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotati
         if annotations:
             return Choice((), tuple(nodes[index].name for index in order))
         return Choice((_region(nodes, order, set(order), Consistent(), starts=set()),), ())
-    consumers = _consumers(nodes)
+    consumers = consumers_of(nodes)
 
     def stops(index: int) -> bool:
         return isinstance(annotations.get(index), Autonomous)
@@ -175,10 +176,11 @@ def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotati
     return Choice(tuple(regions), outside, tuple(problems))
 
 
-def _consumers(nodes: Sequence[NodeSpec]) -> list[list[int]]:
+def consumers_of(nodes: Sequence[NodeSpec]) -> list[list[int]]:
+    """For each operator those that get its rows, or read the control table that it is."""
     consumers: list[list[int]] = [[] for _ in nodes]
     for index, node in enumerate(nodes):
-        for source in node.inputs:
+        for source in (*node.inputs, *node.controls):
             consumers[source].append(index)
     return consumers
 
@@ -214,7 +216,7 @@ def _region(
     starts: set[int],
 ) -> Region:
     inner = [index for index in order if index in members]
-    consumers = _consumers(nodes)
+    consumers = consumers_of(nodes)
     leaves = [i for i in inner if not consumers[i] or any(c not in members for c in consumers[i])]
     begins = [i for i in inner if i in starts or nodes[i].kind is Kind.SOURCE]
 
@@ -247,7 +249,7 @@ def _entered(nodes: Sequence[NodeSpec], groups: Sequence[tuple[list[int], set[in
         _entry(nodes[index], nodes[source].name)
         for _, members in groups
         for index in sorted(members)
-        for source in nodes[index].inputs
+        for source in (*nodes[index].inputs, *nodes[index].controls)
         if source not in members
     ]
 

@@ -11,9 +11,9 @@ each stored block, oldest first. Data never refers to a worker or a clock: same 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -41,6 +41,8 @@ class OperatorContext:
     """Of the region; what it puts outside may be written by no earlier one any more. 0: no region runs it."""
     triggers_cuts: bool = False
     """Whether a source is to ask for cuts at the places it finds fit."""
+    control: Mapping[Any, Any] | None = None
+    """The control table that it reads, if it was given one."""
 
 
 class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's
@@ -106,6 +108,8 @@ class OperatorSpec(ABC):
     kind: ClassVar[Kind]
     deterministic: bool = True
     """Whether it gives the same for the same input. Where not, nothing below it may be shown by step."""
+    control: str | None = None
+    """The name of the control table that it reads."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may come as one row with `_weight` (and only the columns in `needed_columns`)."""
 

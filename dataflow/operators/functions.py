@@ -7,7 +7,8 @@ A row function takes a dict of the columns. It returns one row (map), any number
 truth value (filter); a row is a dict by column name, a tuple in order of the columns, or, for a schema of
 one column, the value. A batch function takes a `pa.RecordBatch` and returns what the schema says as a
 `RecordBatch`, `Table`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
-array. Columns of another type are cast if nothing is lost by it.
+array. Columns of another type are cast if nothing is lost by it. With a control table, that is the second
+argument of either.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ silence.
 """
 
 Takes: TypeAlias = Literal["row", "batch"]
-UserFunction: TypeAlias = Callable[[Any], Any]
+UserFunction: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class FunctionSpec(OperatorSpec):
     _: KW_ONLY
     deterministic: bool = True
     threads: int = 1
+    control: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -62,6 +64,13 @@ class FunctionSpec(OperatorSpec):
         """The operator that one thread runs."""
         raise NotImplementedError
 
+    def bound(self, context: OperatorContext) -> UserFunction:
+        """The user's function of a row or batch alone."""
+        return self.function if context.control is None else _WithControl(self.function, context.control)
+
+    def detail(self) -> str:
+        return "" if self.control is None else f"control ({self.control})"
+
 
 @dataclass(frozen=True, slots=True)
 class MapSpec(FunctionSpec):
@@ -77,8 +86,8 @@ class MapSpec(FunctionSpec):
     def open_one(self, context: OperatorContext) -> Operator:
         assert context.output is not None
         if self.takes == "batch":
-            return _BatchFunction(self.function, context.output, same_rows=self.kind is Kind.MAP)
-        return _RowFunction(self.function, context.output, many=self.kind is Kind.FLAT_MAP)
+            return _BatchFunction(self.bound(context), context.output, same_rows=self.kind is Kind.MAP)
+        return _RowFunction(self.bound(context), context.output, many=self.kind is Kind.FLAT_MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +107,17 @@ class FilterSpec(FunctionSpec):
         return inputs[0]
 
     def open_one(self, context: OperatorContext) -> Operator:
-        del context
-        return _BatchFilter(self.function) if self.takes == "batch" else _RowFilter(self.function)
+        function = self.bound(context)
+        return _BatchFilter(function) if self.takes == "batch" else _RowFilter(function)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithControl:
+    function: UserFunction
+    table: Mapping[Any, Any]
+
+    def __call__(self, given: Any) -> Any:
+        return self.function(given, self.table)
 
 
 def _say(error: BaseException) -> str:
