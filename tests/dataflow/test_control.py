@@ -198,7 +198,7 @@ def test_keys_are_columns_of_the_stream(keys: tuple[str, ...]) -> None:
 def test_a_table_of_another_graph_is_refused() -> None:
     graph, lines = sensors()
     other, others = sensors()
-    with pytest.raises(GraphError, match="control is a table that graph.control of this graph gave"):
+    with pytest.raises(GraphError, match=r"control is a table that graph\.control of this graph gave"):
         lines.map("map", lambda row, _: row, control=other.control("limits", others, "line"))
     assert "the output of source 'lines'" in problem_of(graph)
 
