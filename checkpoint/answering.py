@@ -11,9 +11,6 @@ Trouble here is told in the log and never ends a region.
 """
 
 import logging
-import os
-import socket
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -35,15 +32,11 @@ from checkpoint.core.region import (
 from checkpoint.core.request_desk import Asked, DeskEvent, Happened, Looked, Order, Over, RequestDesk, Say
 from checkpoint.core.request_records import Answer, Request, Skipped, encode_record
 from checkpoint.letterbox import LetterReader, write_letters
+from checkpoint.world import this_driver, wall_time_ms
 from dos_client import Store
 from dos_protocol.errors import DosError
 
 logger: Final = logging.getLogger("dos.checkpoint")
-
-
-def this_driver() -> str:
-    """host:pid of this process, as cuts and answers name it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class AskedRegion(Protocol):
@@ -131,7 +124,7 @@ class Answering:
         for found in await self._letters.poll():
             if isinstance(found, Request):
                 logger.info("region %s: %s asked by %s", self._spec.name, found.what, found.asked_by)
-                self._handle(Asked(found, time.time_ns() // 1_000_000))
+                self._handle(Asked(found, wall_time_ms()))
             else:
                 self._strange(found)
         self._handle(Looked())
@@ -171,7 +164,7 @@ class Answering:
             region=self._spec.name,
             incarnation=incarnation,
             verdict=say.verdict,
-            wall_time_ms=time.time_ns() // 1_000_000,
+            wall_time_ms=wall_time_ms(),
             driver=this_driver(),
             reason=say.reason,
             result=result,

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
 
-from checkpoint.answering import this_driver
 from checkpoint.coordinator_shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
@@ -40,6 +38,7 @@ from checkpoint.core.region import (
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.listening import Listeners, RegionListener
+from checkpoint.world import this_driver, timestamp
 from dos_client import MemberStatus, Store
 from dos_protocol.errors import LocalProtocolError
 
@@ -308,8 +307,7 @@ class RegionControl:
             self._listeners.tell("onReset", {**self._stamp(status), **reset_json(event)})
 
     def _stamp(self, status: RegionStatus) -> dict[str, Any]:
-        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return {"name": self.spec.name, "timestamp": timestamp, "incarnation": status.incarnation}
+        return {"name": self.spec.name, "timestamp": timestamp(), "incarnation": status.incarnation}
 
 
 def first_error(error: Exception) -> Exception:

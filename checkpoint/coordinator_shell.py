@@ -10,14 +10,13 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 import trio
 
 from checkpoint import limits
-from checkpoint.answering import answering, this_driver
+from checkpoint.answering import answering
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -48,6 +47,7 @@ from checkpoint.core.region import (
 from checkpoint.link import Link, serve_links
 from checkpoint.manifest_host import StoreHost
 from checkpoint.manifest_log import ManifestLog
+from checkpoint.world import this_driver, timestamp
 from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
@@ -144,8 +144,7 @@ class RegionShell:
     def _tell(self, event: RegionEvent) -> None:
         logger.info("region %s: %s", self.spec.name, event)
         if isinstance(event, CutCommitted):
-            stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=stamp)
+            self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
         if self._observer is not None:
             self._observer(event)
         self.also_told(event)

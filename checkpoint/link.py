@@ -5,9 +5,9 @@ they mean is told in `core/`. Everything here runs on trio; nothing here runs us
 """
 
 import logging
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 import trio
 
@@ -15,6 +15,8 @@ from checkpoint import limits
 from checkpoint.core.channel_frames import Frame, FrameDecoder, encode, encode_header
 from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, Hello
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
+from checkpoint.world import Stream, world
+from dos_client import world as client_world
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
 logger = logging.getLogger("dos.checkpoint")
@@ -30,7 +32,7 @@ class Link:
     after closing.
     """
 
-    def __init__(self, stream: trio.SocketStream, hello: Hello) -> None:
+    def __init__(self, stream: Stream, hello: Hello) -> None:
         self.hello = hello
         self.local_address: tuple[str, int] = stream.socket.getsockname()[:2]
         self.peer_address: tuple[str, int] = stream.socket.getpeername()[:2]
@@ -113,11 +115,11 @@ async def connect_link(
     """
     try:
         with trio.fail_after(timeout_s):
-            stream = await trio.open_tcp_stream(host, port)
+            stream = await world().connect(host, port)
             try:
                 return await _dial(stream, key, hello)
             except BaseException:
-                await trio.aclose_forcefully(stream)
+                await _drop(stream)
                 raise
     except trio.TooSlowError as error:
         raise BrokenConnectionError(f"{host}:{port} did not answer within {timeout_s:g} s") from error
@@ -129,9 +131,19 @@ async def connect_link(
         raise BrokenConnectionError(f"{host}:{port} cannot be reached: {error}") from error
 
 
-async def _dial(stream: trio.SocketStream, key: bytes, hello: Hello) -> Link:
+async def _drop(stream: Stream) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()  # closing says nothing more to the other end then
+        await stream.aclose()
+
+
+def _nonce() -> bytes:
+    return client_world.world().fresh_id(NONCE_BYTES)
+
+
+async def _dial(stream: Stream, key: bytes, hello: Hello) -> Link:
     link = Link(stream, hello)
-    dialler = Dialler(hello, key=key, nonce=os.urandom(NONCE_BYTES))
+    dialler = Dialler(hello, key=key, nonce=_nonce())
     await link.send(dialler.hello())
     await link.send(dialler.challenged(await link.receive()))
     dialler.accepted(await link.receive())
@@ -140,7 +152,7 @@ async def _dial(stream: trio.SocketStream, key: bytes, hello: Hello) -> Link:
 
 
 async def accept_link(
-    stream: trio.SocketStream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
+    stream: Stream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
 ) -> Link:
     """The acceptor's half, on a fresh connection. Raises HandshakeError, BrokenConnectionError; the stream
     is closed then.
@@ -149,7 +161,7 @@ async def accept_link(
         with trio.fail_after(timeout_s):
             return await _accept(stream, job, key)
     except BaseException as error:
-        await trio.aclose_forcefully(stream)
+        await _drop(stream)
         if isinstance(error, trio.TooSlowError):
             raise HandshakeError(f"the dialler did not prove itself within {timeout_s:g} s") from error
         if isinstance(error, LinkClosedError | ChannelFrameError):
@@ -157,8 +169,8 @@ async def accept_link(
         raise
 
 
-async def _accept(stream: trio.SocketStream, job: str, key: bytes) -> Link:
-    acceptor = Acceptor(job=job, key=key, nonce=os.urandom(NONCE_BYTES))
+async def _accept(stream: Stream, job: str, key: bytes) -> Link:
+    acceptor = Acceptor(job=job, key=key, nonce=_nonce())
     link = Link(stream, Hello(role="control", job=job, worker=-1, attempt=-1))
     try:
         await link.send(acceptor.received(await link.receive()))
@@ -189,7 +201,7 @@ async def serve_links(
     `handler` raises.
     """
 
-    async def accepted(stream: trio.SocketStream) -> None:
+    async def accepted(stream: Stream) -> None:
         try:
             link = await accept_link(stream, job=job, key=key)
         except (HandshakeError, BrokenConnectionError) as error:
@@ -206,11 +218,11 @@ async def serve_links(
     await trio.serve_listeners(accepted, listeners)
 
 
-async def _listen(host: str, ports: Iterable[int]) -> list[trio.SocketListener]:
+async def _listen(host: str, ports: Iterable[int]) -> list[Any]:
     tried: list[str] = []
     for port in ports:
         try:
-            return await trio.open_tcp_listeners(port, host=host, backlog=_backlog)
+            return await world().listen(host, port, _backlog)
         except OSError as error:
             tried.append(f"{port}: {error.strerror}")
     raise BrokenConnectionError(f"no port to listen at on {host} ({'; '.join(tried) or 'none given'})")

@@ -4,16 +4,13 @@ Rules of this file: no decision about the manifest. The simulator has an answer 
 of an opening is tried on virtual time as it is.
 """
 
-import os
-import random
-import time
 from typing import Any, Protocol
 
 import trio
 
-from dos_client import Store
+from checkpoint.world import wall_time_ms
+from dos_client import Store, chance
 from dos_protocol.errors import FencedError
-from dos_protocol.limits import id_bytes
 from dos_protocol.store_record import StoreRecord
 from journal.ports import ClaimPort, DirectoryViewPort
 
@@ -67,7 +64,6 @@ class StoreHost:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._chance = random.Random()  # noqa: S311 - spreads rivals in time, no secret
 
     @property
     def record(self) -> StoreRecord:
@@ -78,14 +74,14 @@ class StoreHost:
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
         with trio.move_on_after(patience_s):
-            return await self._store.claim(directory, epoch, os.urandom(id_bytes))
+            return await self._store.claim(directory, epoch, chance.fresh_id())
         return None
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
 
     def chance(self) -> float:
-        return self._chance.random()
+        return chance.jitter()
 
     def wall_time_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return wall_time_ms()

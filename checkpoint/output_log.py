@@ -4,7 +4,6 @@ Rules of this file: it performs what `core/outputs.py` decides. A log with publi
 head and never goes back; one with publish="cut" goes back to where the restored cut says, as state does.
 """
 
-import time
 from contextlib import aclosing
 from typing import Final
 
@@ -20,6 +19,7 @@ from checkpoint.core.outputs import (
     encode_output,
     output_chain,
 )
+from checkpoint.world import wall_time_ms
 from dos_protocol.errors import LocalProtocolError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_records, take_over
 from journal.ports import ClaimPort
@@ -94,7 +94,7 @@ class OutputLog:
             self._segment_begin = self._writer.end.size
         digest = digest if self._publish is Publish.STEP else 0
         head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
-        ints, strings = encode_output(Output(step, time.time_ns() // 1_000_000, rows, digest, head, data))
+        ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
         end = self._writer.append(Record(Op.OUTPUT, ints=ints, strings=strings))
         self._line.add(step, digest, end)
         await self._writer.wait_room()

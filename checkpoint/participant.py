@@ -47,9 +47,7 @@ same trio loop; time in which that loop itself was late does not count against t
 """
 
 import logging
-import os
 import platform
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -87,6 +85,7 @@ from checkpoint.core.participant import (
 from checkpoint.core.participant import Participant as Core
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link
+from checkpoint.world import world
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
 __all__ = ["Order", "Participant", "ParticipantSpec", "open_participant"]
@@ -152,8 +151,8 @@ class Participant:
                 job=self._spec.job,
                 worker=self._spec.worker,
                 attempt=self._spec.attempt,
-                pid=os.getpid(),
-                host=socket.gethostname(),
+                pid=world().process_id(),
+                host=world().host_name(),
                 exchange_host=exchange_host,
                 exchange_port=exchange_port,
                 scratch=scratch,

@@ -7,9 +7,7 @@ the answer is here, its driver may be fenced and not know it: what it says of it
 another answer is waited for. What was `done` stays done, and is handed on with that epoch.
 """
 
-import getpass
 import math
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError
 from checkpoint.letterbox import LetterReader, write_letters
 from checkpoint.manifest_reading import manifest_epoch
+from checkpoint.world import wall_time_ms, world
 from dos_client import QuorumUnavailableError, Store, chance
 from dos_protocol.errors import BrokenConnectionError
 
@@ -93,7 +92,7 @@ class Asking:
             id=chance.fresh_id().hex(),
             region=self._region,
             what=what,
-            wall_time_ms=time.time_ns() // 1_000_000,
+            wall_time_ms=wall_time_ms(),
             patience_ms=int(1000 * patience_s),
             incarnation=incarnation,
             asked_by=_who(),
@@ -143,8 +142,4 @@ def _until(request: Request) -> str:
 
 
 def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = "?"
-    return f"{user}@{socket.gethostname()}"
+    return f"{world().user_name()}@{world().host_name()}"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import trio
 
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import worker_directory
 from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.state_blocks import decode_block
 from checkpoint.state_store import STATE_CHAIN
+from checkpoint.world import world
 from dos_client import Store
 from journal import ChainState, Op, Position, StopNotFoundError, look_chain, read_records
 
@@ -103,4 +103,4 @@ async def _read(
             if cuts[0] < record.ints[0] <= cuts[1]:
                 operator = record.strings[0].decode("utf-8", "replace")
                 change = changes.setdefault(operator, _Changes())
-                await trio.to_thread.run_sync(change.add, operator, record.strings[1])
+                await world().in_thread(change.add, operator, record.strings[1])

@@ -13,10 +13,9 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any, Final
 
-import trio
-
 from checkpoint import limits
 from checkpoint.state_blocks import StateFold, decode_block
+from checkpoint.world import world
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
 from journal.ports import ClaimPort
@@ -109,8 +108,8 @@ class StateStore:
         blocks = self.blocks()
         async with aclosing(blocks):
             async for cut, operator, data in blocks:
-                await trio.to_thread.run_sync(_add, fold, cut, operator, data)
-        return {operator: await trio.to_thread.run_sync(fold.take, operator) for operator in fold.operators()}
+                await world().in_thread(_add, fold, cut, operator, data)
+        return {operator: await world().in_thread(fold.take, operator) for operator in fold.operators()}
 
     async def commit(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
         """Append (operator, encoded block) of cut `cut`, wait until all is synced on the quorum, and be

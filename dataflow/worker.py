@@ -2,7 +2,7 @@
 others.
 
     main thread    `worker_circuit.CircuitLoop`: operators and user code, nothing else
-    second thread  `worker_links.LinkThread`: trio; control, heartbeats, exchange, store; never user code
+    second thread  `worker_thread.LinkThread`: trio; control, heartbeats, exchange, store; never user code
 
 The two speak by messages (`worker_messages.py`). Heartbeats go on while a user function takes its time; a
 reset waits for it only here, not at the peers.
@@ -13,10 +13,10 @@ import logging
 import pyarrow as pa
 
 from dataflow.worker_circuit import CircuitLoop
-from dataflow.worker_links import LinkThread
 from dataflow.worker_messages import Inbox, Shared
 from dataflow.worker_run import Identity
 from dataflow.worker_spec import WorkerSpec, WorkerSummary
+from dataflow.worker_thread import LinkThread
 
 logger = logging.getLogger("dos.dataflow")
 

@@ -9,7 +9,6 @@ Votes are made one after the other, while the circuit runs the next steps.
 
 import logging
 import math
-import os
 from contextlib import aclosing, suppress
 
 import msgspec
@@ -21,6 +20,7 @@ from checkpoint.core.region import worker_directory
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
 from checkpoint.participant import Participant
+from checkpoint.world import world
 from dataflow import limits
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_failures import first_error
@@ -44,7 +44,7 @@ from dataflow.worker_messages import (
 )
 from dataflow.worker_outputs import Outputs
 from dataflow.worker_spec import WorkerSpec
-from dos_client import Claim, Store
+from dos_client import Claim, Store, chance
 from journal import Scratch
 
 logger = logging.getLogger("dos.dataflow")
@@ -149,7 +149,7 @@ class Life:
         store_id = self._store.record.store_id
         self._inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store_id))
         directory = worker_directory(self._spec.region, self._spec.worker)
-        claim = await self._store.claim(directory, self.number, os.urandom(16))
+        claim = await self._store.claim(directory, self.number, chance.fresh_id())
         async with claim:
             self.claim = claim
             scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
@@ -221,7 +221,7 @@ class Life:
         begin = trio.current_time()
         async with trio.open_nursery() as nursery:
             for writer in taken.writers:
-                nursery.start_soon(trio.to_thread.run_sync, writer.sync)
+                nursery.start_soon(world().in_thread, writer.sync)
             positions = await journals.prepare(taken)
             outputs = await self._outputs.synced(taken.step)
         positions = msgspec.structs.replace(positions, sinks={**positions.sinks, **outputs})

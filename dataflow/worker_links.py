@@ -1,20 +1,19 @@
-"""The link thread: the control link, the exchange listener, the store, and one `Life` after the other.
+"""The links of a worker: the control link, the exchange listener, the store, and one `Life` after the
+other.
 
 Rules of this file: it takes the coordinator's orders in the order in which they come, and ends one
-incarnation before it begins the next. Everything here is trio; the circuit is another thread, reached by
-messages only.
+incarnation before it begins the next. Everything here is trio; the circuit is elsewhere, reached by messages
+only. Which thread this runs on is `worker_thread.py`'s.
 """
 
 import logging
-import os
-import threading
 from contextlib import suppress
 from functools import partial
 
 import trio
 
 from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start
-from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
+from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
 from dataflow import limits
@@ -36,8 +35,8 @@ from dos_client import Store, open_store
 logger = logging.getLogger("dos.dataflow")
 
 
-class LinkThread:
-    """See the top of this file. `start` it, `post` messages to it, `join` it."""
+class Links:
+    """See the top of this file. `run` it; `deliver` what the circuit says, in that trio run."""
 
     def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
         self._spec = spec
@@ -45,26 +44,11 @@ class LinkThread:
         self._shared = shared
         self._life: Life | None = None
         self._new_life = trio.Event()
-        self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
         self._control: Participant | None = None
-        self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def post(self, message: ToLinks) -> None:
-        """From the circuit thread; never blocks. Dropped if its incarnation or the thread is over."""
-        assert self._token is not None, "a message before the first order"
-        try:
-            self._token.run_sync_soon(self._deliver, message)
-        except trio.RunFinishedError:
-            logger.debug("dropped %s: the links have ended", type(message).__name__)
-
-    def _deliver(self, message: ToLinks) -> None:
+    def deliver(self, message: ToLinks) -> None:
+        """What the circuit says; never blocks. Dropped if its incarnation is over."""
         life, nursery = self._life, self._nursery
         if life is None or nursery is None or message.incarnation != life.number:
             return
@@ -73,30 +57,20 @@ class LinkThread:
         else:
             life.deliver(message)
 
-    # --- the thread ---------------------------------------------------------------------------------------
+    # --- the run ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    async def run(self) -> LinksEnded:
+        """Until the coordinator ends this worker, or nothing can follow. The circuit is told of it too."""
         try:
-            reason = trio.run(self._main)
-        except BaseException as error:
-            found = first_error(error) if isinstance(error, Exception) else error
+            ended = LinksEnded(await self._run())
+        except Exception as error:
+            found = first_error(error)
             logger.error("the links of worker %d ended: %s", self._spec.worker, found)
-            self._inbox.put(LinksEnded(f"{type(found).__name__}: {found}", found))
-            if isinstance(found, OrphanedError):
-                self._end_process_later()
-        else:
-            self._inbox.put(LinksEnded(reason))
+            ended = LinksEnded(f"{type(found).__name__}: {found}", found)
+        self._inbox.put(ended)
+        return ended
 
-    def _end_process_later(self) -> None:
-        """Nobody is left to end us, and user code may never come back: the process must not outlive its
-        region.
-        """
-        if not self._shared.over.wait(limits.orphan_exit_s):
-            logger.critical("the circuit did not end within %g s: ending the process", limits.orphan_exit_s)
-            os._exit(limits.orphan_exit_code)
-
-    async def _main(self) -> str:
-        self._token = trio.lowlevel.current_trio_token()
+    async def _run(self) -> str:
         spec = self._spec
         stopped = ""
         async with (
