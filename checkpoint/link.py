@@ -201,7 +201,7 @@ async def serve_links(
     `handler` raises.
     """
 
-    async def accepted(stream: Stream) -> None:
+    async def accepted(stream: Any) -> None:
         try:
             link = await accept_link(stream, job=job, key=key)
         except (HandshakeError, BrokenConnectionError) as error:
