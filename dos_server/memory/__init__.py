@@ -4,6 +4,7 @@
     timers     what is to happen after a while, of trio's clock
     network    hosts, who listens there, paths between them and what can go wrong with them
     pipes      one end of a connection, with the words of a socket
+    streams    the same with the words of trio's streams and listeners
     ports      what `dos_server.ports` wants, on these
 
 Nothing here starts a thread or touches the kernel, and every choice is made by a stream of random numbers

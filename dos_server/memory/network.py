@@ -75,6 +75,9 @@ class MemoryListener:
             await trio.lowlevel.checkpoint_if_cancelled()  # a process that was ended notices nothing else
             raise trio.ClosedResourceError("another task closed this listener")
 
+    def getsockname(self) -> tuple[str, int]:
+        return self.host, self.port
+
     def setblocking(self, flag: bool, /) -> None:
         """It never blocks."""
 
@@ -119,7 +122,11 @@ class MemoryNetwork:
     # Connections
 
     def listen(self, host: str, port: int) -> MemoryListener:
-        """Take connections there from now on. Raises OSError when somebody does already."""
+        """Take connections there from now on; port 0: one that is free. Raises OSError when somebody does
+        already."""
+        if not port:
+            self._last_port += 1
+            port = self._last_port
         if (host, port) in self.listeners:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = self.listeners[host, port] = MemoryListener(self, host, port)

@@ -260,6 +260,10 @@ class MemorySocket:
         self.network.closed(self)
         self.wake()
 
+    def getsockname(self) -> tuple[str, int]:
+        self._check_open()
+        return self.host, self.port
+
     def getpeername(self) -> tuple[str, int]:
         self._check_open()
         return self.peer.host, self.peer.port
