@@ -7,9 +7,11 @@ a claim of the directory waits. A crash leaves the whole object or nothing (`dos
 made anew under the name has another version: a read that was asked of the old one is not answered from the
 new one's file.
 
-A server that is in a store removes nothing, for anybody: its copy may be one of those that make bytes
-acknowledged or committed, and one that is gone looks like one that never was. Which objects of a store are
-needed by nobody is for the manifest to say (R14), and nobody asks it yet.
+In a store an object goes on the word of the directory's writer alone: a session of that store, at its
+generation, that holds the claim when the request is carried out. A copy that is gone looks like one that never
+was; so whoever claimed says it only of what an acknowledged release names (R14, docs/decisions/0110). Nobody else
+may: not an older writer, not a session that names no store, not version 0, and not in a directory that nobody
+claimed.
 
 Rules of this file: the end of an object. What version 0 says of it is decided in `version0`.
 """
@@ -46,20 +48,20 @@ class Removals:
 
     def delete(self, session: Session, request: m.Delete, request_id: int) -> None:
         """DELETE of version 1: by whoever may append there. It is checked when it is carried out."""
-        tables, refusal = self._tables, self._in_store()
-        if refusal is None:
-            directory = tables.directory_of(session, request_id)
-            if (
-                directory is None
-                or not tables.name_is_good(session, request.name, request_id)
-                or not self._claims.may_write(session, directory, request_id)
-            ):
-                return
-            state = directory.objects.get(request.name)
-            if state is None:
-                refusal = Refusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
-            else:
-                refusal = self.remove(session, directory, state, request_id)
+        tables = self._tables
+        directory = tables.directory_of(session, request_id)
+        if (
+            directory is None
+            or not tables.name_is_good(session, request.name, request_id)
+            or not self._claims.may_write(session, directory, request_id)
+        ):
+            return
+        state = directory.objects.get(request.name)
+        refusal = self._not_the_stores_writer(session, directory)
+        if refusal is None and state is None:
+            refusal = Refusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
+        elif refusal is None and state is not None:
+            refusal = self.remove(session, directory, state, request_id)
         if refusal is not None:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
 
@@ -77,7 +79,7 @@ class Removals:
         self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
     ) -> Refusal | None:
         """Have the object removed; `removed` says how that ended. Or why it cannot be, now."""
-        refusal = self._in_store() or _refuses(state)
+        refusal = self._not_the_stores_writer(session, directory) or _refuses(state)
         if refusal is None:
             state.removing = True
             session.pending += 1
@@ -115,12 +117,18 @@ class Removals:
         self._claims.grant_if_ready(directory)
         return Outcome(tables.answerable(event.session), event.request_id, refusal)
 
-    def _in_store(self) -> Refusal | None:
+    def _not_the_stores_writer(self, session: Session, directory: DirectoryState) -> Refusal | None:
+        """Why a server that is in a store removes nothing for this session; None: it may ask."""
         record = self._tables.record
         if record is None:
             return None
-        text = f"this server is in store {id_text(record.store_id)}: its copies may count, none is removed"
-        return Refusal(ErrorCode.UNSUPPORTED, text)
+        here = f"this server is in store {id_text(record.store_id)}: its copies may count"
+        if (session.store_id, session.generation) != (record.store_id, record.generation):
+            return Refusal(ErrorCode.UNSUPPORTED, f"{here}, none is removed but by a session of the store")
+        if directory.holder is not session:
+            text = f"{here}, none is removed but by who claimed {directory.name}"
+            return Refusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
+        return None
 
 
 def _refuses(state: ObjectState) -> Refusal | None:

@@ -305,26 +305,66 @@ def test_a_delete_whose_session_is_gone_is_carried_out_all_the_same() -> None:
     assert content(server) == ErrorCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("of_store", [False, True])
-@pytest.mark.parametrize("claimed", [False, True])
-def test_a_server_in_a_store_deletes_nothing_and_says_why(claimed: bool, of_store: bool) -> None:
-    # EVIDENCE-OF: P-5, P-8
+RECORD = StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "h:1"),))
+OF_STORE = m.Hello(store_id=b"s" * 16, generation=1)
+
+
+def in_store(hello: m.Hello, *, claimed: bool) -> tuple[Harness, int]:
+    """A member of a store with object `o`, and the session that wrote it."""
     server = Harness()
-    record = StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "h:1"),))
-    assert server.ask(server.connect(), m.Configure(encode_store_record(record))) == m.Configured(1)
-    session = server.connect(m.Hello(store_id=b"s" * 16, generation=1) if of_store else m.Hello())
+    assert server.ask(server.connect(), m.Configure(encode_store_record(RECORD))) == m.Configured(1)
+    session = server.connect(hello)
     server.ask(session, claim() if claimed else m.ChangeDirectory("dir"))
     server.ask(session, append(b"", CONTENT))
-    answer = server.ask(session, m.Delete("o"))
-    assert code_of(answer) == ErrorCode.UNSUPPORTED
-    assert "is in store 73737373" in answer.message
+    return server, session
+
+
+@pytest.mark.parametrize("hello", [m.Hello(), OF_STORE])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_member_of_a_store_deletes_for_the_writer_who_claimed_and_for_nobody_else(
+    claimed: bool, hello: m.Hello
+) -> None:
+    # EVIDENCE-OF: P-5, P-8
+    server, session = in_store(hello, claimed=claimed)
     words = server.ask0(server.connect0("dir"), "do") or b""
     assert words.startswith(
         b"ERROR: directory dir is claimed" if claimed else b"ERROR: this server is in store"
     )
-    stranger = server.connect()
-    server.ask(stranger, m.ChangeDirectory("dir"))
-    assert code_of(server.ask(stranger, m.Delete("o"))) == ErrorCode.UNSUPPORTED, "claiming would not help"
+    for stranger in (server.connect(), server.connect(OF_STORE)):
+        server.ask(stranger, m.ChangeDirectory("dir"))
+        assert code_of(server.ask(stranger, m.Delete("o"))) in (
+            ErrorCode.UNSUPPORTED,
+            ErrorCode.NOT_CLAIMED,
+        )
+    assert content(server) == CONTENT
+    answer = server.ask(session, m.Delete("o"))
+    if claimed and hello is OF_STORE:
+        assert answer == m.Deleted("o")
+        assert content(server) == ErrorCode.NOT_FOUND
+        return
+    assert code_of(answer) == (ErrorCode.UNSUPPORTED if hello is not OF_STORE else ErrorCode.NOT_CLAIMED)
+    assert "is in store 73737373" in answer.message
+    assert content(server) == CONTENT
+
+
+def test_a_writer_of_a_store_that_was_superseded_deletes_nothing_any_more() -> None:
+    # EVIDENCE-OF: P-4, P-8
+    server, old = in_store(OF_STORE, claimed=True)
+    new = server.connect(OF_STORE)
+    server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=9, writer_id=b"n" * 16))
+    assert code_of(server.ask(old, m.Delete("o"))) == ErrorCode.FENCED
+    assert content(server) == CONTENT
+    assert server.ask(new, m.Delete("o")) == m.Deleted("o")
+
+
+def test_a_writer_of_an_older_generation_deletes_nothing() -> None:
+    # EVIDENCE-OF: P-8
+    server, old = in_store(OF_STORE, claimed=True)
+    newer = encode_store_record(StoreRecord(b"s" * 16, 2, 1, (Member(SERVER_ID, "h:2"),)))
+    assert server.ask(server.connect(), m.Configure(newer)) == m.Configured(2)
+    server.send(old, m.Delete("o"))
+    server.settle()
+    assert old in server.closed
     assert content(server) == CONTENT
 
 

@@ -56,6 +56,13 @@ def only_looked_at(world: World) -> None:
     world.ask(world.writer, m.ChangeDirectory("dir"))
 
 
+def of_no_store(world: World) -> None:
+    sound(world)
+    world.writer = world.connect()
+    claim = m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"p" * 16)
+    world.ask(world.writer, claim)
+
+
 def being_appended(world: World) -> None:
     sound(world)
     world.append(b"more")
@@ -80,7 +87,7 @@ STORIES: dict[ErrorCode, Story] = {
     ErrorCode.BAD_FRAME: Story(nothing, same(m.Hello())),
     ErrorCode.TOO_LARGE: Story(nothing, same(m.Ping(bytes(ping_bytes_max + 1))), ping_bytes_max),
     ErrorCode.UNKNOWN_OPCODE: Story(nothing, same(m.Bye())),
-    ErrorCode.UNSUPPORTED: Story(sound, same(m.Delete("o")), in_store=True),
+    ErrorCode.UNSUPPORTED: Story(of_no_store, same(m.Delete("o")), in_store=True),
     ErrorCode.BAD_VERSION: Story(nothing, same(m.Ping()), hello=m.Hello(version=2)),
     ErrorCode.NOT_READY: Story(lambda world: setattr(world, "writer", world.connect()), same(m.Stat("o"))),
     ErrorCode.UNAUTHORISED: Story(nothing, same(m.Ping()), hello=m.Hello(token=b"another's")),

@@ -29,7 +29,7 @@ class Asked:
 @dataclass
 class World:
     """`lives`: per directory and name, the content of each object, or copy of one, that was ever there or on
-    its way. In a store copies are mended, outside of one objects are deleted."""
+    its way. In a store copies are mended as well."""
 
     rng: random.Random
     in_store: bool
@@ -94,7 +94,7 @@ class World:
                 m.Get(name, len(content), 100, wait),
                 m.Stat(name, self.rng.choice([m.NO_DIGEST, 0, len(content)])),
                 m.List("", "", 10),
-                self.mend(where, name, content) if self.in_store else m.Delete(name),
+                m.Delete(name) if not self.in_store or self.rng.random() < 0.3 else self.mend(where, name, content),
             ]
         )
         before = self.accepted(where, name)

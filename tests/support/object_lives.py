@@ -222,7 +222,7 @@ def answer_in(
     make: Callable[[World], None], life: Life, ask: Callable[[World], m.Message], store: bool
 ) -> str:
     """What a server answers at once, or when its disk has answered: `yes`, `waits`, or the code."""
-    world = World(in_store=life is Life.MENDING or (store and life is not Life.REMOVING))
+    world = World(in_store=life is Life.MENDING or store)
     make(world)
     assert world.life is life, (world.life, life)
     before = len(world.pending)
