@@ -59,9 +59,11 @@ the age of what a member lacks is told."""
 
 fill_directories_max: Final = 8
 fill_in_flight_bytes_max: Final = 4 * MIB
+fill_looks_max: Final = 5
 fill_stall_s: Final = 1.0
 """`dos store replace` fills this many directories at once, each with so much under way, and takes a
-directory in hand whose writer has brought nothing to the new member for so long."""
+directory in hand whose writer has brought nothing to the new member for so long. While objects of a directory
+are taken away, it looks at it so often."""
 
 superseded_joining_s: Final = 2.0
 """How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
@@ -71,6 +73,8 @@ mend_timeout_s: Final = 60.0
 """One piece of a new copy; the last one waits until a server has synced all of it."""
 delete_timeout_s: Final = 60.0
 """A large file takes its file system a while to take away."""
+collect_pause_s: Final = 1.0
+"""What nobody needs any more and cannot be taken away just now is tried again after so long."""
 mend_attempts_max: Final = 3
 mend_pause_s: Final = 0.5
 """A copy whose mending met a writer at work is tried so often, so far apart."""

@@ -53,6 +53,9 @@ hedges: Final = Counter(
 wrong_copies: Final = Counter(
     "dos_client_wrong_copies", "Copies found to be damaged, or different from a quorum's", registry=registry
 )
+collected_objects: Final = Counter(
+    "dos_client_collected_objects", "Copies taken away because nobody needs them", registry=registry
+)
 waiting_claims: Final = Gauge(
     "dos_client_waiting_claims", "Writers that wait for a quorum now", registry=registry
 )
@@ -114,6 +117,7 @@ class Figures:
         questions.inc(counts.questions - before.questions)
         hedges.inc(counts.hedges - before.hedges)
         wrong_copies.inc(counts.wrong_copies - before.wrong_copies)
+        collected_objects.inc(counts.collected_objects - before.collected_objects)
         for address, count in counts.sent_bytes.items():
             sent.labels(address).inc(count - before.sent_bytes[address])
         for (address, source), count in counts.filled_bytes.items():

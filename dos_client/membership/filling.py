@@ -3,8 +3,9 @@
 Rules of this file: everything that F old members hold, and the claims they hold, on the joining member;
 nothing is written anywhere else. What it rests on: docs/decisions/0010.
 
-Each directory is looked at once, on F members that have the new generation; the longest copy of each object
-there is *wanted*. A live writer fills its own directory; a directory without one is filled here. Here
+Each directory is looked at on F members that have the new generation; the longest copy of each object
+there is *wanted*. What a writer takes away meanwhile (R14) is found to be gone: F members are asked anew.
+A live writer fills its own directory; a directory without one is filled here. Here
 means: in a session that claims the directory on the joining member, on that member alone, with the epoch
 and writer id that the old members hold. So the claim itself is carried over (else a fenced writer could
 gain a quorum with the new member: P-4), and a writer that is alive after all takes its directory back by
@@ -28,6 +29,7 @@ from dos_client.limits import (
     catch_up_chunk_bytes,
     fill_directories_max,
     fill_in_flight_bytes_max,
+    fill_looks_max,
     fill_stall_s,
 )
 from dos_client.live_store import Store
@@ -121,7 +123,7 @@ class Filling:
             raise failure[0]
 
     async def _directory(self, name: str) -> None:
-        wanted = await self._look(name)
+        wanted = await self._look_at_peace(name)
         self._wanted.append(wanted)
         attempt, last = 0, (-1, trio.current_time())
         while True:
@@ -139,6 +141,13 @@ class Filling:
                     continue
                 await self._fill(wanted, missing, live)
                 attempt = 0
+            except NotFoundError as error:
+                log.info("filling %s: %s; looking again at what there is", name, error)
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, chance.jitter()))
+                again = await self._look_at_peace(name)
+                self._wanted[self._wanted.index(wanted)] = wanted = again
+                last = (-1, trio.current_time())
             except (BrokenConnectionError, FencedError) as error:
                 log.info("filling %s: %s", name, error)
                 attempt += 1
@@ -146,6 +155,16 @@ class Filling:
                 await trio.sleep(backoff_s(attempt, chance.jitter()))
         self._finished += 1
         self._count()
+
+    async def _look_at_peace(self, name: str) -> Wanted:
+        """`_look`, again when objects go meanwhile."""
+        for attempt in range(1, fill_looks_max):
+            try:
+                return await self._look(name)
+            except NotFoundError as error:
+                log.info("filling %s: %s; looking again at what there is", name, error)
+                await trio.sleep(backoff_s(attempt, chance.jitter()))
+        return await self._look(name)
 
     def _still_ours(self) -> None:
         self._check()
@@ -156,6 +175,7 @@ class Filling:
             )
 
     async def _look(self, name: str) -> Wanted:
+        """What F members hold. Raises NotFoundError when an object goes while copies are compared."""
         view = await self._store.look(name)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
         wanted = Wanted(name, epoch, writer_id)

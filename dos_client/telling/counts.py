@@ -13,7 +13,8 @@ class Counts:
     those, what a member lacked and the memory no longer had, by where it came from: (address, "local" or
     "member"). `reconnects`: claim-holding sessions had after one was lost. `questions`: reads and
     comparisons, asked of one member or more; `hedges`: members asked only because another was slow.
-    `wrong_copies`: copies found to be damaged or different."""
+    `wrong_copies`: copies found to be damaged or different. `collected_objects`: copies taken away because
+    nobody needs them any more."""
 
     appended_bytes: int = 0
     acknowledged_bytes: int = 0
@@ -21,6 +22,7 @@ class Counts:
     questions: int = 0
     hedges: int = 0
     wrong_copies: int = 0
+    collected_objects: int = 0
     sent_bytes: Counter[str] = field(default_factory=Counter)
     filled_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     reconnects: Counter[str] = field(default_factory=Counter)
@@ -34,6 +36,7 @@ class Counts:
             self.questions,
             self.hedges,
             self.wrong_copies,
+            self.collected_objects,
             self.sent_bytes.copy(),
             self.filled_bytes.copy(),
             self.reconnects.copy(),

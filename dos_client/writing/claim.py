@@ -23,6 +23,7 @@ from dos_client.core.claim import (
     hopes_for,
     nobody_has,
 )
+from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import Window
 from dos_client.errors import MissingDataError
@@ -33,13 +34,13 @@ from dos_client.limits import (
 )
 from dos_client.sessions.connection import Connection
 from dos_client.telling.standing import ClaimStatus, Standing
+from dos_client.writing import collecting
 from dos_client.writing.claim_reads import ClaimReads
 from dos_client.writing.link import Link
 from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import Target
 from dos_protocol.errors import (
-    BrokenConnectionError,
     ClosedError,
     DosError,
     FencedError,
@@ -72,7 +73,8 @@ class Claim:
         self.epoch_seen = epoch
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
         self.targets: dict[str, Target] = {}
-        self._deleting: set[str] = set()
+        self.garbage: Garbage = lambda _: False
+        self.deleting: set[str] = set()
         self.lost: FencedError | None = None
         self.waited = False
         self._quorums = Quorums(store.record)
@@ -188,25 +190,16 @@ class Claim:
         ClosedError, NotFoundError, BeingAppendedError, BusyError, PoisonedError: see `Requests.delete`.
         BrokenConnectionError, also when there is no session now: whether it is gone, a look must say."""
         self.check()
-        if not self.store.of_one_server:
-            raise LocalProtocolError(
-                f"{self.directory}/{name} is of a store, of which nothing is deleted: a copy that is gone"
-                " cannot be told from one that is missing",
-                remedy="keep it; only of one server that is in no store objects are deleted",
-            )
-        if name in self.targets or name in self._deleting:
-            raise LocalProtocolError(f"{name} is in use by this claim of {self.directory}")
-        (link,) = self._links.values()
-        if link.connection is None:
-            raise BrokenConnectionError(f"no session with {link.member.address} now: {link.error}")
-        self._deleting.add(name)
-        try:
-            await link.connection.delete(name)
-            self.answers.get(link.server_id, {}).pop(name, None)
-            self._reads.drop_ahead()
-            link.copies.forget(name)
-        finally:
-            self._deleting.discard(name)
+        await collecting.delete(self, name)
+
+    def collect(self, garbage: Garbage) -> None:
+        """Take away, on every member and until the claim ends, the objects that nobody needs any more: in the
+        background, one at a time, also on members that come back later. Replaces what was given before.
+
+        The caller answers for it: an acknowledged record says so, and nothing that stays needs them (R14).
+        Raises LocalProtocolError for an object being written, FencedError, ClosedError."""
+        self.check()
+        collecting.collect(self, garbage)
 
     async def aclose(self) -> None:
         """End the sessions. Bytes not yet acknowledged may or may not arrive. Waits raise ClosedError."""
@@ -305,6 +298,10 @@ class Claim:
                 log.info("%s", self.lost)
         self._finish()
 
+    def drop_ahead(self) -> None:
+        """What was read ahead may be of an object that is gone."""
+        self._reads.drop_ahead()
+
     def _finish(self) -> None:
         self._end.set()
         self._reads.drop_ahead()
@@ -383,7 +380,7 @@ class Claim:
         return ObjectWriter(self, target)
 
     def _add(self, name: str, window: Window | None = None, local: LocalCopy | None = None) -> Target:
-        if name in self._deleting:
+        if name in self.deleting:
             raise LocalProtocolError(f"{name} is being deleted by this claim of {self.directory}")
         target = self.targets[name] = Target(check_name(name), self._next_tag, self._quorums, window, local)
         self._next_tag += 1

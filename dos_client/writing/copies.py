@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from dos_client.core.collecting import Collecting
 from dos_client.core.replica import (
     AGREED,
     Differed,
@@ -25,7 +26,7 @@ from dos_client.core.window import append_head
 from dos_client.limits import in_flight_bytes_max, send_batch_bytes
 from dos_client.reading.damage import Wrong
 from dos_client.sessions.connection import Connection
-from dos_client.writing import catch_up
+from dos_client.writing import catch_up, collecting
 from dos_client.writing.target import Target
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptError, PoisonedError, RefusedError, RemoteProtocolError
@@ -64,6 +65,9 @@ class Copies:
         self._by_tag: dict[int, Copy] = {}
         self._active: dict[str, Copy] = {}
         self._infos: dict[str, ObjectInfo] = {}
+        self.held = Collecting()
+        self.collectable = trio.Event()
+        self._dropped: set[str] = set()
         self._nursery: trio.Nursery | None = None
         self._attempting = False
         self._in_flight_max = in_flight_bytes_max
@@ -88,6 +92,8 @@ class Copies:
         connection.on_watermark = self._watermark
         connection.on_append_refused = self._append_refused
         connection.wake()
+        self.held.entered(self._infos)
+        nursery.start_soon(collecting.sweep, self)
 
     def end(self) -> None:
         """The session breaks: its nursery closes, and an object entered now waits for the next session."""
@@ -131,6 +137,17 @@ class Copies:
         """The member has deleted that object, of which the claim knows nothing."""
         self._infos.pop(name, None)
         self.claim.store.damage.mended(self.server_id, self.claim.directory, name)
+
+    def drop(self, target: Target) -> None:
+        """The claim has that object no longer: what is under way for it ends, and it may be taken away."""
+        copy = self._all.pop(target.name)
+        self._by_tag.pop(target.tag)
+        self._active.pop(target.name, None)
+        self._dropped.add(target.name)
+        if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
+            copy.replica.handle(Left("nobody needs it any more"), trio.current_time())
+        copy.moved.set()
+        self.held.made(target.name)
 
     def sealed(self, target: Target) -> None:
         """The writer is done with the object; what is missing comes from elsewhere."""
@@ -273,6 +290,8 @@ class Copies:
         if self.link.scope.cancel_called:
             return  # of the store record before; its members tell again what they have
         copy = self._all.get(mark.name)
+        if copy is None and mark.name in self._dropped:
+            return
         if copy is None:
             raise RemoteProtocolError(f"a watermark of {mark.name}, which this session does not append to")
         replica = copy.replica

@@ -8,10 +8,10 @@ made anew under the name has another version: a read that was asked of the old o
 new one's file.
 
 In a store an object goes on the word of the directory's writer alone: a session of that store, at its
-generation, that holds the claim when the request is carried out. A copy that is gone looks like one that never
-was; so whoever claimed says it only of what an acknowledged release names (R14, docs/decisions/0110). Nobody else
-may: not an older writer, not a session that names no store, not version 0, and not in a directory that nobody
-claimed.
+generation, that holds the claim when the request is carried out. A copy that is gone looks like one that
+never was; so whoever claimed says it only of what an acknowledged release names (R14, docs/decisions/0110).
+Nobody else may: not an older writer, not a session that names no store, not version 0, and not in a directory
+that nobody claimed.
 
 Rules of this file: the end of an object. What version 0 says of it is decided in `version0`.
 """
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.names import id_text
+from dos_protocol.session_states import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
@@ -50,18 +51,17 @@ class Removals:
         """DELETE of version 1: by whoever may append there. It is checked when it is carried out."""
         tables = self._tables
         directory = tables.directory_of(session, request_id)
-        if (
-            directory is None
-            or not tables.name_is_good(session, request.name, request_id)
-            or not self._claims.may_write(session, directory, request_id)
-        ):
+        if directory is None or not tables.name_is_good(session, request.name, request_id):
             return
-        state = directory.objects.get(request.name)
         refusal = self._not_the_stores_writer(session, directory)
-        if refusal is None and state is None:
-            refusal = Refusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
-        elif refusal is None and state is not None:
-            refusal = self.remove(session, directory, state, request_id)
+        if refusal is None:
+            if not self._claims.may_write(session, directory, request_id):
+                return
+            state = directory.objects.get(request.name)
+            if state is None:
+                refusal = Refusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
+            else:
+                refusal = self.remove(session, directory, state, request_id)
         if refusal is not None:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
 
@@ -125,7 +125,7 @@ class Removals:
         here = f"this server is in store {id_text(record.store_id)}: its copies may count"
         if (session.store_id, session.generation) != (record.store_id, record.generation):
             return Refusal(ErrorCode.UNSUPPORTED, f"{here}, none is removed but by a session of the store")
-        if directory.holder is not session:
+        if directory.holder is not session and session.state is not SessionState.SUPERSEDED:
             text = f"{here}, none is removed but by who claimed {directory.name}"
             return Refusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
         return None

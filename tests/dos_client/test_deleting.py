@@ -91,13 +91,13 @@ async def test_what_a_claim_is_given_to_delete_may_be_appended_by_nobody(alone: 
 
 
 @pytest.mark.trio
-async def test_nothing_of_a_store_is_deleted(three: list[ThreadServer]) -> None:
+async def test_of_a_store_nothing_is_deleted_at_once_nor_by_a_stranger(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-5
     await init_store("dos://" + ",".join(server.location for server in three))
     async with claimed(three) as (_, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"kept"))
-        with pytest.raises(LocalProtocolError, match="of which nothing is deleted"):
+        with pytest.raises(LocalProtocolError, match="is of a store"):
             await claim.delete("y")
         for server in three:
             async with open_connection(server.location) as connection:

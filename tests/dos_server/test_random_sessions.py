@@ -94,7 +94,7 @@ class World:
                 m.Get(name, len(content), 100, wait),
                 m.Stat(name, self.rng.choice([m.NO_DIGEST, 0, len(content)])),
                 m.List("", "", 10),
-                m.Delete(name) if not self.in_store or self.rng.random() < 0.3 else self.mend(where, name, content),
+                self.change(where, name, content),
             ]
         )
         before = self.accepted(where, name)
@@ -105,6 +105,11 @@ class World:
             lives.append(bytes(message.payload))
         elif isinstance(message, m.Append) and self.accepted(where, name) != before:
             lives.append(content + bytes(message.payload))
+
+    def change(self, where: str, name: str, content: bytes) -> m.Message:
+        if not self.in_store or self.rng.random() < 0.3:
+            return m.Delete(name)
+        return self.mend(where, name, content)
 
     def mend(self, where: str, name: str, content: bytes) -> m.Mend:
         """A longer copy, or another one."""
