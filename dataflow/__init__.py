@@ -5,7 +5,7 @@ and output.
 """
 
 from dataflow.core.regions import autonomous, consistent
-from dataflow.errors import GraphError, OperatorError, SchemaError
+from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
 from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.sinks.files import FileSink
@@ -21,6 +21,7 @@ __all__ = [
     "KeyedStream",
     "LogSink",
     "OperatorError",
+    "OperatorFailure",
     "SchemaError",
     "StepRows",
     "Stream",

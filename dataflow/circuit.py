@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from checkpoint.core.layout import Layout
 from dataflow.core.plan import Kind, NodePlan, StagePlan
-from dataflow.errors import OperatorError
+from dataflow.errors import OperatorError, OperatorFailure
 from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
 from dataflow.operators.base import Operator, OperatorContext, StatefulOperator, UserFault
@@ -302,4 +302,11 @@ class _Run(NamedTuple):
 def _operator_error(name: str, position: str, fault: UserFault) -> OperatorError:
     cause = fault.__cause__
     lines = traceback.format_exception(cause) if cause is not None else [str(fault)]
-    return OperatorError(name, position, str(fault), traceback_text="".join(lines), remedy=fault.remedy)
+    return OperatorError(
+        name,
+        position,
+        str(fault),
+        traceback_text="".join(lines),
+        remedy=fault.remedy,
+        wants_reset=isinstance(cause, OperatorFailure),
+    )

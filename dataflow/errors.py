@@ -22,34 +22,53 @@ class SchemaError(DosError):
     """A schema that cannot be read, or that an operator cannot work on. Nothing was started."""
 
 
+class OperatorFailure(DosError):  # noqa: N818 - the paper's word for what an operator reports
+    """For user functions to raise: what they find is not right now, and may be if the region goes back.
+
+    Say, a service that they ask is away, or a cache of theirs has gone bad. The region resets to its last
+    committed cut, which spends one of `max_consecutive_reset_attempts`; any other exception stops it for a
+    person. (Consistent regions, "Resetting to a consistent state": an operator detects and reports an error.)
+    """
+
+
 class OperatorError(DosError):
     """A user function raised, or returned what its schema does not allow. The region stops and needs a
-    person.
+    person; if `wants_reset` (it raised OperatorFailure), the region resets.
 
     operator: the name the user gave; position: where in the input (source, split, byte) or which step;
     traceback_text: the original traceback.
     """
 
     def __init__(
-        self, operator: str, position: str, cause: str, *, traceback_text: str = "", remedy: str = ""
+        self,
+        operator: str,
+        position: str,
+        cause: str,
+        *,
+        traceback_text: str = "",
+        remedy: str = "",
+        wants_reset: bool = False,
     ) -> None:
         super().__init__(f"operator {operator!r} failed at {position}: {cause}", remedy=remedy)
         self.operator = operator
         self.position = position
         self.cause = cause
         self.traceback_text = traceback_text
+        self.wants_reset = wants_reset
 
     def __reduce__(self) -> tuple[object, ...]:
         return (
             _operator_error,
-            (self.operator, self.position, self.cause, self.traceback_text, self.remedy),
+            (self.operator, self.position, self.cause, self.traceback_text, self.remedy, self.wants_reset),
         )
 
 
 def _operator_error(
-    operator: str, position: str, cause: str, traceback_text: str, remedy: str
+    operator: str, position: str, cause: str, traceback_text: str, remedy: str, wants_reset: bool
 ) -> OperatorError:
-    return OperatorError(operator, position, cause, traceback_text=traceback_text, remedy=remedy)
+    return OperatorError(
+        operator, position, cause, traceback_text=traceback_text, remedy=remedy, wants_reset=wants_reset
+    )
 
 
 class InputChangedError(DosError):
@@ -147,6 +166,7 @@ __all__ = [
     "LineTooLongError",
     "NoOutputError",
     "OperatorError",
+    "OperatorFailure",
     "PeerLostError",
     "SchemaError",
     "SinkFencedError",

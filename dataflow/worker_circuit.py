@@ -174,7 +174,8 @@ def _failure(incarnation: int, error: Exception) -> CircuitFailed:
     if isinstance(error, OperatorError):
         trace = error.traceback_text or text
         cause = f"{error.cause} ({error.remedy})" if error.remedy else error.cause
-        return CircuitFailed(incarnation, "operator", cause, error.operator, error.position, trace)
+        reported: FailureKind = "reset" if error.wants_reset else "operator"
+        return CircuitFailed(incarnation, reported, cause, error.operator, error.position, trace)
     kind: FailureKind = "manifest" if isinstance(error, _FOR_A_PERSON) else "internal"
     logger.error("the circuit stopped (%s): %s", kind, error, exc_info=error)
     return CircuitFailed(incarnation, kind, f"{type(error).__name__}: {error}", traceback=text)

@@ -154,21 +154,25 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None) -> None:
             f"step {cut.step}, incarnation {cut.incarnation}: numbers begin at 1 (steps at 0)",
             cut=cut.cut,
         )
-    missing = sorted(set(range(workers)) - cut.workers.keys())
+    made_by = max(cut.workers, default=0) + 1
+    missing = sorted(set(range(made_by)) - cut.workers.keys())
     if missing:
-        raise ManifestError(f"worker {missing[0]} of {workers} is missing", cut=cut.cut)
-    extra = sorted(cut.workers.keys() - set(range(workers)))
-    if extra:
+        raise ManifestError(f"worker {missing[0]} of {max(made_by, workers)} is missing", cut=cut.cut)
+    if made_by != workers:
         raise ManifestError(
-            f"it has a worker {extra[0]}, the region has {workers}",
+            f"it was made by {_counted(made_by)}, the region has {_counted(workers)}",
             cut=cut.cut,
-            remedy="run the region with as many workers as made the cut",
+            remedy="run the region with as many workers as made the cut: their number cannot change yet",
         )
     for worker, part in cut.workers.items():
         _check_worker(cut.cut, worker, part, cut.incarnation)
     check_layout(cut.layout, workers, cut=cut.cut)
     if before is not None:
         _check_order(cut, before)
+
+
+def _counted(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> None:

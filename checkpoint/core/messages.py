@@ -22,15 +22,16 @@ from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.errors import ControlMessageError
 from dos_protocol.digests import digest64
 
-FailureKind: TypeAlias = Literal["operator", "peer", "fenced", "store", "manifest", "internal"]
-"""operator: user code raised, the region stops for a person. peer: a link to another worker broke or could
-not be made.
-fenced: this worker's directory is claimed by a higher epoch. store: what the order named cannot be had from
-the store.
+FailureKind: TypeAlias = Literal["operator", "reset", "peer", "fenced", "store", "manifest", "internal"]
+"""operator: user code raised, the region stops for a person.
+reset: user code found that something is not right, and going back may help (OperatorFailure).
+peer: a link to another worker broke or could not be made.
+fenced: this worker's directory is claimed by a higher epoch.
+store: what the order named cannot be had from the store.
 manifest: the ordered cut does not fit what this worker finds (a shrunken input, an unknown operator): for a
 person.
-internal: anything else; the attempt is over. After peer, fenced and store the process lives on and waits
-for RESTORE."""
+internal: anything else; the attempt is over. After reset, peer, fenced and store the process lives on and
+waits for RESTORE."""
 
 StopKind: TypeAlias = Literal["finished", "stopped", "failed", "fenced", "superseded", "refused"]
 

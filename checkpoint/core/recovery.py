@@ -246,6 +246,9 @@ class Recovery(Cutting):
             if kind == "fenced":
                 self.epoch_floor = max(self.epoch_floor, message.epoch_held)
             reason = f"worker {worker.index}: {message.message}"
+            if kind == "reset":
+                reason = self._say_failure(worker, message)
+                worker.error = message.traceback or reason
             if kind == "store":
                 self.reset(reason, now, worker=worker.index, spend=False, delay_s=limits.launch_backoff_s)
             else:
@@ -253,10 +256,14 @@ class Recovery(Cutting):
             self.round_by_peer = kind == "peer"
         return None
 
-    def _fail_for_good(self, worker: Worker, message: Failed, now: float) -> None:
+    @staticmethod
+    def _say_failure(worker: Worker, message: Failed) -> str:
         where = f" at {message.position}" if message.position else ""
         what = f"operator {message.operator!r}" if message.operator else "a check"
-        reason = f"{what} failed in worker {worker.index}{where}: {message.message}"
+        return f"{what} failed in worker {worker.index}{where}: {message.message}"
+
+    def _fail_for_good(self, worker: Worker, message: Failed, now: float) -> None:
+        reason = self._say_failure(worker, message)
         worker.error = reason
         error = RegionFailedError(reason, traceback_text=message.traceback)
         self.decide(RegionState.FAILED, reason, now, kind="failed", error=error)

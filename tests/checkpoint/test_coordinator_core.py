@@ -634,6 +634,22 @@ def test_user_code_that_raises_stops_the_region_with_name_position_and_traceback
     assert [(e.state, e.error) for e in scene.take(End)] == [(RegionState.FAILED, error)]
 
 
+def test_user_code_that_reports_a_failure_resets_the_region_and_spends_an_attempt() -> None:
+    scene = Scene(max_consecutive_reset_attempts=1).run()
+    said = {"operator": "words", "position": "byte 42", "message": "away", "traceback": "tb"}
+    scene.hear(0, Failed, kind="reset", **said)
+    assert scene.core.attempts == 1
+    assert scene.core.reason == "operator 'words' failed in worker 0 at byte 42: away"
+    scene.opened()
+    assert [order.incarnation for _, order in scene.sent(Restore)] == [2, 2]
+    assert scene.take(CancelWorker, LaunchWorker) == [], "nobody is ended"
+    scene.hear(0, Failed, kind="reset", incarnation=2, **said)
+    error = scene.core.outcome.error
+    assert isinstance(error, RegionFailedError)
+    assert "1 resets in a row did not lead to a cut; the last reason: operator 'words' failed" in str(error)
+    assert error.traceback_text == "tb"
+
+
 def test_a_worker_that_does_not_vote_in_time_is_lost_and_cancelled() -> None:
     scene = Scene(drain_timeout_s=30.0).run()
     scene.play(CutWanted())
@@ -777,7 +793,7 @@ def test_a_cut_of_another_graph_or_size_is_refused_before_anything_starts() -> N
     assert other.sent(Restore) == []
     smaller = Scene(1)
     smaller.opened(cut)
-    assert "it has a worker 1, the region has 1" in smaller.core.reason
+    assert "it was made by 2 workers, the region has 1 worker" in smaller.core.reason
 
 
 # --- ends -------------------------------------------------------------------------------------------

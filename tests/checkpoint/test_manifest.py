@@ -130,9 +130,10 @@ def at(**fields):
 @pytest.mark.parametrize(
     ("cut", "text"),
     [
-        (a_cut(workers={0: worker_cut()}), "worker 1 of 2 is missing"),
-        (a_cut(workers={0: worker_cut(), 2: worker_cut()}), "worker 1 of 2 is missing"),
-        (a_cut(workers={n: worker_cut() for n in range(3)}), "it has a worker 2, the region has 2"),
+        (a_cut(workers={0: worker_cut()}), "made by 1 worker, the region has 2 workers"),
+        (a_cut(workers={0: worker_cut(), 2: worker_cut()}), "worker 1 of 3 is missing"),
+        (a_cut(workers={1: worker_cut()}), "worker 0 of 2 is missing"),
+        (a_cut(workers={n: worker_cut() for n in range(3)}), "made by 3 workers, the region has 2 workers"),
         (a_cut(workers=at(state=Position(3, -1, 0))), "worker 1: its state position"),
         (a_cut(workers=at(steps=Position(0, 5, 0))), "worker 1: its steps position"),
         (a_cut(workers=at(state=Position(3, 5, 2**64))), "worker 1: its state position"),

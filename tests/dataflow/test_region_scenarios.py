@@ -1,0 +1,406 @@
+"""What resets a region, one at a time, on real servers and real worker processes; and Wallaroo's failures in
+the field. Each ends with the output of a run without faults. The table is in docs/robustness.md.
+"""
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
+from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
+from dataflow.operators.base import OperatorContext
+from dataflow.sinks.files import FileWriter, part_name
+from dataflow.sinks.part_file import PartFile
+from tests.dataflow.fork_launcher import ForkLauncher
+from tests.dataflow.support import last_counts, split_words, true_counts
+from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, made, running
+from tests.support.servers import ServerProcess
+from tests.support.sockets import break_between
+
+pytestmark = pytest.mark.process
+
+TRAP = "trap"
+"""Words that begin so are in one file only."""
+REPEAT = 20
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start at once."""
+    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("servers")
+    with ExitStack() as stack:
+        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Files by which a test and the user functions of its region speak to each other."""
+
+    folder: Path
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def put(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def put_first(self, name: str) -> bool:
+        """Whether this call was the one that put it."""
+        try:
+            (self.folder / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def wait(self, name: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not self.has(name):
+            assert time.monotonic() < deadline, f"{name} did not come"
+            time.sleep(0.01)
+
+
+Function = Callable[[pa.RecordBatch], Any]
+
+
+def paced(gate: Gate, act: Callable[[Gate], None], batch: pa.RecordBatch) -> Any:
+    """Words of lines, taking time over each batch until `hurry`; `act` is called where the trap is met."""
+    if not gate.has("hurry"):
+        time.sleep(0.1)  # longer than a batch should take, so batches get small
+    words = split_words(batch)
+    if gate.has("armed") and any(word.startswith(TRAP) for word in words.to_pylist()):
+        act(gate)
+    return words
+
+
+def nothing(gate: Gate) -> None:
+    """What most scenarios do at the trap."""
+
+
+def hang_once(gate: Gate) -> None:
+    """The first who comes by never comes back."""
+    if gate.put_first("hanging"):
+        threading.Event().wait()
+
+
+def fail_once(gate: Gate) -> None:
+    if gate.put_first("failed"):
+        raise OperatorFailure("the service that is asked for words is away")
+
+
+def fail_always(gate: Gate) -> None:
+    raise OperatorFailure("the service that is asked for words is away")
+
+
+class Scenario:
+    """A word count over two files, one of them with the trap, and what a scenario does to it."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self.folder, self.store = folder, store
+        self.gate = Gate(folder)
+        self.out = folder / "out"
+        self.paths = [folder / "a.txt", folder / "b.txt"]
+        for path, third in zip(self.paths, ("plain", TRAP), strict=True):
+            path.write_text("".join(f"word{n % 900} and{n % 7} {third}{n % 3}\n" for n in range(4_000)))
+
+    def graph(
+        self,
+        act: Callable[[Gate], None] = nothing,
+        *,
+        after: Function | None = None,
+        sink: FileSink | None = None,
+    ) -> Graph:
+        """`after`: a function behind the counting, at the worker that counts."""
+        graph = Graph("wordcount")
+        lines = graph.source("lines", FileSource(self.paths, repeat=REPEAT))
+        function = partial(paced, self.gate, act)
+        words = lines.flat_map("words", function, schema="word string", takes="batch")
+        counts = words.key_by("by_word", "word").count("counts")
+        if after is not None:
+            counts = counts.map("after", after, takes="batch")
+        counts.sink("out", sink or FileSink(self.out))
+        return graph
+
+    def running(self, graph: Graph, **options: Any) -> Any:
+        return running(graph, self.store, self.folder, **options)
+
+    def ends_right(self, control: RegionControl) -> None:
+        self.gate.put("hurry")
+        assert finished(control), (control.status(), control.exception())
+        assert last_counts(self.out) == dict(true_counts(self.paths, REPEAT))
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, store: str) -> Scenario:
+    return Scenario(tmp_path, store)
+
+
+def resets(watch: Watch) -> list[ResetReport]:
+    return [event for event in watch.events if isinstance(event, ResetReport)]
+
+
+def pids(control: RegionControl) -> list[int]:
+    return [worker.pid for worker in control.status().workers]
+
+
+def is_reset(event: object) -> bool:
+    return isinstance(event, ResetReport)
+
+
+# --- what resets a region -----------------------------------------------------------------------------------
+
+
+# EVIDENCE-OF: P-4, P-10
+def test_a_worker_that_hangs_is_fenced_and_replaced(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph(), suspect_after_s=2.5) as (control, watch):
+        watch.cuts(2)
+        before = pids(control)
+        os.kill(before[1], signal.SIGSTOP)
+        watch.wait(is_reset)
+        after = pids(control)
+        assert after[0] == before[0], "the one that was well stays"
+        assert after[1] != before[1]
+        assert not Path(f"/proc/{before[1]}").exists(), "the one that hung is gone"
+        assert "nothing was heard from it" in resets(watch)[0].reason
+        scenario.ends_right(control)
+
+
+# EVIDENCE-OF: P-10
+def test_a_broken_connection_between_workers_resets_and_ends_nobody(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph()) as (control, watch):
+        watch.cuts(2)
+        before = pids(control)
+        assert break_between(*before) == 2, "one each way"
+        watch.wait(is_reset)
+        assert "is lost" in resets(watch)[0].reason
+        scenario.ends_right(control)
+        assert len(resets(watch)) == 1
+        assert not [event for event in watch.events if isinstance(event, WorkerLost)]
+
+
+# EVIDENCE-OF: P-10
+def test_an_operator_that_reports_a_failure_resets_the_region(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph(fail_once)) as (control, watch):
+        watch.cuts(2)
+        before = pids(control)
+        scenario.gate.put("armed")
+        watch.wait(is_reset)
+        (report,) = resets(watch)
+        where = (
+            f"operator 'words' failed in worker {report.worker} at source 'lines', file '{scenario.paths[1]}'"
+        )
+        assert report.reason.startswith(where)
+        assert "the service that is asked for words is away" in report.reason
+        assert control.status().workers[report.worker].error.startswith("Traceback")
+        assert pids(control) == before, "nobody was ended"
+        scenario.ends_right(control)
+
+
+def test_resets_that_lead_nowhere_end_the_region_clearly(scenario: Scenario) -> None:
+    graph = scenario.graph(fail_always)
+    with scenario.running(graph, max_consecutive_reset_attempts=2) as (control, watch):
+        watch.cuts(1)
+        scenario.gate.put("armed")
+        assert control.wait(WAIT_S)
+        assert control.status().state is RegionState.FAILED
+        said = str(control.exception())
+        assert "2 resets in a row did not lead to a cut; the last reason: operator 'words' failed" in said
+        assert "then run the region again: it goes on from its last cut" in said
+        assert "OperatorFailure" in getattr(control.exception(), "traceback_text", "")
+    with scenario.running(scenario.graph()) as (control, _):
+        scenario.ends_right(control)
+
+
+def test_a_reset_by_hand_goes_back_and_leaves_no_trace(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph()) as (control, watch):
+        watch.cuts(2)
+        control.reset()
+        watch.wait(is_reset)
+        assert resets(watch)[0].worker == -1
+        assert control.status().reset_attempts == 0
+        scenario.ends_right(control)
+
+
+# --- Wallaroo's failures in the field -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_never_completes_is_given_up_and_the_next_one_comes(scenario: Scenario) -> None:
+    """User code of one worker never comes back, while its heart beats: only the drain's time-out notices."""
+    with scenario.running(scenario.graph(hang_once), drain_timeout_s=2.0) as (control, watch):
+        watch.cuts(1)
+        scenario.gate.put("armed")
+        watch.wait(is_reset)
+        assert "no vote for cut" in resets(watch)[0].reason
+        assert "in drain_timeout 2 s" in resets(watch)[0].reason
+        scenario.ends_right(control)
+
+
+class HeldSink(FileSink):
+    """A file sink whose part of worker 1 takes as long to sync as the test likes, once."""
+
+    gate: Gate
+
+    def __init__(self, directory: Path, gate: Gate) -> None:
+        super().__init__(directory)
+        object.__setattr__(self, "gate", gate)
+
+    def __reduce__(self) -> Any:
+        return HeldSink, (Path(self.directory), self.gate)
+
+    def open(self, context: OperatorContext) -> FileWriter:
+        part = PartFile(self.directory, part_name(context.worker))
+        return HeldWriter(self.gate, context, part) if context.worker == 1 else super().open(context)
+
+
+class HeldWriter(FileWriter):
+    """See above."""
+
+    def __init__(self, gate: Gate, context: OperatorContext, part: PartFile) -> None:
+        super().__init__(context, part)
+        self._gate = gate
+
+    def sync(self) -> None:
+        if self._gate.has("armed") and self._gate.put_first("held"):
+            self._gate.wait("go on")
+        super().sync()
+
+
+# EVIDENCE-OF: P-7, P-10
+def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scenario) -> None:
+    """One worker has voted, and its sink has prepared the cut, when the other dies: that cut never was. The
+    region goes back to the one before, not to what the sink had prepared, and then commits the number anew.
+    """
+    graph = scenario.graph(sink=HeldSink(scenario.out, scenario.gate))
+    with scenario.running(graph, checkpoint_interval_s=0.3) as (control, watch):
+        watch.cuts(2)
+        scenario.gate.put("armed")
+        scenario.gate.wait("held")
+        begun, incarnation = wait_for_a_vote(control), control.status().incarnation
+        os.kill(pids(control)[1], signal.SIGKILL)
+        watch.wait(is_reset)
+        assert resets(watch)[0].cut == begun - 1
+        assert control.wait_cut(begun, WAIT_S)
+        assert control.status().incarnation == incarnation + 1
+        scenario.ends_right(control)
+
+
+def wait_for_a_vote(control: RegionControl) -> int:
+    """Until worker 0, and it alone, has voted for the cut that is under way; its number."""
+    deadline = time.monotonic() + WAIT_S
+    assert control._shell is not None
+    core = control._shell.core
+    while core.pending is None or set(core.pending.votes) != {0}:
+        assert time.monotonic() < deadline, control.status()
+        control.wait(0.01)
+    return core.pending.number
+
+
+# EVIDENCE-OF: P-7
+def test_a_sink_that_cannot_write_its_part_of_a_cut_is_rolled_back(scenario: Scenario) -> None:
+    """A part may grow no further: the kernel refuses, the cut is given up, the next process writes it."""
+    with scenario.running(scenario.graph()) as (control, watch):
+        watch.cuts(2)
+        size = (scenario.out / "part-w0000.tsv").stat().st_size
+        resource.prlimit(pids(control)[0], resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        watch.wait(lambda event: isinstance(event, WorkerLost))
+        watch.wait(is_reset)
+        assert f"output '{scenario.out / 'part-w0000.tsv'}' at byte" in resets(watch)[0].reason
+        scenario.ends_right(control)
+
+
+class DeafLauncher(ForkLauncher):
+    """One that cannot end a process, as on a machine that is cut off, and starts the next one beside it."""
+
+    def start(self, worker: int, attempt: int) -> None:
+        self._threads.pop(worker, None)
+        super().start(worker, attempt)
+
+    def cancel(self, worker: int) -> None:
+        pass
+
+
+# EVIDENCE-OF: P-4, P-7
+def test_a_worker_that_wakes_up_after_its_successor_came_changes_nothing(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale token meets a newer barrier: what the old process still sends and writes counts nowhere."""
+    monkeypatch.setattr(local, "ProcessLauncher", DeafLauncher)
+    with scenario.running(scenario.graph(), suspect_after_s=2.5) as (control, watch):
+        watch.cuts(2)
+        zombie = pids(control)[1]
+        os.kill(zombie, signal.SIGSTOP)
+        watch.wait(lambda event: isinstance(event, WorkerJoined) and (event.worker, event.attempt) == (1, 2))
+        os.kill(zombie, signal.SIGCONT)
+        watch.wait(is_reset)
+        committed = control.status().last_cut
+        assert control.wait_cut(committed + 1, WAIT_S)
+        scenario.ends_right(control)
+        assert control.status().incarnation == 2, "the one that woke up disturbed nobody"
+
+
+def slowly(gate: Gate, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Behind the counting: the worker that counts the plain words takes its time over each step."""
+    if not gate.has("hurry") and "plain0" in batch["word"].to_pylist():
+        time.sleep(0.25)
+    return batch
+
+
+def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario: Scenario) -> None:
+    """Sources run at most two steps ahead of the slowest, so a barrier has few steps before it, however much
+    input there is.
+    """
+    graph = scenario.graph(after=partial(slowly, scenario.gate))
+    with scenario.running(graph, checkpoint_interval_s=3600.0) as (control, watch):
+        watch.wait(lambda event: getattr(event, "state", None) is RegionState.RUNNING)
+        for _ in range(3):
+            before = control.status().step
+            control.checkpoint(WAIT_S)
+            assert control.status().last_cut_step <= before + 8
+        assert control.status().last_cut == 3
+        assert not any(worker.counters.exhausted for worker in control.status().workers)
+        scenario.ends_right(control)
+
+
+def test_a_sink_that_is_not_there_at_the_start_and_comes_later_is_waited_for(scenario: Scenario) -> None:
+    """The output lies on something that is mounted late: a link that leads nowhere yet."""
+    mounted = scenario.folder / "mounted"
+    scenario.out.symlink_to(mounted)
+    with scenario.running(scenario.graph()) as (control, watch):
+        watch.wait(lambda event: isinstance(event, WorkerLost))
+        lost = next(event for event in watch.events if isinstance(event, WorkerLost))
+        assert f"output '{scenario.out}/part-w000{lost.worker}.tsv' cannot be opened" in lost.reason
+        mounted.mkdir()
+        scenario.ends_right(control)
+
+
+def test_a_second_worker_is_refused_clearly_and_the_first_alone_goes_on(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph(), workers=1) as (control, watch):
+        watch.cuts(2)
+        control.stop()
+        assert control.wait(WAIT_S)
+        stopped = control.status()
+    with scenario.running(scenario.graph(), workers=2) as (control, _):
+        assert control.wait(WAIT_S)
+        assert control.status().state is RegionState.FAILED
+        said = str(control.exception())
+        assert "was made by 1 worker, the region has 2 workers" in said
+        assert "run the region with as many workers as made the cut" in said
+    with scenario.running(scenario.graph(), workers=1) as (control, _):
+        scenario.ends_right(control)
+        assert control.status().last_cut > stopped.last_cut
