@@ -9,6 +9,7 @@ from tests.sim.bugs import BUGS, planted
 from tests.sim.campaign import digest_elsewhere
 from tests.sim.engine.chance import Chance
 from tests.sim.nemesis import plan_of
+from tests.sim.nemesis.region_plays import REGION_PLAYS
 from tests.sim.nemesis.regions import REGION_KINDS
 from tests.sim.regions.region import has_region
 from tests.sim.run import run_seed
@@ -64,7 +65,7 @@ def test_a_run_with_a_region_is_the_same_in_another_process() -> None:
 
 def test_every_kind_of_fault_of_a_region_is_planned_sometimes() -> None:
     kinds = {fault.kind for seed in SEEDS for fault in plan_of(seed)}
-    assert kinds >= set(REGION_KINDS)
+    assert kinds >= {*REGION_KINDS, *REGION_PLAYS}
 
 
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))

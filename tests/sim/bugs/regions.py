@@ -1,5 +1,6 @@
 """Regions: what is durable before it counts, which life a message is of, where a restore stands."""
 
+from functools import partial
 from typing import Any
 
 from checkpoint import manifest_log, state_store
@@ -16,11 +17,16 @@ from checkpoint.steps_log import StepsLog
 from dataflow.core.heard import Heard
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
+from dataflow.worker_messages import Arrived
 from dataflow.worker_run import Incarnation
-from dos_protocol.errors import ClosedError, FencedError
+from dos_protocol.errors import ClosedError, DosError, FencedError
 from journal import take_over
 from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.regions.life import Life
+from tests.sim.regions.region import has_region
 from tests.sim.store.claim import SimWriter
+
+of_regions = partial(bug, where=has_region)
 
 _all_votes = PendingCut.missing
 
@@ -30,7 +36,7 @@ def _one_may_be_missing(self: PendingCut) -> list[int]:
     return [] if len(missing) == 1 and self.number > 1 else missing
 
 
-@bug("row 33: a cut with a vote missing")
+@of_regions("row 33: a cut with a vote missing")
 def a_vote_may_be_missing() -> list[Patch]:
     """Who has not voted is taken to be where the last cut left it."""
     original = PendingCut.build
@@ -46,7 +52,7 @@ def a_vote_may_be_missing() -> list[Patch]:
     return [(PendingCut, "missing", _one_may_be_missing), (PendingCut, "build", build)]
 
 
-@bug("row 33: a manifest that is not whole is taken")
+@of_regions("row 33: a manifest that is not whole is taken")
 def partial_manifest() -> list[Patch]:
     original = PendingCut.build
 
@@ -72,7 +78,7 @@ def partial_manifest() -> list[Patch]:
     ]
 
 
-@bug("a vote before its state is durable")
+@of_regions("a vote before its state is durable")
 def state_is_not_waited_for() -> list[Patch]:
     async def commit(self: StateStore, cut: int, blocks: Any) -> Any:
         for record in _records(cut, blocks):
@@ -83,7 +89,7 @@ def state_is_not_waited_for() -> list[Patch]:
     return [(StateStore, "commit", commit)]
 
 
-@bug("a vote before its divisions are durable")
+@of_regions("a vote before its divisions are durable")
 def divisions_are_not_waited_for() -> list[Patch]:
     async def synced(self: StepsLog, step: int) -> Any:
         return self._ends.get(step, self._writer.end)
@@ -91,12 +97,12 @@ def divisions_are_not_waited_for() -> list[Patch]:
     return [(StepsLog, "synced", synced)]
 
 
-@bug("row 36: a vote before its outputs are durable")
+@of_regions("row 36: a vote before its outputs are durable")
 def outputs_are_not_synced() -> list[Patch]:
     return [(FileWriter, "sync", lambda self: None)]
 
 
-@bug("row 36: outputs are not cut back")
+@of_regions("row 36: outputs are not cut back")
 def outputs_are_not_cut_back() -> list[Patch]:
     original = FileWriter.__init__
 
@@ -106,7 +112,7 @@ def outputs_are_not_cut_back() -> list[Patch]:
     return [(FileWriter, "__init__", init)]
 
 
-@bug("R9: a commit that is not acknowledged")
+@of_regions("R9: a commit that is not acknowledged")
 def commits_are_not_waited_for() -> list[Patch]:
     async def append(self: ManifestLog, order: Any) -> None:
         if self._writer is None:
@@ -124,7 +130,7 @@ def commits_are_not_waited_for() -> list[Patch]:
     return [(ManifestLog, "append", append)]
 
 
-@bug("R8, R11: orders before the manifest's start is acknowledged")
+@of_regions("R8, R11: orders before the manifest's start is acknowledged")
 def manifest_start_is_not_waited_for() -> list[Patch]:
     original = SimWriter.wait_synced
 
@@ -137,7 +143,7 @@ def manifest_start_is_not_waited_for() -> list[Patch]:
     return [(SimWriter, "wait_synced", wait_synced)]
 
 
-@bug("R13: the longest position, not the one ordered")
+@of_regions("R13: the longest position, not the one ordered")
 def longest_state_is_restored() -> list[Patch]:
     async def longest(claim: Any, chain: str, *, at: Any = None, **others: Any) -> Any:
         return await take_over(claim, chain, **others)
@@ -145,7 +151,7 @@ def longest_state_is_restored() -> list[Patch]:
     return [(state_store, "take_over", longest)]
 
 
-@bug("R12, V11: votes of an earlier incarnation count")
+@of_regions("R12, V11: votes of an earlier incarnation count")
 def votes_of_any_incarnation() -> list[Patch]:
     """A cut is asked for again, with the number that the reset left free: who voted then has voted."""
     votes: dict[tuple[int, int], dict[int, Prepared]] = {}
@@ -165,7 +171,7 @@ def votes_of_any_incarnation() -> list[Patch]:
     return [(Recovery, "reset", remember), (Cutting, "request_cut", request)]
 
 
-@bug("row 35: a marker of a cut that was taken is a cut again")
+@of_regions("row 35: a marker of a cut that was taken is a cut again")
 def old_markers_count() -> list[Patch]:
     return [
         (barrier, "cut_of_step", lambda asked, last_cut: max(asked, default=0)),
@@ -179,10 +185,31 @@ def _always_aligned(self: Schedule, step: int, mark: Any) -> None:
         self.ended = self.ended or mark.final
 
 
-@bug("row 35: frames of any incarnation are taken")
+@of_regions("row 35: frames of any incarnation are taken")
 def frames_of_any_incarnation() -> list[Patch]:
+    """And a link outlives the incarnation that it was dialled for. Each by itself does no harm: a link that
+    ends with its incarnation brings nothing of it to the next, and frames say which they are of."""
     admits, take = Heard.admits, Heard.take
+
+    async def hear(self: Life, channel: Any, hello: Any) -> None:
+        if self.over or not self._heard.admits(hello.worker, hello.incarnation):
+            channel.close()
+            return
+        worker = self._worker
+        try:
+            while True:
+                frame = await channel.receive()
+                life = worker.life
+                assert life is not None
+                shown = life._heard.take(hello.worker, frame)
+                worker.shared.peers_at = max(worker.shared.peers_at, life._heard.peers_at)
+                if shown is not None:
+                    worker.inbox.put(Arrived(life.number, shown))
+        except DosError:
+            channel.close()
+
     return [
+        (Life, "hear", hear),
         (Heard, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
         (
             Heard,
@@ -192,7 +219,7 @@ def frames_of_any_incarnation() -> list[Patch]:
     ]
 
 
-@bug("what is in the channels at a cut is dropped")
+@of_regions("what is in the channels at a cut is dropped")
 def channel_state_is_dropped() -> list[Patch]:
     original = Alignment.take
 
@@ -203,7 +230,7 @@ def channel_state_is_dropped() -> list[Patch]:
     return [(Alignment, "take", take)]
 
 
-@bug("a cut has the sources further than its step")
+@of_regions("a cut has the sources further than its step")
 def sources_are_ahead_of_the_cut() -> list[Patch]:
     original = Incarnation._step_over
 
@@ -214,16 +241,24 @@ def sources_are_ahead_of_the_cut() -> list[Patch]:
     return [(Incarnation, "_step_over", step_over)]
 
 
-@bug("the final cut comes before the last rows")
+@of_regions("the final cut comes before the last rows")
 def exhausted_too_early() -> list[Patch]:
+    """Told as soon as the last row is read. (At the end of a step it would be in time, as steps run ahead by
+    two at most: a peer that has not ended the step before the last would hold up this one.)"""
+    produce = Incarnation._produce
+
     def note(self: Incarnation) -> None:
         if all(reader.exhausted for reader in self._circuit.sources.values()):
             self._shared.exhausted = True
 
-    return [(Incarnation, "_note_exhausted", note)]
+    def produced(self: Incarnation, action: Any) -> None:
+        produce(self, action)
+        note(self)
+
+    return [(Incarnation, "_note_exhausted", note), (Incarnation, "_produce", produced)]
 
 
-@bug("P-4: a driver that is fenced commits")
+@of_regions("P-4: a driver that is fenced commits")
 def fenced_drivers_commit() -> list[Patch]:
     original = ManifestLog.append
 
@@ -240,7 +275,7 @@ def fenced_drivers_commit() -> list[Patch]:
     return [(ManifestLog, "append", append)]
 
 
-@bug("R11, V10: a driver trusts its memory, not the manifest")
+@of_regions("R11, V10: a driver trusts its memory, not the manifest")
 def own_memory_beats_the_manifest() -> list[Patch]:
     original = Recovery.on_manifest_opened
 
@@ -251,6 +286,6 @@ def own_memory_beats_the_manifest() -> list[Patch]:
     return [(Recovery, "on_manifest_opened", opened)]
 
 
-@bug("row 36: outputs are not fenced")
+@of_regions("row 36: outputs are not fenced")
 def outputs_are_not_fenced() -> list[Patch]:
     return [(FileWriter, "_fence", lambda self: None)]

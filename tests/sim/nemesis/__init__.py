@@ -17,6 +17,7 @@ from tests.sim.engine.chance import Chance
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts
 from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.region_plays import REGION_PLAYS, plan_plays
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
 
@@ -77,7 +78,7 @@ BESIDE_OPERATORS: Final = (
     *("sync_error", "write_error", "flip", "wipe"),
 )
 """Other kinds that they have: those that were tried with them. Plays know no change of members."""
-ALL_KINDS: Final = {**KINDS, **REGION_KINDS, **OF_OPERATORS}
+ALL_KINDS: Final = {**KINDS, **REGION_KINDS, **REGION_PLAYS, **OF_OPERATORS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
 
@@ -108,6 +109,7 @@ def plan(chance: Chance) -> list[Fault]:
         faults.append(Fault(number, at, kind, length, f"{chance.seed}/fault/{number}"))
     if has_region(chance):
         faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
+        faults += plan_plays(chance.seed, chance.stream("plays of the region"), seconds, len(faults))
     return faults
 
 

@@ -68,24 +68,32 @@ class Input:
 
 class RegionSource(SourceSpec):
     """The description. `chance_of`: a stream of random numbers for each reader. `broken`: whether reading
-    fails now, as where a row is no row."""
+    fails now, as where a row is no row. `readers`: the newest of each worker, for whoever looks on."""
 
-    def __init__(self, given: Input, chance_of: Callable[[int], Random], broken: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        given: Input,
+        chance_of: Callable[[int], Random],
+        broken: Callable[[], bool],
+        readers: "dict[int, Reader] | None" = None,
+    ) -> None:
         self.given = given
         self.chance_of = chance_of
         self.broken = broken
+        self.readers = {} if readers is None else readers
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs
         return SCHEMA
 
     def open(self, context: OperatorContext) -> "Reader":
-        return Reader(
+        reader = self.readers[context.worker] = Reader(
             self.given,
             self.given.of_worker(context.worker, context.workers),
             self.chance_of(context.worker),
             self.broken,
         )
+        return reader
 
 
 class Reader(SourceReader):
@@ -142,7 +150,12 @@ class Reader(SourceReader):
 
     @property
     def exhausted(self) -> bool:
-        return not any(self._left(split) for split in self._at)
+        return not self.rows_left
+
+    @property
+    def rows_left(self) -> int:
+        """Of all its splits."""
+        return sum(map(self._left, self._at))
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         begins = [piece.at for piece in source.pieces]

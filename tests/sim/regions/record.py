@@ -6,9 +6,11 @@ carry them out, and looks itself at what the machines have told to be synced. It
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Cut, WorkerCut, decode_cut
 from checkpoint.core.messages import Committed, Prepared, RequestCut, Restore, Start, ToWorker
 from checkpoint.core.region import coordinator_directory, worker_directory
+from journal import Op
+from journal.core.decoder import decode_all
 from journal.core.position import Position
 from journal.core.segment import parse_segment_name
 from tests.sim.history import ViolationError
@@ -104,6 +106,7 @@ class Record:
         """The commit."""
         if self.committed and cut.cut <= self.committed[-1].cut:
             raise ViolationError("O7", f"cut {cut.cut} is committed after cut {self.committed[-1].cut}")
+        self._check_kept(cut)
         self.committed.append(cut)
         self._show(cut)
 
@@ -113,6 +116,23 @@ class Record:
             raise ViolationError(
                 "O7", f"cut {cut.cut} is that of incarnation {known.incarnation} and of {cut.incarnation}"
             )
+
+    def _check_kept(self, cut: Cut) -> None:
+        """Its record in the manifest is synced on the quorum (R9), as far as the machines have told."""
+        directory = coordinator_directory(self._region.spec.name)
+        most = 0
+        for (place, segment), content in self._region.history.segments.items():
+            name = parse_segment_name(segment) if place == directory else None
+            if name is None or name.epoch != cut.incarnation:
+                continue
+            end = _end_in(bytes(content), cut.cut)
+            if end is None:
+                continue
+            told = [machine.told.get((place, segment), 0) for machine in self._region.machines]
+            wiped = sum(machine.wiped for machine in self._region.machines)
+            most = max(most, sum(size >= end for size in told) + wiped)
+        if most < self._region.quorum:
+            raise ViolationError("O7", f"cut {cut.cut} counts as committed, {most} members have it (R9)")
 
     def _check_durable(self, directory: str, chain: str, position: Position, what: str) -> None:
         """That position of the chain is synced on the quorum, as far as the machines have told."""
@@ -132,6 +152,14 @@ class Record:
             if name.base <= position.size <= name.base + told:
                 return True
         return False
+
+
+def _end_in(segment: bytes, number: int) -> int | None:
+    """Where the record of that cut ends in a segment of a manifest; None when it is not there."""
+    for end, record in decode_all(segment)[0]:
+        if record.op is Op.CUT and decode_cut(record.flags, record.ints, record.strings[0]).cut == number:
+            return end
+    return None
 
 
 def same(one: Cut, other: Cut) -> bool:

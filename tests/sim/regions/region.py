@@ -21,7 +21,7 @@ from tests.sim.engine.chance import Chance
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
-from tests.sim.regions.input import Input, RegionSource
+from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
 from tests.sim.regions.worker import Worker, unexpected
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
 SINKS: Final = ("rows", "counts")
-_STEP_ROWS: Final = 3
+STEP_ROWS: Final = 3
 _FOR_A_PERSON: Final = ("resets in a row", "did not join within")
 """Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
@@ -74,8 +74,13 @@ class Region:
         self.pace_s = chance.choice([0.3, 0.3, 0.5])
         of_worker = chance.choice([1, 2])
         steps = int(chance.uniform(5.0, 13.0) / self.pace_s)
-        self.given = Input(chance, workers * of_worker, _STEP_ROWS * steps // of_worker)
+        self.given = Input(chance, workers * of_worker, STEP_ROWS * steps // of_worker)
+        self.readers: dict[int, Reader] = {}
+        """Of each worker, where its newest life reads."""
         plan = _plan()
+        interval_s = chance.choice([0.5, 1.0, 1.0])
+        if self.chance.stream("rare cuts").random() < 0.25:
+            interval_s = 3.0
         self.spec = RegionSpec(
             name="region",
             workers=workers,
@@ -83,14 +88,14 @@ class Region:
             job_key=KEY,
             operators=plan.operators,
             graph_fingerprint=plan.fingerprint,
-            checkpoint_interval_s=chance.choice([0.5, 1.0, 1.0]),
+            checkpoint_interval_s=interval_s,
             drain_timeout_s=15.0,
             reset_timeout_s=20.0,
             start_timeout_s=30.0,
             suspect_after_s=4.0,
             orphan_timeout_s=8.0,
         )
-        self.limits = WorkerLimits(step_bytes_max=_STEP_ROWS)
+        self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
         self.output = Output(workers)
         self.record = Record(self)
         self.drivers: list[Driver] = []
@@ -116,7 +121,7 @@ class Region:
             sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
             for sink in SINKS
         }
-        source = RegionSource(self.given, self._reads, lambda: self.broken)
+        source = RegionSource(self.given, self._reads, lambda: self.broken, self.readers)
         return replace(plan, specs={**plan.specs, "lines": source, **own})
 
     def _reads(self, worker: int) -> Random:

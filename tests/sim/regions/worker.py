@@ -99,7 +99,7 @@ class ProcessClock(Clock):
 
 
 class Worker(Process):
-    """See the module."""
+    """See the module. `slowness`: how many times longer its work takes."""
 
     def __init__(self, region: "Region", driver: "Driver", index: int, attempt: int, name: str) -> None:
         super().__init__(region.world, name)
@@ -109,6 +109,7 @@ class Worker(Process):
         self.attempt = attempt
         self.address = f"{name}:x"
         self.chance = region.chance.stream(f"worker {name}")
+        self.slowness = 1.0
         self.shared = Shared()
         self.inbox = Mailbox()
         self.host = Host(self, region.network, region.store, region.history, self.chance)
@@ -164,7 +165,7 @@ class Worker(Process):
                 return
             if message is None:
                 produced = self.shared.step != step
-                await self.sleep(self.region.work_s(self.chance, produced=produced))
+                await self.sleep(self.slowness * self.region.work_s(self.chance, produced=produced))
 
     def _deliver(self, message: ToLinks) -> None:
         """A message of the circuit. Dropped if its incarnation is over."""

@@ -1,0 +1,175 @@
+"""Plays on a region, in which the order matters: what a random fault does not come upon.
+
+    reset_at_a_step   a user asks for a reset just when a step is taken: what was under way is in doubt, and
+                      the same driver finds out what became of it (R11, V10)
+    claimed_at_a_cut  another driver claims the manifest while a cut is on its way there
+    late_rows         who has read all its rows becomes slow, and is some steps behind another that reads its
+                      last
+    left_behind       a worker waits for the lock of its output since before its driver died, and gets it when
+                      a later incarnation has committed more (row 36)
+
+Rules of this file: as in `scripts`. A play knows who runs and how far input is read, not what is wrong with
+the code.
+"""
+
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpoint.core.coordinator_vocabulary import ResetWanted
+from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.regions.driver import Driver
+from tests.sim.regions.region import STEP_ROWS, Region
+from tests.sim.regions.worker import Worker
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+SHARE: Final = 0.5
+"""The part of the runs with a region that has plays."""
+MOMENTS: Final = ("appends a cut", "appends a cut", "event: CutAppended", "sent: RequestCut", "sent: Start")
+_LOOK_S: Final = 0.02
+_PATIENCE_S: Final = 6.0
+
+
+class Play:
+    """One play: its cluster, its region, its chances."""
+
+    def __init__(self, cluster: "Cluster", region: Region, rng: Random) -> None:
+        self.cluster = cluster
+        self.region = region
+        self.rng = rng
+
+    async def sleep(self, seconds: float) -> None:
+        await self.cluster.nemesis.sleep(seconds)
+
+    async def until(self, found: Callable[[], Any], patience_s: float = _PATIENCE_S) -> Any:
+        """What it returns, as soon as that is something; None when it is nothing for too long."""
+        deadline = self.cluster.world.now + patience_s
+        while self.cluster.world.now < deadline:
+            what = found()
+            if what:
+                return what
+            await self.sleep(_LOOK_S)
+        return None
+
+    def driver_without_power(self) -> None:
+        """The driver that runs is gone, and nobody is told."""
+        driver = self.region.running
+        if driver is not None:
+            self.cluster.network.process_died(driver, power=True)
+            driver.kill()
+
+    def waits_for_lock(self, index: int, but: "tuple[Worker, ...]") -> Worker | None:
+        """A process of that worker whose output another one has locked."""
+        for one in self.region.living_workers():
+            if one.index == index and one not in but and one.inbox.next_restores:
+                return one
+        return None
+
+
+async def reset_at_a_step(play: Play) -> None:
+    moment, delay_s = play.rng.choice(MOMENTS), play.rng.choice([0.0, 0.0005, 0.002, 0.006])
+    cluster = play.cluster
+
+    def ask() -> None:
+        driver = play.region.running
+        if driver is not None and not cluster.healed:
+            cluster.note("nemesis", f"at {moment}: a reset is asked for")
+            driver.post(ResetWanted())
+
+    play.region.at_next(moment, lambda: cluster.world.after(delay_s, ask))
+
+
+async def claimed_at_a_cut(play: Play) -> None:
+    """Who comes new holds the manifest for a while, or dies over it."""
+    cluster, region, rng = play.cluster, play.region, play.rng
+    moment, delay_s = rng.choice(["sent: RequestCut", "voted", "appends a cut"]), rng.choice([0.0, 0.1, 0.3])
+    lives_s = rng.choice([0.3, 0.6, 30.0])
+
+    def die(driver: Driver) -> None:
+        if driver.alive and not cluster.healed:
+            cluster.network.process_died(driver, power=False)
+            driver.kill()
+
+    def come() -> None:
+        if region.running is not None and not region.finished and not cluster.healed:
+            cluster.note("nemesis", f"at {moment}: another driver comes")
+            cluster.world.after(lives_s, die, region.new_driver())
+
+    region.at_next(moment, lambda: cluster.world.after(delay_s, come))
+
+
+async def late_rows(play: Play) -> None:
+    region = play.region
+
+    def near_the_end() -> tuple[Worker, Worker] | None:
+        """Who has some steps left, and who has none."""
+        left = {one: region.readers[one.index].rows_left for one in _at_work(region)}
+        late = [one for one, rows in left.items() if 2 * STEP_ROWS < rows <= 6 * STEP_ROWS]
+        done = [one for one, rows in left.items() if not rows]
+        return (late[0], done[0]) if late and done else None
+
+    pair = await play.until(near_the_end, 2 * _PATIENCE_S)
+    if pair is None:
+        return
+    late, done = pair
+    play.cluster.note("nemesis", f"{done.name} has read all, and becomes slow before {late.name} has")
+    done.slowness = play.rng.choice([1.5, 2.0, 3.0, 4.0])
+    await play.until(lambda: not late.alive or not region.readers[late.index].rows_left)
+    await play.sleep(play.rng.choice([0.5, 1.0, 2.0]))
+    done.slowness = 1.0
+
+
+async def left_behind(play: Play) -> None:
+    region, network = play.region, play.cluster.network
+    holders = [one for one in _at_work(region) if region.output.holders.get(one.index) is one]
+    if not region.made or not holders:
+        return
+    first = play.rng.choice(holders)
+    first.pause()
+    play.driver_without_power()
+    second = await play.until(lambda: play.waits_for_lock(first.index, (first,)))
+    if second is not None:
+        second.pause()
+        play.driver_without_power()
+        third = await play.until(lambda: play.waits_for_lock(first.index, (first, second)))
+        first.die("killed")
+        if third is not None:
+            cuts = len(region.record.committed)
+            await play.until(lambda: len(region.record.committed) > cuts or not third.alive)
+            await play.sleep(play.rng.choice([0.0, 0.3]))
+            third.die("killed")
+        second.resume()
+    network.process_died(first, power=False)
+    first.die("killed")
+
+
+def _at_work(region: Region) -> list[Worker]:
+    """Processes that read input."""
+    return [one for one in region.living_workers() if not one.paused and one.loop.busy]
+
+
+def _kind(play: Callable[[Play], Coroutine[Any, Any, None]]) -> Kind:
+    def begin(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+        if cluster.region is not None:
+            cluster.nemesis.start(fault.kind, play(Play(cluster, cluster.region, rng)))
+
+    return begin
+
+
+REGION_PLAYS: Final[dict[str, Kind]] = {
+    play.__name__: _kind(play) for play in (reset_at_a_step, claimed_at_a_cut, late_rows, left_behind)
+}
+
+
+def plan_plays(seed: int, rng: Random, seconds: float, first: int) -> list[Fault]:
+    """The plays of a run with a region, numbered from `first` on: none in half of the runs, else one to
+    three."""
+    if rng.random() >= SHARE:
+        return []
+    moments = sorted(rng.uniform(0.5, 0.7 * seconds) for _ in range(rng.randint(1, 3)))
+    return [
+        Fault(number, at, rng.choice(list(REGION_PLAYS)), 1.0, f"{seed}/fault/{number}")
+        for number, at in enumerate(moments, first)
+    ]
