@@ -119,6 +119,17 @@ class UnsupportedKeyTypeError(DosError):
     remedy = "use string, binary, bool, integers, floats, decimal128, date32 or timestamps as keys"
 
 
+class InputClosedError(DosError):
+    """The input handle is closed, or being closed: nobody may write to it any more. What was acknowledged
+    before is part of it.
+    """
+
+    remedy = "write to another handle; a closed one stays closed"
+
+    def __init__(self, handle: str) -> None:
+        super().__init__(f"input {handle!r} is closed, or being closed")
+
+
 class OutputDiffersError(DosError):
     """A replay made other output of a step than was shown before: something below the sink is not
     deterministic. Nothing of it was written. The region stops and needs a person.
@@ -140,6 +151,7 @@ __all__ = [
     "ErrorCode",
     "FingerprintMismatchError",
     "HandshakeError",
+    "InputClosedError",
     "LinkClosedError",
     "ManifestError",
     "ManifestSupersededError",

@@ -41,6 +41,21 @@ snapshot_bytes_min: Final = 64 * 1024 * 1024
 snapshot_growth: Final = 4
 """A snapshot is due when what was appended since the last one is this many times its size."""
 
+# --- input handles -------------------------------------------------------------------------------
+input_part_bytes_max: Final = 1024 * 1024
+"""What a producer puts into one record, as a rule: a step takes whole parts. One row may be larger."""
+input_pending_bytes_max: Final = 16 * 1024 * 1024
+"""Of a batch that is not whole yet, so much is kept in memory by a reader; a larger one is read a second
+time.
+"""
+input_segment_bytes_max: Final = 64 * 1024 * 1024
+"""A producer's chain goes on in a new segment after so much: a restart reads back at most about that."""
+input_poll_s: Final = 0.02
+"""How soon a batch that was recorded is seen, as a rule; a quiet producer is asked less and less often."""
+input_poll_max_s: Final = 0.5
+inputs_poll_s: Final = 0.5
+"""How often producers that have come, and the end of the input, are looked for."""
+
 # --- requests to a region through the store -------------------------------------------------------
 request_bytes_max: Final = 4096
 answer_bytes_max: Final = 4 * 1024 * 1024

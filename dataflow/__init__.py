@@ -4,13 +4,16 @@ and output.
     from dataflow import FileSink, FileSource, Graph
 """
 
+from checkpoint.input_log import close_input
 from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
 from dataflow.outputs import StepRows, collect_output, read_output
+from dataflow.producing import Producer, open_producer
 from dataflow.sinks.files import FileSink
 from dataflow.sinks.log import LogSink
 from dataflow.sources.files import FileSource
+from dataflow.sources.inputs import InputSource
 
 __all__ = [
     "FileSink",
@@ -18,15 +21,19 @@ __all__ = [
     "Graph",
     "GraphError",
     "GraphPlan",
+    "InputSource",
     "KeyedStream",
     "LogSink",
     "OperatorError",
     "OperatorFailure",
+    "Producer",
     "SchemaError",
     "StepRows",
     "Stream",
     "autonomous",
+    "close_input",
     "collect_output",
     "consistent",
+    "open_producer",
     "read_output",
 ]

@@ -38,6 +38,10 @@ line_bytes_max: Final = 16 * MIB
 """A longer line is an error: one line is held in memory whole."""
 verify_read_bytes: Final = 1 * MIB
 
+feed_split_bytes_max: Final = 4 * MIB
+feed_bytes_max: Final = 64 * MIB
+"""What is read ahead of one split, and of one source, whose input lies in the store."""
+
 # --- exchange -----------------------------------------------------------------------------------------------
 frame_rows_max: Final = 1 << 20
 frame_bytes_aim: Final = 8 * MIB
@@ -87,3 +91,4 @@ class WorkerLimits:
 
 assert batch_bytes_min <= batch_bytes_max <= step_bytes_max
 assert batch_bytes_max <= line_bytes_max
+assert step_bytes_max <= feed_split_bytes_max <= feed_bytes_max

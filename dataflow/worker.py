@@ -13,8 +13,8 @@ import logging
 import pyarrow as pa
 
 from dataflow.worker_circuit import CircuitLoop
+from dataflow.worker_identity import Identity
 from dataflow.worker_messages import Inbox, Shared
-from dataflow.worker_run import Identity
 from dataflow.worker_spec import WorkerSpec, WorkerSummary
 from dataflow.worker_thread import LinkThread
 

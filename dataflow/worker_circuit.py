@@ -20,6 +20,7 @@ from checkpoint.core.messages import FailureKind
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
+from dataflow.worker_identity import Clock, Identity
 from dataflow.worker_messages import (
     Arrived,
     BlockLoaded,
@@ -38,7 +39,7 @@ from dataflow.worker_messages import (
     ToCircuit,
     ToLinks,
 )
-from dataflow.worker_run import Clock, Identity, Incarnation
+from dataflow.worker_run import Incarnation
 from dos_protocol.errors import CorruptDataError
 
 logger = logging.getLogger("dos.dataflow")

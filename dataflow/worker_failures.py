@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from checkpoint.core.messages import FailureKind
 from checkpoint.errors import ManifestError
-from dataflow.errors import PeerLostError
+from dataflow.errors import InputChangedError, PeerLostError
 from dos_protocol.errors import DosError, FencedError
 
 
@@ -27,7 +27,9 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, PeerLostError):
         return Failure("peer", str(error), peer=error.peer)
     if isinstance(error, DosError):
-        return Failure("manifest" if isinstance(error, ManifestError) else "store", str(error))
+        return Failure(
+            "manifest" if isinstance(error, ManifestError | InputChangedError) else "store", str(error)
+        )
     return Failure("internal", f"{type(error).__name__}: {error}")
 
 

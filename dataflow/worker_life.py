@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from checkpoint.core.channel_frames import FrameType
+from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Restore, Start
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
@@ -22,6 +23,8 @@ from checkpoint.link import Link
 from checkpoint.participant import Participant
 from checkpoint.world import world
 from dataflow import limits
+from dataflow.feeding import Feed
+from dataflow.sources.inputs import InputSource
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_failures import first_error
 from dataflow.worker_journals import Journals, after_step
@@ -72,7 +75,8 @@ class Life:
         self._inbox = inbox
         self._shared = shared
         self._exchange = Exchange(spec, order.incarnation, inbox=inbox, shared=shared, lost=self.fail)
-        self._outputs = Outputs(spec.graph.plan(), self._exchange, peers=spec.workers - 1)
+        self._plan = spec.graph.plan()
+        self._outputs = Outputs(self._plan, self._exchange, peers=spec.workers - 1)
         self._exchange.on_durable = self._outputs.heard
         self._scope = trio.CancelScope()
         self._over = trio.Event()
@@ -147,7 +151,9 @@ class Life:
         order, after = self._order, after_step(self._order)
         part = None if order.restore is None else order.restore.workers[self._spec.worker]
         store_id = self._store.record.store_id
-        self._inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store_id))
+        feeds = self._feeds(part)
+        buffers = {name: feed.buffer for name, feed in feeds.items()}
+        self._inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store_id, buffers))
         directory = worker_directory(self._spec.region, self._spec.worker)
         claim = await self._store.claim(directory, self.number, chance.fresh_id())
         async with claim:
@@ -167,11 +173,29 @@ class Life:
                     replayed_bytes=journals.replayed_bytes + self._outputs.replayed_bytes,
                     seconds=trio.current_time() - begin,
                 )
+                for feed in feeds.values():
+                    nursery.start_soon(feed.run)
                 nursery.start_soon(self._serve, journals)
                 nursery.start_soon(self._vote_all, journals)
                 nursery.start_soon(self._outputs.announce, journals.division_synced)
                 nursery.start_soon(self._publish)
                 nursery.start_soon(self._watch, claim)
+
+    def _feeds(self, part: WorkerCut | None) -> dict[str, Feed]:
+        spec = self._spec
+        return {
+            name: Feed(
+                source,
+                self._store,
+                application=spec.application or spec.region,
+                worker=spec.worker,
+                workers=spec.workers,
+                positions={} if part is None else part.sources.get(name, {}),
+                woken=lambda: self._inbox.put(Woken()),
+            )
+            for name, source in self._plan.specs.items()
+            if isinstance(source, InputSource)
+        }
 
     async def _load(self, journals: Journals) -> None:
         async for cut, operator, data in journals.blocks():

@@ -20,6 +20,7 @@ from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import SplitPosition, WorkerCut
 from checkpoint.core.messages import FailureKind
 from dataflow.core.schedule import CutMark
+from dataflow.feed_buffer import FeedBuffer
 from dataflow.sinks.base import SinkWriter
 
 # --- to the circuit thread ----------------------------------------------------------------------------------
@@ -36,6 +37,8 @@ class Restoring:
     part: WorkerCut | None
     layout: Layout
     store_id: bytes
+    feeds: Mapping[str, FeedBuffer] = field(default_factory=dict)
+    """What is read ahead for each source that lies in the store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ Rules of this file: it turns the schedule's decisions into calls of the circuit,
 messages. It is made for one incarnation and thrown away with it; an error leaves it unusable.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -26,6 +25,8 @@ from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.log import LogWriter
 from dataflow.sources.base import SourceReader, SplitDivision
+from dataflow.sources.fed import FedReader
+from dataflow.worker_identity import Clock, Identity
 from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
@@ -44,27 +45,6 @@ Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview]"
 """(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs."""
 
 _batch_growth: Final = 4
-
-
-class Clock:
-    """What a circuit is told of time. The simulator has one of its own."""
-
-    @staticmethod
-    def seconds() -> float:
-        """For measuring how long things take."""
-        return time.perf_counter()
-
-    @staticmethod
-    def wall_ms() -> int:
-        return time.time_ns() // 1_000_000
-
-
-class Identity(NamedTuple):
-    """Who runs."""
-
-    region: str
-    worker: int
-    workers: int
 
 
 class Incarnation:
@@ -130,6 +110,8 @@ class Incarnation:
         part = order.part
         for name, reader in self._circuit.sources.items():
             reader.reset_to({} if part is None else part.sources.get(name, {}))
+            if isinstance(reader, FedReader):
+                reader.attach(order.feeds[name])
         for name, writer in self._circuit.sinks.items():
             writer.reset_to(None if part is None else part.sinks.get(name))
             if order.cut:
@@ -181,18 +163,19 @@ class Incarnation:
         """Do the next thing, if there is one. Raises OperatorError and whatever else stops the circuit."""
         action = self._schedule.next_action(
             self._is_complete,
-            input_waits=any(
-                not reader.exhausted and not reader.wants_cut for reader in self._circuit.sources.values()
-            ),
+            input_waits=any(reader.has_input for reader in self._circuit.sources.values()),
             room=self._shared.room,
             peers_at=self._shared.peers_at,
         )
         begin = self._clock.seconds()
         if isinstance(action, Produce):
+            if action.replay and not self._can_replay(action.step):
+                return False
             self._produce(action)
         elif isinstance(action, RunStage):
             self._run_stage(action)
         else:
+            self._note_exhausted()  # an input may have been closed while nothing came
             return False
         self._shared.busy_s += self._clock.seconds() - begin
         return True
@@ -235,11 +218,15 @@ class Incarnation:
             del self._waiting[name]
             self._circuit.sources[name].cut_taken()
 
+    def _can_replay(self, step: int) -> bool:
+        recorded = self._divisions[step].sources
+        ready = [reader.can_replay(_parts(recorded, name)) for name, reader in self._circuit.sources.items()]
+        return all(ready)
+
     def _replay(self, step: int) -> None:
         recorded = self._divisions.pop(step)
         for name, reader in self._circuit.sources.items():
-            parts = {split: SplitDivision(*part) for split, part in recorded.sources.get(name, {}).items()}
-            for batch in reader.replay(parts):
+            for batch in reader.replay(_parts(recorded.sources, name)):
                 self._shared.bytes_in += batch.bytes_read
                 self._circuit.feed(step, name, batch)
 
@@ -397,3 +384,8 @@ class Incarnation:
             Frame(FrameType.STEP_END, me, job, number, step, mark.cut, seq, channel=channel, flags=flags)
         )
         return frames
+
+
+def _parts(sources: Sources, name: str) -> dict[str, SplitDivision]:
+    """What a step took of one source."""
+    return {split: SplitDivision(*part) for split, part in sources.get(name, {}).items()}

@@ -27,6 +27,8 @@ class WorkerSpec:
     token: bytes = field(default=b"", repr=False)
     scratch_dir: str = ""
     """A local cache of the chains; '' for none. It may be wiped at any time."""
+    application: str = ""
+    """Whose input handles these are; '': the region's own name."""
     listen_host: str = "127.0.0.1"
     """Where peers may reach us; `advertise_host` is what they are told ('': the address of the control link).
     """

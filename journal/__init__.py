@@ -18,6 +18,7 @@ from journal.core.errors import (
 from journal.core.position import ORIGIN, Position
 from journal.core.record import Record
 from journal.core.replay import fold
+from journal.following import ChainFollower
 from journal.ops import Op
 from journal.reading import read_batches, read_records
 from journal.scratch import Scratch
@@ -26,6 +27,7 @@ from journal.writer import ChainWriter
 __all__ = [
     "ORIGIN",
     "ChainError",
+    "ChainFollower",
     "ChainState",
     "ChainWriter",
     "CorruptRecordError",

@@ -23,6 +23,8 @@ class Op(IntEnum):
     SNAPSHOT_END = 8
     DIVISION = 9
     OUTPUT = 10
+    INPUT = 11
+    INPUT_CLOSED = 12
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -47,5 +49,7 @@ ARGUMENTS: dict[Op, str] = {
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
     Op.DIVISION: "ints=[step, time ms] strings=[JSON division]",
     Op.OUTPUT: "ints=[step, wall clock ms, rows, digest] strings=[JSON head, Arrow IPC stream]",
+    Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark]",
+    Op.INPUT_CLOSED: "ints=[wall clock ms] strings=[JSON of the producers' ends]",
 }
 assert set(ARGUMENTS) == set(Op)

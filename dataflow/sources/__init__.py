@@ -1,5 +1,6 @@
 """Sources: where rows enter a region, by splits that can be read again."""
 
 from dataflow.sources.files import FileSource
+from dataflow.sources.inputs import InputSource
 
-__all__ = ["FileSource"]
+__all__ = ["FileSource", "InputSource"]

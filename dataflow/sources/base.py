@@ -96,6 +96,20 @@ class SourceReader(Operator):
         """Whether every split is read to its end."""
 
     @property
+    def has_input(self) -> bool:
+        """Whether there may be something to read now. A source that waits for others to write says no
+        meanwhile: an idle region makes no steps.
+        """
+        return not self.exhausted and not self.wants_cut
+
+    def can_replay(self, division: Division) -> bool:
+        """Whether `replay` has all it needs at hand. If not, it is being fetched, and the circuit is
+        woken.
+        """
+        del division
+        return True
+
+    @property
     def wants_cut(self) -> bool:
         """Whether it has come to a place where it wants a cut, and gives nothing more until `cut_taken`. Only
         where the region has trigger="operator"; a replay comes to the same places.

@@ -63,6 +63,22 @@ from journal.core.walk_vocabulary import (
 from journal.limits import segments_in_chain_max
 
 
+def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, int], filled: Answers) -> int:
+    """The length of a segment that a quorum holds while its members' claim is still this segment's epoch.
+
+    claims: the claim epoch that each member held when it answered; filled: what a member has that joins.
+    While one joins, a quorum is one in both sets: what the old set alone holds may be gone when the new one
+    counts (docs/decisions/0010).
+    """
+    name, held = str(seen.name), {copy.member: copy.bytes for copy in seen.copies}
+    for member, objects in filled.items():
+        if name in objects:
+            held[member] = objects[name].synced
+    epoch = seen.name.epoch
+    counting = {member: size for member, size in held.items() if claims.get(member) == epoch}
+    return min(quorums.watermark(counting), seen.longest)
+
+
 class _Walk:
     """What both walks share: the candidates, and the way down. One walk, one use."""
 
@@ -325,7 +341,7 @@ class Look(_Walk):
     def _head_started(self, event: StartRead) -> list[Effect]:
         """Is this start committed? Then this is the head, and what of it is committed is asked next."""
         seen = self._seen[self._rank]
-        held = self._held_by_quorum(seen)
+        held = held_by_quorum(self._quorums, seen, self._claims, self._filled)
         if event.start is None or (seen.longest <= event.end.bytes and held < event.end.bytes):
             self._rank += 1
             return self._choose()
@@ -336,19 +352,6 @@ class Look(_Walk):
         length = held if event.start.pipelined else seen.longest
         self.phase = Phase.MEASURING
         return [SurveySegment(str(seen.name), length, seen.holders(length), within=held)]
-
-    def _held_by_quorum(self, seen: SeenSegment) -> int:
-        """The length that a quorum holds while its members' claim is still this segment's epoch.
-
-        While a member joins, a quorum is one in both sets: what the old set alone holds may be gone when the
-        new one counts (docs/decisions/0010)."""
-        name, held = str(seen.name), {copy.member: copy.bytes for copy in seen.copies}
-        for member, objects in self._filled.items():
-            if name in objects:
-                held[member] = objects[name].synced
-        epoch = seen.name.epoch
-        counting = {member: size for member, size in held.items() if self._claims.get(member) == epoch}
-        return min(self._quorums.watermark(counting), seen.longest)
 
     def _head_measured(self, survey: Survey) -> list[Effect]:
         committed = survey.within

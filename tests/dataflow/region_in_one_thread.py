@@ -18,6 +18,7 @@ from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.outputs import OutputLine, Verdict
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
+from dataflow.worker_identity import Identity
 from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
@@ -31,7 +32,7 @@ from dataflow.worker_messages import (
     StateBlock,
     ToLinks,
 )
-from dataflow.worker_run import Identity, Incarnation
+from dataflow.worker_run import Incarnation
 from journal import Position
 
 Choose = Callable[[int], int]

@@ -128,5 +128,7 @@ def test_ops_are_numbered_for_ever() -> None:
         (8, "SNAPSHOT_END"),
         (9, "DIVISION"),
         (10, "OUTPUT"),
+        (11, "INPUT"),
+        (12, "INPUT_CLOSED"),
     ]
     assert FILE_ARITY == {Op.TRUNCATE: (1, 1), Op.WRITE: (1, 2), Op.REMOVE: (0, 1)}

@@ -173,7 +173,7 @@ def with_header_digest(header: bytes) -> bytes:
     ("header", "kind", "words"),
     [
         (HEADER_V1.pack(MAGIC, 2, 4, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found version 2"),
-        (HEADER_V1.pack(MAGIC, 1, 11, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found op 11"),
+        (HEADER_V1.pack(MAGIC, 1, 200, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found op 200"),
         (HEADER_V1.pack(MAGIC, 1, 4, 0x100, 0, 0, 0, 0, 0), UnknownRecordError, "found 0x0100"),
         (HEADER_V1.pack(MAGIC, 1, 2, 0, 1, 1, 0, 16, 0), CorruptRecordError, "1 strings for REMOVE"),
         (HEADER_V1.pack(MAGIC, 1, 4, 0, 2, 0, 0, 15, 0), CorruptRecordError, "found 15 bytes"),

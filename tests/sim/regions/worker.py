@@ -37,6 +37,7 @@ from checkpoint.core.participant import (
 from checkpoint.errors import StaleIncarnationError
 from dataflow import limits
 from dataflow.worker_circuit import CircuitLoop
+from dataflow.worker_identity import Clock, Identity
 from dataflow.worker_messages import (
     CircuitFailed,
     CutCommitted,
@@ -47,7 +48,6 @@ from dataflow.worker_messages import (
     ToCircuit,
     ToLinks,
 )
-from dataflow.worker_run import Clock, Identity
 from dos_protocol.errors import DosError
 from tests.sim.engine.network import Wire
 from tests.sim.engine.world import Process, Signal

@@ -1,0 +1,114 @@
+"""A reader's end of an input handle: the parts that count, producer by producer, as they come.
+
+Rules of this file: it claims nothing and gives committed bytes only. Which parts count is decided in
+`core/inputs.py`; who reads which producer, and how fast, is for others.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.inputs import (
+    CLOSED_CHAIN,
+    INPUT_CHAIN,
+    InputEnds,
+    InputLine,
+    InputPiece,
+    TooLarge,
+    decode_ends,
+    decode_part,
+    input_directory,
+    producer_directory,
+    producers_among,
+)
+from dos_client import QuorumUnavailableError, Store
+from dos_protocol.errors import BrokenConnectionError
+from journal import ChainFollower, Op, look_chain, read_records
+
+
+class InputFollower:
+    """Reads one producer's input on from a position. Not for several tasks at once.
+
+    at, digest: of the position; (0, 0) is the beginning. pending_bytes_max: how much of a batch that is not
+    whole yet is kept in memory.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        application: str,
+        handle: str,
+        producer: str,
+        *,
+        at: int = 0,
+        digest: int = 0,
+        pending_bytes_max: int = limits.input_pending_bytes_max,
+    ) -> None:
+        self._store = store
+        self._producer = producer
+        self._directory = producer_directory(application, handle, producer)
+        self._chain = ChainFollower(store, self._directory, INPUT_CHAIN, at=at)
+        self._line = InputLine(
+            producer, at=at, digest=digest, where=self._directory, bytes_max=pending_bytes_max
+        )
+        self.given = at
+        """The position up to which parts were given out."""
+
+    async def poll(self) -> AsyncGenerator[InputPiece]:
+        """The parts that count by now and were not given yet. Ends; it must be read to its end.
+
+        Raises CorruptDataError when this input is not the one that was read up to the position, and as
+        `ChainFollower.poll` does; after the latter alone it can be called again.
+        """
+        begin = self._chain.at
+        async with aclosing(self._chain.poll()) as records:
+            async for end, record in records:
+                if record.op is Op.INPUT:
+                    part = decode_part(record.ints, record.strings, where=self._directory, at=end)
+                    pieces = self._line.add(part, begin, end)
+                    if isinstance(pieces, TooLarge):
+                        async with aclosing(self._again(pieces)) as again:
+                            async for piece in again:
+                                self.given = piece.end
+                                yield piece
+                    else:
+                        for piece in pieces:
+                            self.given = piece.end
+                            yield piece
+                begin = end
+
+    async def _again(self, batch: TooLarge) -> AsyncGenerator[InputPiece]:
+        """A batch that did not fit into memory, part by part. All of it is committed."""
+        chain = ChainFollower(self._store, self._directory, INPUT_CHAIN, at=batch.begin)
+        begin = batch.begin
+        while begin < batch.end:
+            with suppress(QuorumUnavailableError, BrokenConnectionError):  # it is there: wait for members
+                async with aclosing(chain.poll()) as records:
+                    async for end, record in records:
+                        if record.op is Op.INPUT:
+                            part = decode_part(record.ints, record.strings, where=self._directory, at=end)
+                            yield InputPiece(self._producer, begin, end, part.digest, part.rows, part.data)
+                        begin = end
+                        if begin >= batch.end:
+                            return
+            await trio.sleep(limits.input_poll_max_s)
+
+
+async def find_producers(store: Store, application: str, handle: str) -> list[str]:
+    """Who has ever opened this handle. Raises QuorumUnavailableError."""
+    directories = await store.list_directories(input_directory(application, handle) + ".")
+    return producers_among(directories, application, handle)
+
+
+async def read_ends(store: Store, application: str, handle: str) -> InputEnds | None:
+    """Where every producer's input ends, if the handle is closed; else None. Raises as `look_chain`."""
+    directory = input_directory(application, handle)
+    chain = await look_chain(store, directory, CLOSED_CHAIN)
+    found = None
+    async with aclosing(read_records(store, chain, directory=directory)) as records:
+        async for end, record in records:
+            if record.op is Op.INPUT_CLOSED:
+                found = decode_ends(record.strings, where=directory, at=end.size)
+    return found

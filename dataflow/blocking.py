@@ -1,0 +1,55 @@
+"""Producers for plain threads: scripts, notebooks, Spark tasks.
+
+Rules of this file: every call is handed to the trio thread of a `dos_client.blocking` store and waited for;
+nothing is decided here. Names and errors are those of `dataflow.producing`. What `dos_client.blocking` says
+of threads, and of calls that are interrupted, is so here.
+
+    with open_store("dos://h1,h2,h3") as store, open_producer(store, "shop", "orders", "till-7", schema) as
+    producer:
+        producer.wait_recorded(producer.send(rows))
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pyarrow as pa
+
+from checkpoint import input_log
+from checkpoint.core.inputs import InputEnds
+from dataflow import producing
+from dataflow.producing import Ended, Producer, Rows
+from dos_client.blocking import BlockingStore, Portal
+
+
+class BlockingProducer:
+    """See `Producer`."""
+
+    def __init__(self, portal: Portal, producer: Producer) -> None:
+        self._portal = portal
+        self._producer = producer
+
+    @property
+    def last(self) -> Ended:
+        return self._portal.call_sync(lambda: self._producer.last)
+
+    def send(self, rows: Rows, *, batch: int | None = None, mark: bytes = b"") -> int:
+        return self._portal.call(partial(self._producer.send, batch=batch, mark=mark), rows)
+
+    def wait_recorded(self, batch: int | None = None) -> int:
+        return self._portal.call(self._producer.wait_recorded, batch)
+
+
+@contextmanager
+def open_producer(
+    store: BlockingStore, application: str, handle: str, producer: str, schema: "str | pa.Schema"
+) -> Iterator[BlockingProducer]:
+    """`producing.open_producer`, from a thread."""
+    manager = producing.open_producer(store.store, application, handle, producer, schema)
+    with store.portal.hold(manager) as held:
+        yield BlockingProducer(store.portal, held)
+
+
+def close_input(store: BlockingStore, application: str, handle: str) -> InputEnds:
+    """`close_input` of `checkpoint.input_log`, from a thread."""
+    return store.portal.call(input_log.close_input, store.store, application, handle)

@@ -1,0 +1,136 @@
+"""Reading ahead for sources whose input lies in the store. Link thread, trio.
+
+Rules of this file: which splits are this worker's, from where they are read, and when there is no more. What
+is committed, and counts, is decided below; when rows are taken, above.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.inputs import InputEnds, InputPiece
+from checkpoint.core.manifest import SplitPosition
+from checkpoint.input_reading import InputFollower, find_producers, read_ends
+from dataflow.errors import InputChangedError
+from dataflow.feed_buffer import FeedBuffer
+from dataflow.sources.inputs import InputSource
+from dos_client import QuorumUnavailableError, Store
+from dos_protocol.errors import BrokenConnectionError, CorruptDataError
+
+T = TypeVar("T")
+logger = logging.getLogger("dos.dataflow")
+
+_AWAY = (QuorumUnavailableError, BrokenConnectionError)
+"""Too few members are there at the moment: what is asked for is waited for."""
+
+
+class Feed:
+    """One source of one incarnation: the buffer, and who fills it. Make it on the trio thread; `run` it in a
+    task.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        store: Store,
+        *,
+        application: str,
+        worker: int,
+        workers: int,
+        positions: Mapping[str, SplitPosition],
+        woken: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._application = application
+        self._worker, self._workers = worker, workers
+        self._positions = positions
+        self._room = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def roomy() -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._wake, idempotent=True)
+
+        self.buffer = FeedBuffer(woken=woken, roomy=roomy)
+        self._ends: InputEnds | None = None
+        self._reached: dict[str, int] = {}
+        """Split -> the position up to which it was put into the buffer."""
+
+    def _wake(self) -> None:
+        self._room.set()
+        self._room = trio.Event()
+
+    async def run(self) -> None:
+        """Until every split is at its end. Raises CorruptDataError and what else reading raises, but waits
+        while too few members are there.
+        """
+        async with trio.open_nursery() as nursery:
+            await self._find_all(nursery)
+        self.buffer.complete()
+
+    async def _find_all(self, nursery: trio.Nursery) -> None:
+        """Begin to follow every split of ours as it comes, until it is known that no more will come."""
+        known: set[str] = set()
+        while True:
+            ends = await _patiently(partial(read_ends, self._store, self._application, self._source.name))
+            found = await _patiently(
+                partial(find_producers, self._store, self._application, self._source.name)
+            )
+            for split in sorted({*found, *self._positions, *(ends.producers if ends else ())} - known):
+                known.add(split)
+                if self._source.owner(split, self._workers) == self._worker:
+                    nursery.start_soon(self._follow, split)
+            if ends is not None:
+                self._ends = ends
+                return
+            await trio.sleep(limits.inputs_poll_s)
+
+    async def _follow(self, split: str) -> None:
+        at = self._positions.get(split, SplitPosition(0))
+        follower = InputFollower(
+            self._store,
+            self._application,
+            self._source.name,
+            split,
+            at=at.position,
+            digest=at.digest,
+        )
+        self._reached[split] = at.position
+        pause_s = limits.input_poll_s
+        while not self._at_end(split):
+            before = self._reached[split]
+            try:
+                async with aclosing(follower.poll()) as pieces:
+                    async for piece in pieces:
+                        await self._put(piece)
+            except _AWAY as error:
+                logger.debug("%s of %s waits: %s", split, self._source.name, error)
+            except CorruptDataError as error:
+                where = f"{self._source.name}, {split}"
+                raise InputChangedError(where, self._reached[split], "what was read", str(error)) from error
+            quiet = self._reached[split] == before
+            pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
+            if not self._at_end(split):
+                await trio.sleep(pause_s)
+
+    def _at_end(self, split: str) -> bool:
+        return self._ends is not None and self._reached[split] >= self._ends.producers.get(split, 0)
+
+    async def _put(self, piece: InputPiece) -> None:
+        while not self.buffer.has_room(piece.split):
+            await self._room.wait()
+        self.buffer.put(piece)
+        self._reached[piece.split] = piece.end
+
+
+async def _patiently(ask: "Callable[[], Awaitable[T]]") -> T:
+    while True:
+        with suppress(*_AWAY):
+            return await ask()
+        await trio.sleep(limits.inputs_poll_s)

@@ -1,0 +1,200 @@
+"""Sources whose input lies in the store: a split is what one writer wrote there, read ahead by the link
+thread.
+
+Rules of this file: which pieces a step takes, and the proof that a replay takes the same. The circuit thread
+waits for no network: what is not there yet is read in a later step. Who reads ahead, and from where, is
+`dataflow/feeding.py`'s.
+
+A position in a split is where its last piece ended, with the digest of everything up to there. Within a step
+the splits come one after the other and none comes twice, so that the division alone (split, from, to; in
+order) says in which order the rows came: a replay gives them in the same. The next step begins with the next
+split: no busy writer holds up the others.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.manifest import SplitPosition
+from dataflow.errors import InputChangedError, InputReadError
+from dataflow.feed_buffer import FeedBuffer
+from dataflow.operators.base import OperatorContext
+from dataflow.schema import schema_text
+from dataflow.sources.base import (
+    Division,
+    Piece,
+    Positions,
+    SourceBatch,
+    SourceReader,
+    SourceSpec,
+    SplitDivision,
+)
+from dos_protocol.digests import digest64
+
+
+class FedSource(SourceSpec):
+    """The description of a source that is fed from the store."""
+
+    what: ClassVar[str]
+    """What a split is, for people."""
+    schema: pa.Schema
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return self.schema
+
+    def open(self, context: OperatorContext) -> "FedReader":
+        return FedReader(self.schema, f"{self.what} {context.operator!r}")
+
+    @abstractmethod
+    def owner(self, split: str, workers: int) -> int:
+        """The worker that reads a split: every worker knows it of every split, also of one that comes
+        later.
+        """
+
+
+def owner_by_name(split: str, workers: int) -> int:
+    """Spreads splits whose names say nothing."""
+    return digest64(split.encode()) % workers
+
+
+class FedReader(SourceReader):
+    """A worker's splits, in turns."""
+
+    def __init__(self, schema: pa.Schema, where: str) -> None:
+        self._schema = schema
+        self._where = where
+        self._buffer = FeedBuffer()
+        self.reset()
+
+    def attach(self, buffer: FeedBuffer) -> None:
+        """Read from here in this incarnation."""
+        self._buffer = buffer
+
+    def reset(self) -> None:
+        self._at: Positions = {}
+        self._division: Division = {}
+        self._split = ""
+        """The one that is being read."""
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        self.reset()
+        self._at = dict(positions)
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    @property
+    def has_input(self) -> bool:
+        return self._buffer.has_any
+
+    @property
+    def exhausted(self) -> bool:
+        return self._buffer.is_over
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        pieces: list[InputPiece] = []
+        size = 0
+        while size < bytes_max and (piece := self._next_piece()) is not None:
+            self._note(piece)
+            pieces.append(piece)
+            size += len(piece.data)
+        return self._batch(pieces) if pieces else None
+
+    def _next_piece(self) -> InputPiece | None:
+        if self._split in self._division and (piece := self._buffer.take(self._split)) is not None:
+            return piece
+        splits = self._buffer.splits()
+        after = [
+            split for split in splits if split > self._split
+        ] + splits  # in turns, over the end of the list
+        chosen = next((split for split in after if split not in self._division), None)
+        if chosen is None:
+            return None
+        self._split = chosen
+        return self._buffer.take(chosen)
+
+    def _note(self, piece: InputPiece) -> None:
+        at = self._at.get(piece.split, SplitPosition(0))
+        begin = self._division[piece.split].begin if piece.split in self._division else at.position
+        self._division[piece.split] = SplitDivision(begin, piece.end, piece.digest)
+        self._at[piece.split] = SplitPosition(piece.end, piece.digest)
+
+    def take_division(self) -> Division:
+        division, self._division = self._division, {}
+        return division
+
+    def positions(self) -> Positions:
+        return dict(self._at)
+
+    # --- replaying ------------------------------------------------------------------------------------------
+
+    def can_replay(self, division: Division) -> bool:
+        missing = [split for split, part in division.items() if not self._buffer.reaches(split, part.end)]
+        return not missing
+
+    def replay(self, division: Division) -> list[SourceBatch]:
+        batches = []
+        for split, part in division.items():
+            at = self._at.get(split, SplitPosition(0)).position
+            if at != part.begin:
+                raise InputChangedError(self._of(split), part.begin, f"a step from {part.begin}", f"{at}")
+            pieces = []
+            while self._at.get(split, SplitPosition(0)).position < part.end:
+                piece = self._buffer.take(split)
+                if piece is None or piece.end > part.end:
+                    found = "less" if piece is None else f"a piece that ends at {piece.end}"
+                    raise InputChangedError(self._of(split), part.end, "a piece that ends there", found)
+                self._note(piece)
+                pieces.append(piece)
+            found_digest = self._at[split].digest
+            if found_digest != part.digest:
+                expected = f"content with digest {part.digest:016x}"
+                raise InputChangedError(self._of(split), part.end, expected, f"{found_digest:016x}")
+            batches.append(self._batch(pieces))
+        return batches
+
+    # --- rows -----------------------------------------------------------------------------------------------
+
+    def _batch(self, pieces: Sequence[InputPiece]) -> SourceBatch:
+        batches = [batch for piece in pieces for batch in self._rows_of(piece)]
+        table = pa.Table.from_batches(batches, self._schema).combine_chunks()
+        rows = table.to_batches()
+        batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
+        where = tuple(Piece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
+        return SourceBatch(batch, where, sum(len(piece.data) for piece in pieces))
+
+    def _rows_of(self, piece: InputPiece) -> list[pa.RecordBatch]:
+        try:
+            with pa.ipc.open_stream(piece.data) as reader:
+                found = reader.schema
+                batches = list(reader)
+        except pa.ArrowInvalid as error:
+            raise InputReadError(f"{self._at_piece(piece)} are no rows: {error}") from error
+        if not found.equals(self._schema):
+            raise InputReadError(
+                f"{self._at_piece(piece)} have columns {schema_text(found)},"
+                f" and {schema_text(self._schema)} are read",
+                remedy="write and read with one schema; another one needs another handle",
+            )
+        return batches
+
+    # --- for people -----------------------------------------------------------------------------------------
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        del row
+        first, last = source.pieces[0], source.pieces[-1]
+        if first.split == last.split:
+            return f"{self._of(first.split)}, from {first.begin} to {last.end}"
+        return f"{self._of(first.split)}, from {first.begin}, to {self._of(last.split)}, {last.end}"
+
+    def counters(self) -> dict[str, int]:
+        return {"splits": len(self._at)}
+
+    def _of(self, split: str) -> str:
+        return f"{self._where}, {split}"
+
+    def _at_piece(self, piece: InputPiece) -> str:
+        return f"the bytes from {piece.begin} to {piece.end} of {self._of(piece.split)}"

@@ -1,0 +1,40 @@
+"""An input handle as a source: what producers write into the store, whoever and wherever they are.
+
+Rules of this file: the description only. How it is read is `fed.py`'s, who writes it
+`dataflow/producing.py`'s.
+
+A split is a producer. A producer that comes later is read when it has come. The source is at its end when the
+handle is closed and all that was recorded before is read.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from checkpoint.core.inputs import check_input_name
+from dataflow.schema import parse_schema
+from dataflow.sources.fed import FedSource, owner_by_name
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class InputSource(FedSource):
+    """Reads the input handle `name` of this application.
+
+    schema: of the rows, as everywhere; producers must be opened with the same. Raises BadNameError,
+    SchemaError.
+    """
+
+    what: ClassVar[str] = "input"
+    name: str
+    schema: pa.Schema
+
+    def __init__(self, name: str, schema: "str | pa.Schema") -> None:
+        object.__setattr__(self, "name", check_input_name("an input handle", name))
+        object.__setattr__(self, "schema", parse_schema(schema))
+
+    def owner(self, split: str, workers: int) -> int:
+        return owner_by_name(split, workers)
+
+    def detail(self) -> str:
+        return f"input {self.name}"

@@ -1,0 +1,241 @@
+"""Input handles: which parts of a producer's chain count, and the chain itself on real servers in memory."""
+
+import random
+from collections.abc import Callable, Coroutine
+from functools import wraps
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from checkpoint import limits
+from checkpoint.core.inputs import (
+    InputLine,
+    InputPart,
+    InputPiece,
+    Judgement,
+    TooLarge,
+    decode_part,
+    encode_part,
+    judge_batch,
+    producer_directory,
+    producers_among,
+)
+from checkpoint.errors import InputClosedError
+from checkpoint.input_log import InputLog, close_input
+from checkpoint.input_reading import InputFollower, find_producers, read_ends
+from dos_client import Store, open_store
+from dos_protocol.errors import BadNameError, CorruptDataError, FencedError, LocalProtocolError
+from dos_server.testing import MemoryServer, Servers, memory_store
+
+InMemory = Servers[MemoryServer]
+
+
+def on_servers(test: Callable[..., Coroutine[object, object, None]]) -> Callable[[], None]:
+    """Three servers in memory, virtual time, and a store opened on them."""
+
+    @wraps(test)
+    def run() -> None:
+        async def main() -> None:
+            async with memory_store() as servers, open_store(servers.url) as store:
+                await test(store, servers)
+
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+
+    del run.__wrapped__  # type: ignore[attr-defined] # or pytest takes its arguments for fixtures
+    return run
+
+
+async def all_of(follower: InputFollower) -> list[InputPiece]:
+    return [piece async for piece in follower.poll()]
+
+
+def opened(store: Store, producer: str = "p1") -> Coroutine[object, object, InputLog]:
+    return InputLog.open(store, "app", "orders", producer)
+
+
+def follower(store: Store, producer: str = "p1", *, at: int = 0, digest: int = 0) -> InputFollower:
+    return InputFollower(store, "app", "orders", producer, at=at, digest=digest)
+
+
+async def record(log: InputLog, number: int) -> None:
+    await log.append([(1, b"late")], number=number)
+    await log.recorded(number)
+
+
+@on_servers
+async def test_a_batch_counts_when_it_is_recorded_and_is_read_once(store: Store, servers: InMemory) -> None:
+    reader = follower(store)
+    assert await all_of(reader) == []
+    async with await opened(store) as log:
+        assert (log.last, log.last_mark) == (0, b"")
+        assert await log.append([(2, b"one"), (1, b"two")], number=1, mark=b"a") is Judgement.APPEND
+        end = await log.recorded(1)
+        first = await all_of(reader)
+        assert [(piece.rows, piece.data) for piece in first] == [(2, b"one"), (1, b"two")]
+        assert first[-1].end == end
+        assert await log.append([(1, b"again")], number=1) is Judgement.DISCARD
+        for number in range(2, 50):
+            await log.append([(1, b"%d" % number)], number=number)
+        await log.recorded(49)
+    rest = await all_of(reader)
+    assert [piece.data for piece in rest] == [b"%d" % number for number in range(2, 50)]
+    assert await all_of(reader) == []
+    assert [piece.begin for piece in rest[1:]] == [piece.end for piece in rest[:-1]]
+    middle = first[0]
+    assert await all_of(follower(store, at=middle.end, digest=middle.digest)) == [first[1], *rest]
+
+
+@on_servers
+async def test_a_producer_that_died_in_a_batch_begins_it_anew_and_knows_where_it_ended(
+    store: Store, servers: InMemory
+) -> None:
+    reader = follower(store)
+    async with await opened(store) as log:
+        await log.append([(1, b"whole")], number=1, mark=b"at 1")
+        await log.recorded(1)
+    died = await opened(store)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await died.append([(1, bytes(limits.input_part_bytes_max)), (1, b"never")], number=2)
+    await trio.sleep(5)  # virtual time: the first part is on the servers
+    assert [piece.data for piece in await all_of(reader)] == [b"whole"]
+    log = await opened(store)
+    with pytest.raises(FencedError):
+        await record(died, 2)
+    assert (log.last, log.last_mark) == (1, b"at 1")
+    await log.append([(1, b"anew"), (1, b"second")], number=2, mark=b"at 2")
+    await log.recorded(2)
+    assert [piece.data for piece in await all_of(reader)] == [b"anew", b"second"]
+    again = await opened(store)
+    assert (again.last, again.last_mark, again.last_end) == (2, b"at 2", reader.given)
+    assert [piece.data for piece in await all_of(follower(store))] == [b"whole", b"anew", b"second"]
+
+
+@on_servers
+async def test_a_batch_larger_than_memory_is_read_a_second_time(store: Store, servers: InMemory) -> None:
+    parts = [(1, bytes([number]) * 10_000) for number in range(20)]
+    async with await opened(store) as log:
+        await log.append([(1, b"before")], number=1)
+        await log.append(parts, number=2)
+        await log.append([(1, b"after")], number=3)
+        await log.recorded(3)
+    found = await all_of(InputFollower(store, "app", "orders", "p1", pending_bytes_max=100_000))
+    assert [piece.data for piece in found] == [b"before", *(data for _, data in parts), b"after"]
+    assert [piece.begin for piece in found[1:]] == [piece.end for piece in found[:-1]]
+
+
+@on_servers
+async def test_reading_goes_on_with_a_server_lost_and_over_segments(store: Store, servers: InMemory) -> None:
+    reader = follower(store)
+    sent = []
+    for life in range(4):
+        async with await opened(store) as log:
+            assert log.last == 3 * life
+            for number in range(3 * life + 1, 3 * life + 4):
+                await log.append([(1, b"%d" % number)], number=number)
+                sent.append(b"%d" % number)
+            await log.recorded(3 * life + 3)
+        if life == 1:
+            servers[0].crash()
+        if life == 2:
+            assert [piece.data for piece in await all_of(reader)] == sent
+    assert [piece.data for piece in await all_of(reader)] == sent[9:]
+
+
+@on_servers
+async def test_a_closed_handle_says_where_every_producer_ended_and_takes_no_other(
+    store: Store, servers: InMemory
+) -> None:
+    assert await read_ends(store, "app", "orders") is None
+    first = await opened(store, "p1")
+    await first.append([(1, b"x")], number=1)
+    await first.recorded(1)
+    second = await opened(store, "p2")
+    assert await find_producers(store, "app", "orders") == ["p1", "p2"]
+    ends = await close_input(store, "app", "orders")
+    assert ends.producers == {"p1": first.last_end, "p2": 0}
+    assert await read_ends(store, "app", "orders") == ends
+    for log, number in ((first, 2), (second, 1)):
+        with pytest.raises(FencedError):
+            await record(log, number)
+    for producer in ("p1", "p3"):
+        with pytest.raises(InputClosedError, match="input 'orders' is closed"):
+            await opened(store, producer)
+    assert (await close_input(store, "app", "orders")).producers == {**ends.producers, "p3": 0}
+
+
+def parts_of(seed: int) -> tuple[list[tuple[InputPart, int, int]], list[bytes]]:
+    """Batches of random parts with torn ones between: the records, and the data that counts."""
+    chance = random.Random(seed)
+    records, counts, at, digest = [], [], 0, 0
+    for batch in range(1, 12):
+        wanted = chance.randint(1, 4)
+        for _ in range(chance.randint(0, 2)):
+            running = digest
+            for index in range(chance.randint(0, wanted - 1)):
+                part = InputPart(batch, index, False, 1, running, 0, chance.randbytes(5))
+                records.append((part, at, at := at + 10))
+                running = part.digest
+        for index in range(wanted):
+            data = chance.randbytes(5)
+            part = InputPart(batch, index, index == wanted - 1, 1, digest, 0, data)
+            records.append((part, at, at := at + 10))
+            digest = part.digest
+            counts.append(data)
+    return records, counts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_from_any_position_given_out_reading_goes_on_with_what_follows(seed: int) -> None:
+    records, counts = parts_of(seed)
+    line, given = InputLine("p"), []
+    for record in records:
+        pieces = line.add(*record)
+        assert not isinstance(pieces, TooLarge)
+        given += pieces
+    assert [piece.data for piece in given] == counts
+    for index, stand in enumerate(given):
+        later = InputLine("p", at=stand.end, digest=stand.digest)
+        rest: list[InputPiece] = []
+        for part, begin, end in records:
+            if begin >= stand.end:
+                pieces = later.add(part, begin, end)
+                assert not isinstance(pieces, TooLarge)
+                rest += pieces
+        assert rest == given[index + 1 :]
+
+
+def test_an_input_that_is_another_one_is_refused() -> None:
+    records, _ = parts_of(3)
+    stand = 3
+    line = InputLine("p", at=records[stand][1], digest=12345)
+    with pytest.raises(CorruptDataError, match="after digest 0000000000003039"):
+        line.add(*records[stand])
+
+
+def test_numbers_decide_what_becomes_of_a_batch() -> None:
+    assert judge_batch(4, 3) is Judgement.APPEND
+    assert judge_batch(3, 3) is Judgement.DISCARD
+    with pytest.raises(LocalProtocolError, match="batch 5 cannot come after batch 3"):
+        judge_batch(5, 3)
+    with pytest.raises(LocalProtocolError, match="from 1, not 0"):
+        judge_batch(0, 3)
+
+
+def test_a_part_survives_its_record_and_nonsense_is_refused() -> None:
+    part = InputPart(7, 0, True, 3, 1 << 63, 5, b"rows", b"mark")
+    record = encode_part(part)
+    assert decode_part(*record, where="d", at=9) == part
+    with pytest.raises(CorruptDataError, match="a part of 6 ints"):
+        decode_part(record.ints[:5], record.strings, where="d", at=9)
+    with pytest.raises(CorruptDataError, match="a batch from 1"):
+        decode_part((0, *record.ints[1:]), record.strings, where="d", at=9)
+
+
+def test_names_tell_which_directory_is_whose() -> None:
+    names = ["a.in.h.p", "a.in.h", "a.in.h.x.in.h.p", "a.in.hh.p", "a.in.h.", "b.a.in.h.p", "a.in.h.q"]
+    assert producers_among(names, "a", "h") == ["p", "q"]
+    for handle, producer in (("h.x", "p"), ("h", "p.q"), ("", "p"), ("h", ""), ("h", "-p")):
+        with pytest.raises(BadNameError, match="named by letters"):
+            producer_directory("a", handle, producer)
