@@ -20,6 +20,7 @@ from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     CutWanted,
     Event,
+    PauseWanted,
     ResetWanted,
     StopWanted,
     WorkerEnded,
@@ -138,6 +139,27 @@ class RegionControl:
     def reset(self) -> None:
         """Go back to the last committed cut now. Spends no attempt."""
         self._post(ResetWanted())
+
+    def pause(self, timeout: float | None = None) -> int:
+        """Take no input for a while: all workers stop at one step, and a cut is committed of it, after which
+        the region is PAUSED until `resume`. Returns that cut's number, 0 if nothing was ever taken.
+
+        Workers, state and connections stay; a reset keeps the region paused. Raises RegionFailedError when
+        that took longer than `timeout` seconds, or the region ended; the wish to pause stays.
+        """
+        self._post(PauseWanted(on=True))
+        with self._lock:
+            self._lock.wait_for(lambda: self._status.state is RegionState.PAUSED or self._over, timeout)
+            status = self._status
+        if status.state is not RegionState.PAUSED:
+            raise RegionFailedError(
+                f"region {self.spec.name} is not paused: it is {status.state.value} ({status.reason})"
+            )
+        return status.last_cut
+
+    def resume(self) -> None:
+        """Go on after `pause`. Returns at once."""
+        self._post(PauseWanted(on=False))
 
     def stop(self) -> None:
         """Take a last cut if the region runs, then stop all workers. Returns at once; `wait` for the end.

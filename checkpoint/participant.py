@@ -28,6 +28,8 @@ order.
                     #   position = await steps.synced(step) (likewise)
                     await control.prepared(cut=..., step=..., positions=WorkerCut(...), phases_s=...)
                     # the next step runs meanwhile
+                case Pause():                         # take no input; order.pause 0: go on
+                    await control.paused(order.pause, step=...)
                 case Committed():                     # sinks publish cut order.cut
                     if order.final: await control.finished()     # then next_order() raises StoppedError
 
@@ -64,6 +66,7 @@ from checkpoint.core.messages import (
     FailureKind,
     Finished,
     Join,
+    Paused,
     Prepared,
     Restored,
     ToCoordinator,
@@ -233,6 +236,10 @@ class Participant:
     async def wants_cut(self, step: int) -> None:
         """A start operator waits for a cut at the end of that step."""
         await self._report(WantsCut(job=self._spec.job, worker=self._spec.worker, step=step))
+
+    async def paused(self, pause: int, step: int) -> None:
+        """The order to pause of that number is carried out, after that step."""
+        await self._report(Paused(job=self._spec.job, worker=self._spec.worker, pause=pause, step=step))
 
     async def finished(self) -> None:
         """The final cut is committed and everything of it is published."""

@@ -29,6 +29,7 @@ from dataflow.worker_messages import (
     CutRequested,
     Inbox,
     LinksEnded,
+    PauseRequested,
     Published,
     Restoring,
     Shared,
@@ -165,6 +166,8 @@ class CircuitLoop:
             self._state = LoopState.RUNNING
         elif isinstance(message, CutRequested):
             run.request_cut(message)
+        elif isinstance(message, PauseRequested):
+            run.pause(message)
         elif isinstance(message, CutCommitted):
             run.committed(message)
             self._post(Published(run.number, message.cut, message.final))

@@ -33,6 +33,7 @@ from dataflow.worker_messages import (
     CutTaken,
     Inbox,
     OutputMade,
+    PausedAt,
     Published,
     Restoring,
     Shared,
@@ -83,9 +84,9 @@ class Life:
         self._failure: Exception | None = None
         self._ending = False
         self._journals: Journals | None = None
-        self._to_serve, self._from_circuit = trio.open_memory_channel[StageEnded | Published | SourceWaits](
-            math.inf
-        )
+        self._to_serve, self._from_circuit = trio.open_memory_channel[
+            StageEnded | Published | SourceWaits | PausedAt
+        ](math.inf)
         self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
@@ -103,7 +104,7 @@ class Life:
             self._outputs.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
-        elif isinstance(message, StageEnded | Published | SourceWaits):
+        elif isinstance(message, StageEnded | Published | SourceWaits | PausedAt):
             self._to_serve.send_nowait(message)
 
     def start(self, order: Start) -> None:
@@ -212,6 +213,9 @@ class Life:
                 continue
             if isinstance(message, SourceWaits):
                 await self._control.wants_cut(message.step)
+                continue
+            if isinstance(message, PausedAt):
+                await self._control.paused(message.pause, message.step)
                 continue
             journals.record(message)
             if message.sources is not None:

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start
+from checkpoint.core.messages import Committed, Counters, Pause, RequestCut, Restore, Start
 from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
@@ -26,6 +26,7 @@ from dataflow.worker_messages import (
     CutRequested,
     Inbox,
     LinksEnded,
+    PauseRequested,
     Shared,
     ToLinks,
 )
@@ -112,6 +113,9 @@ class Links:
                 self._inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
                 self._inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
+            elif isinstance(order, Pause):
+                self._shared.pausing = order.pause > 0
+                self._inbox.put(PauseRequested(order.incarnation, order.pause))
 
     async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
         """End the life before, begin the next. The circuit hears of it at once, and stops reading for the old
@@ -122,6 +126,7 @@ class Links:
             await self._life.end()
         self._shared.peers_at = 0
         self._shared.room = True
+        self._shared.pausing = False
         self._shared.snapshot_due = False
         self._life = Life(self._spec, order, control, store, inbox=self._inbox, shared=self._shared)
         nursery.start_soon(self._live, self._life, control)

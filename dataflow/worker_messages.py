@@ -85,6 +85,14 @@ class CutCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """Take no input any more, and answer with `PausedAt`; with `pause` 0 go on."""
+
+    incarnation: int
+    pause: int
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """A frame of a peer."""
 
@@ -112,6 +120,7 @@ ToCircuit: TypeAlias = (
     | Started
     | CutRequested
     | CutCommitted
+    | PauseRequested
     | Arrived
     | Woken
     | LinksEnded
@@ -145,6 +154,15 @@ class StageEnded:
     sources: Sources | None = None
     """To be recorded before the frames are sent; None for a later stage, and for a step replayed as recorded.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class PausedAt:
+    """No input is taken after this step."""
+
+    incarnation: int
+    pause: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +226,15 @@ class CircuitFailed:
 
 
 ToLinks: TypeAlias = (
-    BlockLoaded | StateLoaded | StageEnded | SourceWaits | OutputMade | CutTaken | Published | CircuitFailed
+    BlockLoaded
+    | StateLoaded
+    | StageEnded
+    | SourceWaits
+    | PausedAt
+    | OutputMade
+    | CutTaken
+    | Published
+    | CircuitFailed
 )
 
 
@@ -243,6 +269,8 @@ class Shared:
     """Whether the store takes more: sources stop otherwise."""
     peers_at: int = 0
     """The highest step that any peer has ended: our sources end that step too."""
+    pausing: bool = False
+    """No input is wanted: a source that is reading comes back soon."""
     snapshot_due: bool = False
     # written by the circuit thread
     step: int = 0

@@ -5,7 +5,7 @@ messages. It is made for one incarnation and thrown away with it; an error leave
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -16,15 +16,12 @@ from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.messages import job_digest
 from checkpoint.errors import StepOrderError
 from checkpoint.state_blocks import decode_block, encode_block, encoded, slices
-from dataflow import limits
 from dataflow.circuit import Checkpoint, Circuit, Sends
 from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule
-from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError
 from dataflow.exchange import decode_batch, encode_batch, frames_of
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.log import LogWriter
-from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.sources.fed import FedReader
 from dataflow.worker_identity import Clock, Identity
 from dataflow.worker_messages import (
@@ -32,6 +29,8 @@ from dataflow.worker_messages import (
     CutRequested,
     CutTaken,
     OutputMade,
+    PausedAt,
+    PauseRequested,
     Restoring,
     Shared,
     SourceWaits,
@@ -40,11 +39,10 @@ from dataflow.worker_messages import (
     StateBlock,
     ToLinks,
 )
+from dataflow.worker_reading import Reading
 
 Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview]"
 """(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs."""
-
-_batch_growth: Final = 4
 
 
 class Incarnation:
@@ -64,7 +62,6 @@ class Incarnation:
         """Stand at the cut, without state. Raises InputChangedError, CorruptDataError and others."""
         self.number = order.incarnation
         self._me = identity
-        self._limits = worker_limits
         self._shared = shared
         self._post = post
         self._clock = Clock() if clock is None else clock
@@ -76,11 +73,12 @@ class Incarnation:
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
+        self._pause_to_tell = 0
+        """The order to pause that is not answered yet."""
         self._waiting: dict[str, int] = {}
         """Sources that want a cut, and the step at whose end."""
         self._waits_since: dict[int, float] = {}
         """Step -> when its last stage that ran here was over: since then it waits to be aligned."""
-        self._batch_bytes = limits.batch_bytes_min * 16
         self._aligned = {
             channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
             for channel in range(graph.plan.channels)
@@ -94,6 +92,7 @@ class Incarnation:
             layout=order.layout,
             incarnation=order.incarnation,
         )
+        self._reading = Reading(self._circuit, worker_limits, shared, self._clock, order.incarnation)
         try:
             self._stand(order)
         except BaseException:
@@ -139,6 +138,18 @@ class Incarnation:
     def request_cut(self, order: CutRequested) -> None:
         self._schedule.request_cut(order.cut, final=order.final)
 
+    def pause(self, order: PauseRequested) -> None:
+        """Between two steps: the next one takes no input, or does again."""
+        self._schedule.paused = order.pause > 0
+        self._pause_to_tell = order.pause
+        self._tell_paused()
+
+    def _tell_paused(self) -> None:
+        """Once recorded steps are replayed: those come whether the region is paused or not."""
+        if self._pause_to_tell and not self._schedule.replaying:
+            self._post(PausedAt(self.number, self._pause_to_tell, self._schedule.produced))
+            self._pause_to_tell = 0
+
     def committed(self, order: CutCommitted) -> None:
         """Sinks show what they prepared for the cut."""
         for writer in self._circuit.sinks.values():
@@ -169,7 +180,7 @@ class Incarnation:
         )
         begin = self._clock.seconds()
         if isinstance(action, Produce):
-            if action.replay and not self._can_replay(action.step):
+            if action.replay and not self._reading.can_replay(self._divisions[action.step]):
                 return False
             self._produce(action)
         elif isinstance(action, RunStage):
@@ -188,9 +199,9 @@ class Incarnation:
         step = action.step
         time_ms = self._clock.wall_ms()
         if action.replay:
-            self._replay(step)
-        else:
-            self._read(step)
+            self._reading.replay(step, self._divisions.pop(step))
+        elif not self._schedule.paused:
+            self._reading.fill(step)
         taken = {name: reader.take_division() for name, reader in self._circuit.sources.items()}
         sends = self._circuit.end_sources(step)
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
@@ -204,6 +215,7 @@ class Incarnation:
         self._shared.step = step
         self._shared.rows_in += self._circuit.take_rows_in()
         self._ask_for_cuts(step)
+        self._tell_paused()
 
     def _ask_for_cuts(self, step: int) -> None:
         waits = [name for name, reader in self._circuit.sources.items() if reader.wants_cut]
@@ -217,51 +229,6 @@ class Incarnation:
         for name in [name for name, waits in self._waiting.items() if waits <= step]:
             del self._waiting[name]
             self._circuit.sources[name].cut_taken()
-
-    def _can_replay(self, step: int) -> bool:
-        recorded = self._divisions[step].sources
-        ready = [reader.can_replay(_parts(recorded, name)) for name, reader in self._circuit.sources.items()]
-        return all(ready)
-
-    def _replay(self, step: int) -> None:
-        recorded = self._divisions.pop(step)
-        for name, reader in self._circuit.sources.items():
-            for batch in reader.replay(_parts(recorded.sources, name)):
-                self._shared.bytes_in += batch.bytes_read
-                self._circuit.feed(step, name, batch)
-
-    def _read(self, step: int) -> None:
-        """Read until the step is full, late, or ended by a peer; one batch at least, if there is input."""
-        left = self._limits.step_bytes_max
-        deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
-        reading = [(name, reader) for name, reader in self._circuit.sources.items() if not reader.exhausted]
-        while reading and self._shared.room:
-            for name, reader in list(reading):
-                size = self._read_batch(step, name, reader, min(left, self._batch_bytes))
-                left -= size
-                if not size:
-                    reading.remove((name, reader))
-            if left <= 0 or self._clock.seconds() > deadline or self._interrupted(step):
-                return
-
-    def _interrupted(self, step: int) -> bool:
-        return self._shared.peers_at >= step or self._shared.incarnation != self.number
-
-    def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
-        begin = self._clock.seconds()
-        try:
-            batch = reader.read(max(bytes_max, 1))
-        except (InputEncodingError, InputReadError, LineTooLongError) as error:
-            raise OperatorError(name, "the input", str(error.args[0]), remedy=error.remedy) from error
-        if batch is None:
-            return 0
-        self._shared.bytes_in += batch.bytes_read
-        self._circuit.feed(step, name, batch)
-        took_ms = (self._clock.seconds() - begin) * 1000
-        aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
-        aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
-        self._batch_bytes = max(int(aim), limits.batch_bytes_min)
-        return batch.bytes_read
 
     def _note_exhausted(self) -> None:
         """Whether the final cut may come: all was read, and every step of ours is through all stages here.
@@ -384,8 +351,3 @@ class Incarnation:
             Frame(FrameType.STEP_END, me, job, number, step, mark.cut, seq, channel=channel, flags=flags)
         )
         return frames
-
-
-def _parts(sources: Sources, name: str) -> dict[str, SplitDivision]:
-    """What a step took of one source."""
-    return {split: SplitDivision(*part) for split, part in sources.get(name, {}).items()}

@@ -114,6 +114,16 @@ class RegionHandle:
         """Go back to the last committed cut, as after the loss of a worker. Spends no reset attempt."""
         self._control.reset()
 
+    def pause(self, timeout: float | None = None) -> int:
+        """Take no input until `resume`, once all that was taken is in a cut, whose number is returned.
+        Workers keep their slots. Raises RegionFailedError when that took longer than `timeout` seconds.
+        """
+        return self._control.pause(timeout)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._control.resume()
+
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Tell this listener, on a thread of its own, what happens from now on."""
         self._control.addListener(listener)

@@ -32,7 +32,8 @@ from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_jso
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Ask a running region for its status, a cut, a reset or its end, from wherever its store is reached."
+    help="Ask a running region for its status, a cut, a reset, a pause or its end, from wherever its store is"
+    " reached."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
 Timeout = Annotated[
@@ -169,6 +170,47 @@ def reset(
             f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
         ),
     )
+
+
+@app.command()
+def pause(
+    url: StoreUrl,
+    name: RegionName,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.drain_timeout_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Have the region take no input, and wait until all that it took is in a cut. Workers stay, and hold what
+    they have; `dos region resume` lets them go on. A region that is started anew is not paused.
+
+    Example: dos region pause dos://h1,h2,h3 wordcount
+
+    Exit codes: 0 it is PAUSED, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+    """
+    reply = _asked(url, token_file, name, "pause", incarnation, timeout, wait, as_json=as_json)
+    _end(reply, as_json, lambda done: f"PAUSED at cut {done.get('cut')}, step {done.get('step')}")
+
+
+@app.command()
+def resume(
+    url: StoreUrl,
+    name: RegionName,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.request_patience_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Have a region that was paused go on.
+
+    Example: dos region resume dos://h1,h2,h3 wordcount
+
+    Exit codes: 0 it goes on, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+    """
+    reply = _asked(url, token_file, name, "resume", incarnation, timeout, wait, as_json=as_json)
+    _end(reply, as_json, lambda done: f"goes on from cut {done.get('cut')}: {done.get('state')}")
 
 
 @app.command()

@@ -40,6 +40,7 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestSuperseded,
     ManifestTaken,
     ManifestUnreadable,
+    PauseWanted,
     Received,
     Refused,
     ResetWanted,
@@ -53,6 +54,7 @@ from checkpoint.core.messages import (
     Finished,
     Heartbeat,
     Join,
+    Paused,
     Prepared,
     Progress,
     Refusal,
@@ -172,6 +174,8 @@ class Coordinator(Recovery):
             return self.on_prepared(worker, message, now)
         if isinstance(message, WantsCut):
             return self.on_wants_cut(worker, message, now)
+        if isinstance(message, Paused):
+            return self.on_paused(worker, message, now)
         assert isinstance(message, Finished)
         return self.on_finished(worker, message, now)
 
@@ -275,6 +279,7 @@ _HANDLERS: dict[type, str] = {
     Tick: "on_tick",
     CutWanted: "on_cut_wanted",
     ResetWanted: "on_reset_wanted",
+    PauseWanted: "on_pause_wanted",
     StopWanted: "on_stop_wanted",
 }
 _TIMERS: dict[str, str] = {

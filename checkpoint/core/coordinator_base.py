@@ -56,6 +56,8 @@ class CoordinatorBase:
         self.final_committed = False
         self.attempts = 0
         """Reset attempts spent since the last committed cut."""
+        self.is_paused = False
+        """No worker takes input, and all that was taken is committed."""
         self.superseded = 0
         self.round = 0
         self.round_open = True
@@ -177,7 +179,7 @@ class CoordinatorBase:
             return RegionState.WAITING_FOR_STORE
         if self.phase is Phase.OPENING and self.incarnation:
             return RegionState.RESTORING
-        return SHOWN[self.phase]
+        return RegionState.PAUSED if self.is_paused and self.phase is Phase.RUNNING else SHOWN[self.phase]
 
     def status(self) -> RegionStatus:
         """A snapshot."""

@@ -115,6 +115,13 @@ class ResetWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseWanted:
+    """A user wants the region to take no input for a while; or, with `on` False, to go on."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StopWanted:
     """A user wants the region stopped."""
 
@@ -134,6 +141,7 @@ Event: TypeAlias = (
     | Tick
     | CutWanted
     | ResetWanted
+    | PauseWanted
     | StopWanted
 )
 

@@ -86,8 +86,13 @@ class Cutting(CoordinatorBase):
         self.cut_if_overdue(now)
 
     def cut_if_overdue(self, now: float) -> None:
-        if (self.cut_overdue or self.operator_waits) and self.can_cut and self.moved_on:
+        if self.cut_is_due and self.can_cut and self.moved_on:
             self.request_cut(now)
+
+    @property
+    def cut_is_due(self) -> bool:
+        """Whether a cut is to follow as soon as there can be one and there is something to cut."""
+        return self.cut_overdue or self.operator_waits
 
     def final_cut_if_exhausted(self, now: float) -> None:
         """All sources of all workers are at their end: one last cut, and the region is finished."""

@@ -142,6 +142,13 @@ class WantsCut(FromWorker, frozen=True, kw_only=True):
     step: int
 
 
+class Paused(FromWorker, frozen=True, kw_only=True):
+    """Order `pause` is carried out: this worker has ended `step` and takes no input in later ones."""
+
+    pause: int
+    step: int
+
+
 class Finished(FromWorker, frozen=True, kw_only=True):
     """The final cut is committed and this worker has published all of it; it ends when told to STOP."""
 
@@ -193,6 +200,14 @@ class Committed(Message, frozen=True, kw_only=True):
     final: bool = False
 
 
+class Pause(Message, frozen=True, kw_only=True):
+    """Take no input any more, and make only steps that peers make; with `pause` 0: go on. Orders to pause are
+    numbered.
+    """
+
+    pause: int
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """The coordinator lives. Each second."""
 
@@ -204,8 +219,8 @@ class Stop(Message, frozen=True, kw_only=True):
     reason: str
 
 
-ToCoordinator: TypeAlias = Join | Restored | Progress | WantsCut | Prepared | Failed | Finished
-ToWorker: TypeAlias = Restore | Start | RequestCut | Committed | Heartbeat | Stop
+ToCoordinator: TypeAlias = Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | Finished
+ToWorker: TypeAlias = Restore | Start | RequestCut | Committed | Pause | Heartbeat | Stop
 
 _to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)
 _to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)

@@ -26,6 +26,8 @@ from checkpoint.core.messages import (
     Finished,
     Heartbeat,
     Join,
+    Pause,
+    Paused,
     Prepared,
     Progress,
     Refusal,
@@ -43,7 +45,7 @@ from checkpoint.core.timers import Timers
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
-Order: TypeAlias = Restore | Start | RequestCut | Committed
+Order: TypeAlias = Restore | Start | RequestCut | Committed | Pause
 
 
 class ParticipantState(Enum):
@@ -241,7 +243,7 @@ class Participant:
         self.orders.clear()
         self.orders.append(order)
 
-    def _order(self, order: Start | RequestCut | Committed) -> None:
+    def _order(self, order: Start | RequestCut | Committed | Pause) -> None:
         kind = type(order).__name__
         if order.incarnation != self.incarnation:
             name = "STALE_INCARNATION" if order.incarnation < self.incarnation else "FUTURE_INCARNATION"
@@ -256,6 +258,8 @@ class Participant:
                 self._refuse("UNEXPECTED", f"Start came while {self.state.name}")
         elif self.state is not ParticipantState.RUNNING:
             self._refuse("UNEXPECTED", f"{kind} of cut {order.cut} came while {self.state.name}")
+        elif isinstance(order, Pause):
+            self.orders.append(order)
         elif order.cut < self.cut_seen or (isinstance(order, Committed) and order.cut != self.voted):
             self._refuse(
                 "STALE_CUT", f"{kind} of cut {order.cut}; {self.cut_seen} is known, voted {self.voted}"
@@ -283,9 +287,9 @@ class Participant:
         elif isinstance(message, Prepared):
             self._check_vote(message)
             self.voted = self.cut_seen = message.cut
-        elif isinstance(message, WantsCut):
+        elif isinstance(message, WantsCut | Paused):
             if self.state is not ParticipantState.RUNNING:
-                raise LocalProtocolError(f"a cut is wanted while {self.state.name}")
+                raise LocalProtocolError(f"{type(message).__name__} is reported while {self.state.name}")
         elif isinstance(message, Failed):
             if self.state is ParticipantState.FAILED:
                 return  # the first of an incarnation counts

@@ -18,18 +18,18 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     WorkerEnded,
 )
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.messages import Failed, Join, Refusal, Restore, Restored, Start, StopKind
+from checkpoint.core.pausing import Pausing
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from checkpoint.core.region_states import Phase, PhaseEvent, WorkerEvent, WorkerState
 from checkpoint.core.roster import Worker, launch_delay_s
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFailedError, RegionFencedError
 
 
-class Recovery(Cutting):
+class Recovery(Pausing):
     """See the top of this file."""
 
     # --- manifest -------------------------------------------------------------------------------------
@@ -192,6 +192,8 @@ class Recovery(Cutting):
                 replay_until_step=replay_until,
             )
         )
+        if self.pause:
+            self.order_pause()
         self._report_round(now)
 
     def _report_round(self, now: float) -> None:
@@ -319,6 +321,7 @@ class Recovery(Cutting):
         if self.pending is not None and self.pending.appended:
             self.in_doubt = self.pending
         self.pending, self.cut_overdue, self.final_committed = None, False, False
+        self.is_paused = False
         self.timers.clear("restore", "drain", "cut")
         self.roster.release()
         for finished in self.roster:

@@ -22,6 +22,8 @@ class RegionState(Enum):
     WAITING_FOR_WORKERS = "WAITING_FOR_WORKERS"
     RESTORING = "RESTORING"
     RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    """No worker takes input, and all that was taken is in the last cut."""
     WAITING_FOR_STORE = "WAITING_FOR_STORE"
     """No quorum: everything waits, nothing is killed, and it goes on by itself."""
     STOPPING = "STOPPING"

@@ -12,6 +12,8 @@ there when it was written; `checkpoint/answering.py` does not even read older on
     status      answered with a snapshot, at most one each `status_answers_s`, which serves all who asked
     checkpoint  accepted; done with the first cut that was asked for after the request came
     reset       accepted; done with the report of the first reset that is complete after that
+    pause       accepted; done as soon as the region is seen to be PAUSED
+    resume      accepted; done as soon as it is seen not to be
     stop        accepted; done with the state in which the region ended
 """
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
+from checkpoint.core.coordinator_vocabulary import CutWanted, PauseWanted, ResetWanted, StopWanted
 from checkpoint.core.progress import reset_json
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, RegionStatus, ResetReport
 from checkpoint.core.request_records import Request, Verdict
@@ -62,7 +64,7 @@ DeskEvent: TypeAlias = Asked | Happened | Looked | Over
 class Order:
     """An event for the coordinator, as if the driver's own user had asked."""
 
-    event: CutWanted | ResetWanted | StopWanted
+    event: CutWanted | ResetWanted | PauseWanted | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,11 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
         RegionState.WAITING_FOR_STORE: "the region waits for its store; ask again when it goes on",
         RegionState.STOPPING: "the region is being stopped",
     },
+    "pause": {RegionState.STOPPING: "the region is being stopped"},
+    "resume": {RegionState.STOPPING: "the region is being stopped"},
     "stop": {},
 }
+_CAN_CUT: Final = (RegionState.RUNNING, RegionState.PAUSED)
 """what -> state -> why not. In all other states that are no end it is taken."""
 
 
@@ -184,7 +189,9 @@ class RequestDesk:
             self._out.append(Order(ResetWanted()))
         elif what == "stop":
             self._out.append(Order(StopWanted()))
-        elif status.state is RegionState.RUNNING:
+        elif what in ("pause", "resume"):
+            self._out.append(Order(PauseWanted(on=what == "pause")))
+        elif status.state in _CAN_CUT:
             self._out.append(Order(CutWanted()))
 
     # --- what becomes of them -----------------------------------------------------------------------------
@@ -207,7 +214,10 @@ class RequestDesk:
         """Whoever waits for a cut gets one as soon as there can be one; the coordinator ignores it
         otherwise.
         """
-        if status.state is RegionState.RUNNING and any(one.what == "checkpoint" for one in self._open):
+        paused = status.state is RegionState.PAUSED
+        result = {"state": status.state.value, "cut": status.last_cut, "step": status.last_cut_step}
+        self._done("pause" if paused else "resume", now, result)
+        if status.state in _CAN_CUT and any(one.what == "checkpoint" for one in self._open):
             self._out.append(Order(CutWanted()))
         said_at = self._status_said_at
         if self._status_asked and (said_at is None or now - said_at >= limits.status_answers_s):

@@ -63,7 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """32 hexadecimal digits, random: the same request twice is one request."""
     region: str
     what: str
-    """status, checkpoint, reset or stop."""
+    """status, checkpoint, reset, pause, resume or stop."""
     wall_time_ms: int
     patience_ms: int
     """How long after `wall_time_ms` it may still be begun."""

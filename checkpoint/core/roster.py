@@ -40,6 +40,8 @@ class Worker:
     exhausted: bool = False
     wants_cut: int = 0
     """The step at whose end a start operator waits for a cut, 0 for none."""
+    paused: int = 0
+    """The order to pause that it has carried out in this incarnation, 0 for none."""
     last_step: int = 0
     replayed_bytes: int = 0
     restore_seconds: float = 0.0

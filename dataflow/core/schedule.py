@@ -75,6 +75,8 @@ class Schedule:
     """done[k] is the last step that stage k has run, for k >= 1; done[0] is `produced`'s twin."""
     wanted: CutMark = NO_CUT
     """Asked for by the coordinator and not yet sent with a STEP_END of ours."""
+    paused: bool = False
+    """No step is begun for input: only for a peer's, for a cut, or to replay."""
     ended: bool = False
     """The final cut has been taken: nothing follows."""
     cuts: dict[int, CutMark] = field(default_factory=dict)
@@ -109,16 +111,23 @@ class Schedule:
                 return RunStage(stage, step)
         return self._maybe_produce(input_waits=input_waits, room=room, peers_at=peers_at)
 
+    @property
+    def replaying(self) -> bool:
+        """Whether recorded steps are still to be made."""
+        return self.produced < self.replay_until
+
     def _maybe_produce(self, *, input_waits: bool, room: bool, peers_at: int) -> Action:
         step = self.produced + 1
         if self.ended:
             return Wait("the final cut is taken")
         if self.produced - self.consumed >= self.steps_ahead:
             return Wait(f"step {self.consumed + 1} is not complete")
-        if step <= self.replay_until:
+        if self.replaying:
             return Produce(step, replay=True)
-        if (input_waits and room) or peers_at >= step or self.wanted.cut:
+        if (input_waits and room and not self.paused) or peers_at >= step or self.wanted.cut:
             return Produce(step, replay=False)
+        if self.paused:
+            return Wait("the region is paused")
         return Wait("the store has no room" if input_waits else "there is no input")
 
     def step_produced(self) -> CutMark:

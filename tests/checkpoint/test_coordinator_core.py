@@ -125,12 +125,16 @@ class Scene:
             **fields,
         )
 
-    def run(self):
-        """Until RUNNING."""
+    def run_to_start(self):
+        """Until all are told to start."""
         self.opened()
         for worker in range(self.spec.workers):
             self.join(worker)
         self.all_hear(Restored, last_step=0)
+
+    def run(self):
+        """Until RUNNING."""
+        self.run_to_start()
         assert self.state is RegionState.RUNNING
         self.take()
         return self

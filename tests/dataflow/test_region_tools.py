@@ -112,6 +112,26 @@ def dos(*arguments: Any, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
+def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_reset(
+    store: str, tmp_path: Path
+) -> None:
+    with running(store, tmp_path, "paused") as control:
+        control.checkpoint(WAIT_S)
+        said = json.loads(dos("region", "pause", store, "paused", "--json"))
+        cut, status = said["result"]["cut"], control.status()
+        assert (said["result"]["state"], status.state, status.last_cut) == ("PAUSED", RegionState.PAUSED, cut)
+        assert len({worker.step for worker in status.workers} - {status.last_cut_step}) == 0
+        taken = sum(worker.rows_in for worker in status.workers)
+        assert control.checkpoint(WAIT_S) == cut + 1, "a cut can be had meanwhile"
+        control.reset()
+        assert control.pause(WAIT_S) == cut + 1, "the wish outlives the reset"
+        assert sum(worker.rows_in for worker in control.status().workers) == taken
+        assert "goes on from cut" in dos("region", "resume", store, "paused")
+        later = control.checkpoint(WAIT_S)
+        assert control.wait_cut(later + 1, WAIT_S)
+        assert sum(worker.rows_in for worker in control.status().workers) > taken
+
+
 def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

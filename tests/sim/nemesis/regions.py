@@ -8,7 +8,8 @@ of the sort, as they are.
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
+from checkpoint.core.coordinator_vocabulary import CutWanted, PauseWanted, ResetWanted, StopWanted
+from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.region import Region
@@ -161,6 +162,36 @@ def ask(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         driver.post(wanted)
 
 
+def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A user has it stand still for a while. Whatever was taken until then is in the last cut."""
+    driver = _driver(cluster, rng)
+    if driver is None:
+        return
+    driver.post(PauseWanted(on=True))
+
+    def go_on() -> None:
+        if driver.alive and driver.end is None:
+            _check_paused(cluster, driver)
+            driver.post(PauseWanted(on=False))
+
+    cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), go_on)
+
+
+def _check_paused(cluster: "Cluster", driver: Driver) -> None:
+    core = driver.core
+    if cluster.region is None or not core.is_paused or core.pending is not None or core.last_cut is None:
+        return
+    cluster.history.sometimes["region: paused"] += 1
+    for worker in cluster.region.living_workers():
+        shared = worker.shared
+        if shared.incarnation == core.incarnation and shared.step > core.last_cut.step:
+            raise ViolationError(
+                "O7",
+                f"region paused at cut {core.last_cut.cut} of step {core.last_cut.step},"
+                f" and worker {worker.index} has ended step {shared.step}",
+            )
+
+
 REGION_KINDS: Final[dict[str, Kind]] = {
     "kill_worker": kill_worker,
     "power_cut_worker": power_cut_worker,
@@ -174,6 +205,7 @@ REGION_KINDS: Final[dict[str, Kind]] = {
     "hold_link": hold_link,
     "bad_row": bad_row,
     "ask": ask,
+    "pause_region": pause_region,
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint.core.channel_frames import Frame, FrameType
 from checkpoint.core.handshake import Hello
-from checkpoint.core.messages import Failed, Finished, Prepared, Restore, Restored, Start
+from checkpoint.core.messages import Failed, Finished, Paused, Prepared, Restore, Restored, Start
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError
 from dataflow import limits
@@ -22,6 +22,7 @@ from dataflow.worker_messages import (
     Arrived,
     BlockLoaded,
     CutTaken,
+    PausedAt,
     Published,
     Restoring,
     StageEnded,
@@ -74,7 +75,7 @@ class Life:
         self._heard = Heard(spec.name, worker.index, spec.workers, order.incarnation)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
-        self._to_serve: deque[StageEnded | Published] = deque()
+        self._to_serve: deque[StageEnded | Published | PausedAt] = deque()
         self._to_vote: deque[CutTaken] = deque()
         self._changed = Signal()
         self._blocks_out = 0
@@ -94,7 +95,7 @@ class Life:
             self._loaded = True
         elif isinstance(message, CutTaken):
             self._to_vote.append(message)
-        elif isinstance(message, StageEnded | Published):
+        elif isinstance(message, StageEnded | Published | PausedAt):
             self._to_serve.append(message)
         self._changed.set()
 
@@ -193,6 +194,10 @@ class Life:
                 if message.final:
                     self._finishing = True
                     self._worker.report(Finished(job="", worker=self._worker.index))
+                continue
+            if isinstance(message, PausedAt):
+                said = Paused(job="", worker=self._worker.index, pause=message.pause, step=message.step)
+                self._worker.report(said)
                 continue
             journals.record(message)
             for peer, frames in message.frames.items():

@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import End
+from checkpoint.core.coordinator_vocabulary import End, PauseWanted
 from checkpoint.core.region import RegionSpec, RegionState
 from dataflow import Graph
 from dataflow.graph import GraphPlan
@@ -212,6 +212,9 @@ class Region:
         """Everything that can go on does."""
         self.broken = False
         self.last_words = True
+        for driver in self.drivers:
+            if driver.alive and driver.end is None:
+                driver.post(PauseWanted(on=False))
         for process in (*self.drivers, *self.workers):
             if process.alive:
                 process.resume()

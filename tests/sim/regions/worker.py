@@ -14,6 +14,7 @@ from checkpoint.core.messages import (
     Counters,
     Failed,
     Join,
+    Pause,
     Prepared,
     RequestCut,
     Restore,
@@ -43,6 +44,7 @@ from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
     LinksEnded,
+    PauseRequested,
     Restoring,
     Shared,
     ToCircuit,
@@ -299,6 +301,9 @@ class Worker(Process):
                 self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
                 self.inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
+            elif isinstance(order, Pause):
+                self.shared.pausing = order.pause > 0
+                self.inbox.put(PauseRequested(order.incarnation, order.pause))
 
     def _begin(self, order: Restore) -> None:
         """End the life before, begin the next."""
@@ -307,6 +312,7 @@ class Worker(Process):
             self.life.end()
         self.shared.peers_at = 0
         self.shared.room = True
+        self.shared.pausing = False
         self.shared.snapshot_due = False
         self.life = Life(self, order)
         self.born.set()
