@@ -212,6 +212,13 @@ def hopes_for(
     )
 
 
+def has_less_than_it_said(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
+    """Whether a member that takes the same claim again lacks, or cannot give, something of its first answer:
+    its disk lost it in between. The first answer says nothing any more of what there is (R4)."""
+    sound = {info.name: info.synced for info in now if not (info.corrupt or info.poisoned)}
+    return any(sound.get(name, -1) < info.synced for name, info in first.items())
+
+
 def nobody_has(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:
     """Whether nobody is left who may hold an object's bytes: F members hold less, or every member holds
     less or has a copy that is damaged. One that is damaged alone says nothing of what it held (R4): beside

@@ -20,18 +20,15 @@ from dos_client.core.claim import (
     MemberFenced,
     MemberLeft,
     RecordChanged,
+    has_less_than_it_said,
     hopes_for,
     nobody_has,
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import Window
-from dos_client.errors import MissingDataError
-from dos_client.limits import (
-    answer_timeout_s,
-    answers_grace_s,
-    waiting_after_s,
-)
+from dos_client.errors import MissingDataError, QuorumUnavailableError
+from dos_client.limits import answer_timeout_s, answers_grace_s, waiting_after_s
 from dos_client.sessions.connection import Connection
 from dos_client.telling.standing import ClaimStatus, Standing
 from dos_client.writing import collecting
@@ -72,6 +69,7 @@ class Claim:
         self.claiming = claiming
         self.epoch_seen = epoch
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
+        self._taken_back: set[bytes] = set()
         self.targets: dict[str, Target] = {}
         self.garbage: Garbage = lambda _: False
         self.deleting: set[str] = set()
@@ -151,8 +149,9 @@ class Claim:
 
         Members that lack it are filled from `local`, if that proves to be this very content, else from one
         that has it; those beyond the quorum go on in the background. Raises MissingDataError when as many
-        sound members as a take-over needs, or all, have answered and none holds it, FencedError,
-        ClosedError. May be called again; when cancelled it goes on in the background."""
+        sound members as a take-over needs, or all, have answered and none holds it; QuorumUnavailableError
+        when one that had it at the claim is away or damaged since, so that a new claim must decide;
+        FencedError, ClosedError. May be called again; when cancelled it goes on in the background."""
         self.check()
         target = self.targets.get(name)
         if target is None:
@@ -164,10 +163,9 @@ class Claim:
         patience = trio.current_time() + answer_timeout_s
         while target.synced < size:
             self.check()
-            if self._nobody_has(target) and (trio.current_time() > patience or not self._hopes_for(target)):
-                raise MissingDataError(
-                    f"no member holds {size} bytes of {self.directory}/{name} with digest {digest:016x}"
-                )
+            hopes = hopes_for(self.answers, name, size, target.without | target.spoiled)
+            if self._nobody_has(target) and (trio.current_time() > patience or not hopes):
+                raise self._nobody_gives(target)
             await self.wait_changed(1.0)
 
     def open_object(self, name: str, local: LocalCopy | None = None) -> ObjectWriter:
@@ -271,6 +269,8 @@ class Claim:
         """A member took the claim. Its first answer counts, if nothing in it is damaged, but for what this
         claim has itself brought there meanwhile."""
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
+        if has_less_than_it_said(self.answers.get(link.server_id, {}), opened.entries):
+            self._taken_back.add(link.server_id)
         if trusted and link.server_id not in self.answers and link.server_id in self._quorums.sets[0]:
             self.answers[link.server_id] = {
                 info.name: info for info in opened.entries if info.name not in self.targets
@@ -329,7 +329,7 @@ class Claim:
             link.copies.wake()
 
     def seal(self, target: Target) -> None:
-        """The writer is done with an object: its memory goes as soon as a quorum has all of it."""
+        """The writer is done with an object: its memory goes once a quorum has all of it."""
         target.on_complete = self._sealed
         if target.synced >= target.size:
             self._sealed(target)
@@ -367,9 +367,15 @@ class Claim:
             return False
         return nobody_has(self._quorums, target.without, target.spoiled)
 
-    def _hopes_for(self, target: Target) -> bool:
-        lost_to = target.without | target.spoiled
-        return hopes_for(self.answers, target.name, target.size, lost_to)
+    def _nobody_gives(self, target: Target) -> DosError:
+        """Why nobody has what is to be settled: it is lost, or what the members said of it holds no more."""
+        what = f"{target.size} bytes of {self.directory}/{target.name}"
+        if hopes_for(self.answers, target.name, target.size, target.without - self._taken_back):
+            return QuorumUnavailableError(
+                f"a member had {what} at the claim of epoch {self.epoch}, and is away or"
+                " damaged since; take over again, with a new claim"
+            )
+        return MissingDataError(f"no member holds {what} with digest {target.goal_digest:016x}")
 
     def _open(self, name: str, window: Window, local: LocalCopy | None = None) -> ObjectWriter:
         self.check()

@@ -46,7 +46,14 @@ class ClaimReads:
             tiers = self._readers(name, offset + wanted, only)
             answers = await ask_for_bytes(claim.store, tiers, claim.directory, name, offset, wanted, self)
             data, error = bytes_of(answers), answers.error()
-            if data is not None:
+            if data:
+                return data
+            away = [] if only is not None else self._away_with_more(name, offset)
+            if away:
+                error = QuorumUnavailableError(
+                    f"byte {offset} of {claim.directory}/{name} is on members that are away now", away
+                )
+            elif data is not None:
                 return data
             absent = isinstance(error, QuorumUnavailableError | BrokenConnectionError)
             if not absent or trio.current_time() > patience:
@@ -54,15 +61,29 @@ class ClaimReads:
             await claim.wait_changed(0.5)
         return b""
 
+    def _away_with_more(self, name: str, offset: int) -> list[str]:
+        """Members without a session now that had more of the object: the end of the others is not its
+        end."""
+        return [
+            f"{link.member.address}: {link.error or 'no session'}"
+            for link in self._claim.links()
+            if link.connection is None and self._known(link, name) > offset
+        ]
+
+    def _known(self, link: "Link", name: str) -> int:
+        """How much of the object a member is known to have, or to have had when it was last there."""
+        claim = self._claim
+        target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
+        known = target.sizes.get(link.server_id, 0) if target is not None else 0
+        return max(known, info.synced if info is not None else 0)
+
     def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
         """Connected members: those that have the object up to `end`, of these first those whose digest
         agreed with this claim's; then the others, the longest first."""
         claim = self._claim
 
         def has(link: "Link") -> int:
-            target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
-            known = target.sizes.get(link.server_id, 0) if target is not None else 0
-            return max(known, info.synced if info is not None else 0)
+            return self._known(link, name)
 
         joined = [link for link in claim.links() if link.connection is not None]
         if only is not None:

@@ -19,13 +19,14 @@ from dos_client.core.claim import (
     MemberClaimed,
     MemberFenced,
     MemberLeft,
+    has_less_than_it_said,
     hopes_for,
     nobody_has,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Goal, View
 from dos_client.core.window import Window
-from dos_client.errors import MissingDataError
+from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
 from dos_protocol.store_record import StoreRecord
@@ -134,6 +135,7 @@ class SimClaim:
         self.epoch = epoch
         self.writer_id = chance.randbytes(16)
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
+        self._taken_back: set[bytes] = set()
         self.targets: dict[str, SimTarget] = {}
         self.lost: FencedError | None = None
         self.epoch_seen = epoch
@@ -188,27 +190,33 @@ class SimClaim:
                 if session is None:
                     continue  # it left while another was asked
                 try:
-                    return await session.get(name, offset, max_bytes)
+                    data = await session.get(name, offset, max_bytes)
                 except DosError as refused:
                     error = refused
+                else:
+                    if data or member is not None or not self._away_with_more(name, offset):
+                        return data
             if not isinstance(error, BrokenConnectionError) or self.process.now > deadline:
                 raise error
             await self.wait_changed(0.5)
 
     def _readers(self, name: str, member: bytes | None) -> list[Link]:
-        def has(link: Link) -> int:
-            info = self.answers.get(link.server_id, {}).get(name)
-            target = self.targets.get(name)
-            known = target.sizes.get(link.server_id, 0) if target is not None else 0
-            return max(known, info.synced if info is not None else 0)
-
         joined = [link for link in self._links if link.session is not None]
         if member is not None:
             return [link for link in joined if link.server_id == member]
-        return sorted(joined, key=has, reverse=True)
+        return sorted(joined, key=lambda link: self._known(link, name), reverse=True)
+
+    def _away_with_more(self, name: str, offset: int) -> bool:
+        return any(link.session is None and self._known(link, name) > offset for link in self._links)
+
+    def _known(self, link: Link, name: str) -> int:
+        info, target = self.answers.get(link.server_id, {}).get(name), self.targets.get(name)
+        known = target.sizes.get(link.server_id, 0) if target is not None else 0
+        return max(known, info.synced if info is not None else 0)
 
     async def settle(self, name: str, size: int, digest: int, local: object = None) -> None:
-        """Until that prefix is synced on the quorum (R7). Raises MissingDataError, FencedError."""
+        """Until that prefix is synced on the quorum (R7). Raises MissingDataError, QuorumUnavailableError,
+        FencedError."""
         self.check()
         target = self.targets.get(name)
         if target is None:
@@ -223,6 +231,8 @@ class SimClaim:
                 self.process.now > patience
                 or not hopes_for(self.answers, name, size, target.without | target.spoiled)
             ):
+                if hopes_for(self.answers, name, size, target.without - self._taken_back):
+                    raise QuorumUnavailableError(f"a member that had {size} bytes of {name} has them no more")
                 raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
             await self.wait_changed(1.0)
 
@@ -246,6 +256,8 @@ class SimClaim:
 
     def member_claimed(self, link: Link, opened: DirectoryOpened) -> None:
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
+        if has_less_than_it_said(self.answers.get(link.server_id, {}), opened.entries):
+            self._taken_back.add(link.server_id)
         if trusted and link.server_id not in self.answers:
             self.answers[link.server_id] = {
                 info.name: info for info in opened.entries if info.name not in self.targets

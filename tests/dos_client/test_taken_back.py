@@ -1,0 +1,79 @@
+"""A member answers a claim, and its disk loses what it had before the take-over is done."""
+
+import pytest
+import trio
+
+from dos_client import QuorumUnavailableError, init_store
+from dos_client.core.claim import has_less_than_it_said
+from dos_protocol.digests import prefix_digest
+from dos_protocol.vocabulary import ObjectInfo
+from tests.dos_client.support import ThreadServer, claimed, damage, has, off, on, url_of
+
+CONTENT = bytes(range(256)) * 20
+
+
+@pytest.mark.trio
+async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_new_claim_to_judge(
+    three: list[ThreadServer],
+) -> None:
+    """One member had them, so nobody was told that they are safe: it is not "lost", and the next claim finds
+    two sound members without them (R4)."""
+    await init_store(url_of(three))
+    async with claimed(three, epoch=1) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a"))
+        for server in three:
+            await has(server, "d", "x", b"a")
+        await off(*three[:2])
+        writer.append(CONTENT)
+        await has(three[2], "d", "x", b"a" + CONTENT)
+    await on(*three[:2])
+    async with claimed(three, epoch=2) as (_, claim):
+        assert await claim.wait_all(20)
+        await off(three[2])
+        await damage(three[2], "d", "x", notice=False)
+        await on(three[2])
+        with (
+            pytest.raises(QuorumUnavailableError, match="take over again, with a new claim"),
+            trio.fail_after(40),
+        ):
+            await claim.settle("x", 1 + len(CONTENT), prefix_digest(b"a" + CONTENT))
+    async with claimed(three, epoch=3) as (_, claim):
+        assert {objects["x"].synced for objects in claim.answers.values()} == {1}
+        await claim.settle("x", 1, prefix_digest(b"a"))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("offset", [1, 100])
+async def test_what_a_claim_reads_is_not_short_while_members_that_have_more_are_away(
+    three: list[ThreadServer], offset: int
+) -> None:
+    """The end of the one member that is there is not the object's end."""
+    await init_store(url_of(three))
+    async with claimed(three, epoch=1) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a"))
+        for server in three:
+            await has(server, "d", "x", b"a")
+        await off(three[2])
+        await writer.wait_synced(writer.append(CONTENT))
+    await on(three[2])
+    async with claimed(three, epoch=2) as (_, claim):
+        assert await claim.wait_all(20)
+        await off(*three[:2])
+        with pytest.raises(QuorumUnavailableError), trio.fail_after(40):
+            await claim.read("x", offset, 100)
+        await on(*three[:2])
+        assert await claim.read("x", offset, 100) == (b"a" + CONTENT)[offset : offset + 100]
+
+
+def test_an_answer_is_taken_back_by_less_by_damage_and_by_absence_and_not_by_more() -> None:
+    first = {"x": ObjectInfo("x", 10, 10), "y": ObjectInfo("y", 5, 5)}
+    y = first["y"]
+    assert not has_less_than_it_said(first, [*first.values(), ObjectInfo("z", 1, 1)])
+    assert not has_less_than_it_said(first, [ObjectInfo("x", 11, 11), y])
+    assert has_less_than_it_said(first, [ObjectInfo("x", 10, 9), y])
+    assert has_less_than_it_said(first, [y])
+    assert has_less_than_it_said(first, [ObjectInfo("x", 10, 10, corrupt=True), y])
+    assert has_less_than_it_said(first, [ObjectInfo("x", 10, 10, poisoned=True), y])
+    assert not has_less_than_it_said({}, [ObjectInfo("x", 10, 9, corrupt=True)])
