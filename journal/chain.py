@@ -6,6 +6,7 @@ Rules of this file: it performs what a walk asks for, in the order in which the 
 from collections import deque
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
+from dos_protocol.errors import CorruptError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import Position
@@ -49,7 +50,9 @@ async def take_over(
     Nothing that was read may be acted on before the new segment's start is acknowledged: `ChainWriter.open`
     (R8). Returns a state whose `end` is None if the journal never existed, which takes the answer of every
     member (R16). Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError,
-    UnknownRecordError, StaleGenerationError, FencedError. Cancelled or failed, it can be called again.
+    UnknownRecordError, StaleGenerationError, FencedError. QuorumUnavailableError: what a member said when it
+    took the claim it cannot give any more; a new claim, with answers of its own, decides. Cancelled or
+    failed, it can be called again.
     """
     try:
         return await _take_over_once(claim, chain, at, generation, scratch)
@@ -81,6 +84,18 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
 
 
 async def _take_over_once(
+    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+) -> ChainState:
+    try:
+        return await _walk_down(claim, chain, at, generation, scratch)
+    except (CorruptError, PoisonedError) as error:
+        raise QuorumUnavailableError(
+            "a member's copy, sound when it took the claim, is damaged; take over again, with a new claim",
+            [str(error.args[0])],
+        ) from error
+
+
+async def _walk_down(
     claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
 ) -> ChainState:
     walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)

@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import FencedError, LocalProtocolError, StaleGenerationError
 from dos_protocol.store_record import Member, StoreRecord
@@ -327,6 +328,20 @@ async def test_v7_a_member_with_a_damaged_copy_is_not_a_member_with_a_short_one(
     assert "did not answer" in str(caught.value)
     claim.join(store.servers[0])
     assert await told(claim, await taken(claim)) == ["base", "r"]
+
+
+async def test_a_copy_that_proves_damaged_after_the_claim_is_left_to_a_new_claim() -> None:
+    """R4: the last record is on 1 alone, whose disk shows its damage only when it is read."""
+    store = MemoryStore()
+    a, old = await first_writer(store, "base")
+    a.held = True
+    old.append(note("r"))
+    a.deliver(1)
+    claim = store.claim(2)
+    store.servers[0].damaged[old.segment] = 40
+    with pytest.raises(QuorumUnavailableError, match="with a new claim"):
+        await taken(claim)
+    assert await told(again := store.claim(3), await taken(again)) == ["base"]
 
 
 async def test_a_wiped_member_costs_nothing_while_a_quorum_of_the_others_is_there() -> None:

@@ -34,6 +34,10 @@ class History:
     """The highest epoch of each directory whose start was acknowledged."""
     durable: dict[tuple[str, str], int] = field(default_factory=dict)
     """How much of a segment was acknowledged, as far as writers told."""
+    forgotten: set[tuple[str, str]] = field(default_factory=set)
+    """Segments of which no disk has a byte since disks were put back from backups, nor of the claim of their
+    epoch. That is beyond what the store promises (R2: a claim is durable), and none of it was acknowledged:
+    the epoch, and with it the name, may come again."""
     sometimes: Counter[str] = field(default_factory=Counter)
     numbers: int = 0
 
@@ -42,6 +46,9 @@ class History:
 
     def wrote(self, directory: str, name: str, offset: int, data: bytes) -> None:
         """A writer handed this to its claim."""
+        if (directory, name) in self.forgotten:
+            self.forgotten.discard((directory, name))
+            del self.segments[directory, name]
         content = self.segments.setdefault((directory, name), bytearray())
         content += data
         self.bench.wrote(self, directory, name, offset, data)

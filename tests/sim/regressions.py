@@ -55,4 +55,24 @@ REGRESSIONS: Final = (
         "6dedc55",
         "the heal did not forget a sync that was to fail, and a directory could not be used after it",
     ),
+    Regression(
+        200096,
+        "2026-11-22",
+        "7ec4a46",
+        "a take-over called bytes lost that only a member had which was damaged after it had answered the claim",
+        "tests/dos_client/test_taken_back.py",
+    ),
+    Regression(
+        200038,
+        "2026-11-22",
+        "7ec4a46",
+        "what a claim reads ended where the one member ended that was there at that moment",
+        "tests/dos_client/test_taken_back.py",
+    ),
+    Regression(
+        201903,
+        "2026-11-22",
+        "7ec4a46",
+        "O4 knew of a segment and of a claim's epoch that only disks had had which a backup replaced",
+    ),
 )

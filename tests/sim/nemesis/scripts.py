@@ -300,11 +300,21 @@ async def backups(play: Play) -> None:
                 machine.kill()
                 machine.put_back(cluster.record)
                 machine.start()
+        _forget_what_no_disk_has(cluster)
         for directory in cluster.directories:
             play.cluster.network.bar(cluster.new_writer(directory).name, keeps.name)
         await play.sleep(rng.choice([1.0, 4.0]))
     for writer in cluster.writers:
         cluster.network.unbar(writer.name, keeps.name)
+
+
+def _forget_what_no_disk_has(cluster: "Cluster") -> None:
+    """Segments that were on the disks replaced alone, whose claims went with them. (All writers are dead.)"""
+    cluster.history.forgotten.update(
+        (directory, name)
+        for directory, name in cluster.history.segments
+        if not any(machine.disk.content(f"d/{directory}/{name}") for machine in cluster.machines)
+    )
 
 
 def _all_acknowledged_is_on(cluster: "Cluster", keeps: "Machine") -> bool:
