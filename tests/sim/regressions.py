@@ -59,7 +59,7 @@ REGRESSIONS: Final = (
         200096,
         "2026-11-22",
         "7ec4a46",
-        "a take-over called bytes lost that only a member had which was damaged after it had answered the claim",
+        "a take-over called bytes lost that only one member had, damaged after it had answered the claim",
         "tests/dos_client/test_taken_back.py",
     ),
     Regression(
