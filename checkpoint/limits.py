@@ -114,11 +114,14 @@ claim_patience_s: Final = 10.0
 """A claim of the manifest that is not granted by then is given up, told as waiting, and tried again."""
 claimant_wait_s: Final = 2.0
 """A driver that lost the manifest to a claim without a segment waits so long, once, for the claimant to
-open one: a newer driver at work. If it died over its claim, the older one takes over from itself (R18).
+open one, or twice as long as its own opening took: a newer driver at work. If it died over its claim, the
+older one takes over from itself (R18).
 """
 manifest_backoff_s: Final = 0.05
 manifest_backoff_max_s: Final = 5.0
-"""Random, doubling wait of a coordinator superseded before its segment start was acknowledged (R17)."""
+manifest_backoff_attempts_max: Final = 4.0
+"""Random, doubling wait of a coordinator superseded before its segment start was acknowledged (R17). First:
+the former and what the attempt took; at most: the second and so many times that."""
 
 assert handshake_bytes_max <= control_bytes_max <= data_bytes_max
 assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s

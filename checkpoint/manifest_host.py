@@ -56,6 +56,10 @@ class ManifestHost(Protocol):
         """A random number from 0 to 1."""
         ...
 
+    def now(self) -> float:
+        """Seconds of a clock that only goes forward."""
+        ...
+
     def wall_time_ms(self) -> int: ...
 
 
@@ -82,6 +86,9 @@ class StoreHost:
 
     def chance(self) -> float:
         return chance.jitter()
+
+    def now(self) -> float:
+        return trio.current_time()
 
     def wall_time_ms(self) -> int:
         return wall_time_ms()

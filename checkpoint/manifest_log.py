@@ -70,6 +70,8 @@ class ManifestLog:
         self._kept: deque[Cut] = deque(maxlen=limits.cuts_retained)
         self._waiting = ""
         self._given_way_to = 0
+        self._tried_at = 0.0
+        self._opening_s = 0.0
 
     # --- opening ------------------------------------------------------------------------------------------
 
@@ -80,17 +82,22 @@ class ManifestLog:
             while not await self._try_open(order):
                 await self._host.sleep(limits.store_poll_s)
         except FencedError as error:
-            self._emit(ManifestSuperseded(error.epoch_held, self._host.chance()))
+            self._superseded(error)
         except DosError as error:
             lost = self._claim.lost if self._claim is not None else None
             if lost is not None:  # what could not be read may have been removed by who holds it now
-                self._emit(ManifestSuperseded(lost.epoch_held, self._host.chance()))
+                self._superseded(lost)
                 return
             logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
             self._emit(ManifestUnreadable(error))
 
+    def _superseded(self, by: FencedError) -> None:
+        took_s = self._host.now() - self._tried_at
+        self._emit(ManifestSuperseded(by.epoch_held, self._host.chance(), took_s))
+
     async def _try_open(self, order: OpenManifest) -> bool:
         """False when too few members answer now, and waiting may cure it."""
+        self._tried_at = self._host.now()
         try:
             view = await self._host.look(self._directory)
             taken_by = _newest_segment(view.answers)
@@ -99,7 +106,7 @@ class ManifestLog:
                 return True
             if order.held and view.epoch_seen > max(order.held, self._given_way_to):
                 self._given_way_to = view.epoch_seen  # a newer driver may be about to open: once, let it
-                await self._host.sleep(limits.claimant_wait_s)
+                await self._host.sleep(max(limits.claimant_wait_s, 2.0 * self._opening_s))
                 return False
             epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
             self._claim = await self._host.claim(self._directory, epoch, limits.claim_patience_s)
@@ -112,6 +119,7 @@ class ManifestLog:
             await self.aclose()
             return False
         self.waiting("")
+        self._opening_s = min(self._host.now() - self._tried_at, limits.claim_patience_s)
         self._emit(ManifestOpened(epoch, last))
         return True
 

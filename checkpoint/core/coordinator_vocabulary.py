@@ -32,6 +32,8 @@ class ManifestSuperseded:
     epoch_held: int
     chance: float
     """A random number from 0 to 1, for the back-off."""
+    attempt_s: float = 0.0
+    """How long the attempt took until then: for so long one is open to being superseded here."""
 
 
 @dataclass(frozen=True, slots=True)

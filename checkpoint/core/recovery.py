@@ -83,12 +83,18 @@ class Recovery(Pausing):
             self.note_commit(doubt, now)
 
     def on_manifest_superseded(self, event: ManifestSuperseded, now: float) -> None:
-        """Two coordinators start at one time (R17): again after a random time that doubles."""
+        """Two coordinators start at one time (R17): again after a random time that doubles, and is long
+        beside what an attempt takes on these paths, or on far ones no attempt would have its time alone.
+        """
         if self.phase is not Phase.OPENING:
             return
         self.move(PhaseEvent.SUPERSEDED)
         self.superseded += 1
-        longest = min(limits.manifest_backoff_s * 2.0**self.superseded, limits.manifest_backoff_max_s)
+        attempt_s = min(event.attempt_s, limits.claim_patience_s)
+        longest = min(
+            (limits.manifest_backoff_s + attempt_s) * 2.0**self.superseded,
+            limits.manifest_backoff_max_s + limits.manifest_backoff_attempts_max * attempt_s,
+        )
         self.timers.set("open", now + event.chance * longest)
 
     def on_manifest_taken(self, event: ManifestTaken, now: float) -> None:

@@ -220,6 +220,23 @@ def test_two_coordinators_that_start_together_wait_a_random_doubling_time() -> N
     assert waits[-1] == 2.5
 
 
+def test_where_an_attempt_takes_long_the_wait_is_long_beside_it() -> None:
+    """On paths of a second each attempt takes some: waits of at most five would meet the others' attempts
+    again and again. What an attempt waited for the store beforehand counts no more than its patience."""
+    scene = Scene()
+    scene.take()
+    waits = []
+    for _ in range(4):
+        scene.play(ManifestSuperseded(5, 1.0, attempt_s=6.0))
+        waits.append(round(scene.core.timers._due["open"] - scene.now, 6))
+        scene.now = scene.core.timers._due["open"]
+        scene.play(Tick(scene.now))
+        scene.take()
+    assert waits == [12.1, 24.2, 29.0, 29.0]
+    scene.play(ManifestSuperseded(5, 1.0, attempt_s=600.0))
+    assert scene.core.timers._due["open"] - scene.now == pytest.approx(45.0)
+
+
 def test_workers_that_do_not_come_fail_the_start_by_name() -> None:
     scene = Scene(start_timeout_s=20.0)
     scene.opened()

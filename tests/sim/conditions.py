@@ -20,7 +20,7 @@ def told_at_the_start(cluster: "Cluster") -> str:
     members, quorum = [machine.name for machine in cluster.machines], cluster.record.ack_quorum
     far: dict[float, list[str]] = defaultdict(list)
     for name in members:
-        far[cluster.network._latency_s(name, "w1")].append(name)
+        far[cluster.network.latency_s(name, "w1")].append(name)
     paths = ", ".join(f"{', '.join(names)} {1000 * seconds:g} ms" for seconds, names in far.items())
     work = [
         f"{one}, {'many records under way' if cluster.pipelined[one] else 'one record at a time'}"

@@ -75,4 +75,11 @@ REGRESSIONS: Final = (
         "7ec4a46",
         "O4 knew of a segment and of a claim's epoch that only disks had had which a backup replaced",
     ),
+    Regression(
+        202406,
+        "2026-11-22",
+        "7ec4a46",
+        "drivers on a far store superseded each other before any of them could open the manifest",
+        "tests/checkpoint/test_far_stores.py",
+    ),
 )

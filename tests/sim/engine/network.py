@@ -150,7 +150,7 @@ class Network:
         self.wires: dict[Wire, None] = {}
         self.slow: dict[tuple[str, str], float] = {}
         self.thin: dict[tuple[str, str], float] = {}
-        self._latency_s = latency_s
+        self.latency_s = latency_s
         self._bases: dict[tuple[str, str], float] = {}
         self._listening: dict[str, tuple[Process, Callable[[Wire], End]]] = {}
         self.blocked: dict[tuple[str, str], None] = {}
@@ -189,7 +189,7 @@ class Network:
         """How long something takes along that path, this time."""
         base = self._bases.get(path)
         if base is None:
-            base = self._bases[path] = self._latency_s(*path)
+            base = self._bases[path] = self.latency_s(*path)
         if path in self.slow:
             base *= self.slow[path]
         return base * (0.5 + self.chance.random())

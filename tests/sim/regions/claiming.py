@@ -68,13 +68,10 @@ class Host:
         self._network = network
         self._history = history
         self._chance = chance
+        self._looks = SimStore(self.process, network, record)
 
     async def look(self, directory: str) -> DirectoryView:
-        store = SimStore(self.process, self._network, self.record)
-        try:
-            return await store.look(directory)
-        finally:
-            store.close()
+        return await self._looks.look(directory, keep=True)
 
     async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
         store = SimStore(self.process, self._network, self.record)
@@ -98,6 +95,9 @@ class Host:
 
     def chance(self) -> float:
         return self._chance.random()
+
+    def now(self) -> float:
+        return self.process.now
 
     def wall_time_ms(self) -> int:
         return int(self.process.now * 1000)

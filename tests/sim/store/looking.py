@@ -22,17 +22,21 @@ class SimStore:
         self.record = record
         self._sessions: dict[bytes, Session] = {}
 
-    async def look(self, directory: str) -> DirectoryView:
-        """What members answer within a while. Raises QuorumUnavailableError when they are too few."""
+    async def look(self, directory: str, *, keep: bool = False) -> DirectoryView:
+        """What members answer within a while. Raises QuorumUnavailableError when they are too few. `keep`: on
+        the sessions of the look before, where they live."""
+        kept = {one: session for one, session in self._sessions.items() if keep and session.failure is None}
+        self._sessions = {one: session for one, session in self._sessions.items() if one not in kept}
         self.close()
         opened: dict[bytes, DirectoryOpened] = {}
         errors: dict[str, str] = {}
         changed = Signal()
 
         async def ask(member: Member) -> None:
-            session = Session(self.process, self.network, member.address)
+            session = kept.get(member.server_id) or Session(self.process, self.network, member.address)
             try:
-                await session.open(self.record.store_id, self.record.generation)
+                if member.server_id not in kept:
+                    await session.open(self.record.store_id, self.record.generation)
                 if session.server_id != member.server_id:
                     raise BrokenConnectionError("another server")
                 opened[member.server_id] = await session.open_directory(directory)
