@@ -32,6 +32,7 @@ from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
 from tests.sim.store.telling import ServerLog
 from tests.sim.store.writer import Stores, Writer
+from tests.sim.visitors.crowd import Crowd, has_visitors
 
 CRASH = "crash"
 """Stands for the oracle, where a run ended with an error of its own."""
@@ -111,6 +112,7 @@ class Cluster:
             self.new_writer(directory)
             self.new_reader(directory)
         self.region = Region(self) if has_region(chance) else None
+        self.crowd = Crowd(self) if has_visitors(chance) else None
         looking = chance.stream("looker")
         self.looker = Looker("looker", self.stores, self.machines, self.directories, self.history, looking)
         self._supervise()
@@ -194,6 +196,8 @@ class Cluster:
         """Nothing runs any more."""
         for process in (*self.writers, *self.readers, self.looker, self.nemesis):
             process.kill()
+        if self.crowd is not None:
+            self.crowd.leave()
         if self.region is not None:
             self.region.kill_all()
 
@@ -289,6 +293,8 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
     cluster.say("run", f"verdict: {acknowledged(cluster)}")
     _last_scrub(cluster)
     cluster.history.bench.ended(cluster)
+    if cluster.crowd is not None:
+        cluster.crowd.judge()
 
 
 def _strike(cluster: Cluster, fault: Fault) -> None:
@@ -334,6 +340,8 @@ def _last_scrub(cluster: Cluster) -> None:
     for process in (*cluster.writers, *cluster.readers, cluster.looker):
         cluster.network.process_died(process, power=False)
         process.kill()
+    if cluster.crowd is not None:
+        cluster.crowd.leave()
     scrubs = [machine.server.scrub for machine in cluster.machines if machine.server and machine.scrub[0]]
     goals = [scrub.rounds + 2 for scrub in scrubs]
     cluster.world.run(

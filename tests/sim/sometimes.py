@@ -55,7 +55,6 @@ class Room:
 
 
 _KEEPS_THE_PROTOCOL: Final = "a simulated client keeps the protocol; tests/dos_server/test_every_error.py"
-_NO_MEMBERSHIP: Final = "nobody replaces a member or mends a copy here; tests/dos_server/test_every_error.py"
 
 
 def _steps(table: Mapping[Any, Mapping[Any, Any]]) -> tuple[str, ...]:
@@ -79,7 +78,6 @@ ROOMS: Final = (
             **dict.fromkeys(("NOT_READY", "BAD_NAME", "NOT_CLAIMED"), _KEEPS_THE_PROTOCOL),
             "UNAUTHORISED": "the servers have no token",
             "INTERNAL": "a server that answers it has a bug of its own",
-            **dict.fromkeys(("NOT_A_MEMBER", "STALE_GENERATION", "WOULD_LOSE", "BUSY"), _NO_MEMBERSHIP),
         },
     ),
     Room(
@@ -99,6 +97,8 @@ ROOMS: Final = (
     Room("claim", tuple(state.name for state in ClaimState), {"CLAIMING": "every claim begins so"}),
     Room("copy", tuple(effect.name for effect in CopyEffect)),
     Room("session", tuple(ending.name for ending in Ending)),
+    Room("version 0", ("u", "u refused", "a", "a refused", "l", "g", "s", "s refused", "d", "d refused")),
+    Room("visitor", ("appended by version 1",)),
     Room("writer", ("fenced before start", "fenced after start", "rolled", "NotEnoughAnswersError")),
     Room("reader", ("looked",)),
     Room(

@@ -198,7 +198,8 @@ class Network:
         """How long a message keeps a thin line busy."""
         if path not in self.thin or item is _THE_END:
             return 0.0
-        return float(len(item.meta) + len(item.payload)) / self.thin[path]
+        count = len(item) if isinstance(item, bytes) else len(item.meta) + len(item.payload)
+        return count / self.thin[path]
 
     def pump_later(self, wire: Wire, way: _Way, line_s: float = 0.0) -> None:
         now = self.world.now

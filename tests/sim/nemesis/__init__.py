@@ -63,6 +63,9 @@ KINDS: Final[dict[str, Kind]] = {
     "wipe": disks.wipe,
     **scripts.KINDS,
 }
+RARE: Final[dict[str, Kind]] = {"full_at_the_start": disks.full_at_the_start}
+"""Kinds that few runs have, planned by a stream of their own: one of them comes two or three times."""
+_RARE_SHARE: Final = 0.06
 OF_OPERATORS: Final[dict[str, Kind]] = {
     "replace": membership.replace,
     "add": membership.add,
@@ -78,7 +81,7 @@ BESIDE_OPERATORS: Final = (
     *("sync_error", "write_error", "flip", "wipe"),
 )
 """Other kinds that they have: those that were tried with them. Plays know no change of members."""
-ALL_KINDS: Final = {**KINDS, **REGION_KINDS, **REGION_PLAYS, **OF_OPERATORS}
+ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **OF_OPERATORS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
 
@@ -110,7 +113,21 @@ def plan(chance: Chance) -> list[Fault]:
     if has_region(chance):
         faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
         faults += plan_plays(chance.seed, chance.stream("plays of the region"), seconds, len(faults))
-    return faults
+    return faults + _rare(chance, seconds, len(faults))
+
+
+def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
+    rng = chance.stream("rare faults")
+    if rng.random() >= _RARE_SHARE or has_operator(chance):
+        return []
+    kind, moments = (
+        rng.choice(list(RARE)),
+        sorted(rng.uniform(1.0, seconds) for _ in range(rng.randint(2, 3))),
+    )
+    return [
+        Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
+        for number, at in enumerate(moments, first)
+    ]
 
 
 def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:

@@ -95,3 +95,22 @@ def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if cluster.may_lose(machine):
         cluster.lose(machine, rng.randbytes(16))
         down_for(cluster, machine, fault.seconds)
+
+
+def full_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """The power goes while appends wait for slow syncs; when it is back there is no room for a copy of what
+    is torn (case N of a start)."""
+    machine, world = rng.choice(cluster.machines), cluster.world
+    machine.slowness = 300.0
+    for writer in cluster.living_writers():
+        writer.hurries_until = world.now + 0.3
+
+    def cut() -> None:
+        machine.slowness = 1.0
+        if machine.up:
+            machine.power_cut()
+            machine.disk.fill(0)
+            down_for(cluster, machine, 0.05)
+            world.after(0.3 + fault.seconds, machine.disk.free)
+
+    world.after(0.1 + 0.2 * rng.random(), cluster.unless_healed(cut))

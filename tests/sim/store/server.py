@@ -7,7 +7,6 @@ meanwhile is covered.
 Rules of this file: it performs effects, in the order given. What goes wrong with it is decided in `nemesis`.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Any
 from dos_client.core.window import tag_of
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError, ErrorCode
-from dos_protocol.frames import Frame
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_server.core import looks
 from dos_server.core import vocabulary as v
@@ -30,6 +28,9 @@ from tests.sim.engine.disk import PowerCutError, SimDisk
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.world import Process, World
 from tests.sim.oracles.oracle import Bench
+from tests.sim.store.server_session import ServerSession
+from tests.sim.visitors import LOOSE
+from tests.sim.visitors.files import LooseFiles
 from tests.support.thread_work import thread_work
 
 TICK_S = 0.05
@@ -44,23 +45,6 @@ class Speed:
 
     sync_s: float = 0.002
     other_s: float = 0.000_3
-
-
-class _ServerSession:
-    """The server's end of one connection."""
-
-    def __init__(self, server: "Server", number: int, wire: Wire) -> None:
-        self.server = server
-        self.number = number
-        self.wire = wire
-        self.inbox: deque[Frame] = deque()
-
-    def heard(self, frame: Frame) -> None:
-        self.inbox.append(frame)
-        self.server.drain(self)
-
-    def ended(self) -> None:
-        self.server.session_ended(self.number)
 
 
 class Server(Process):
@@ -82,7 +66,7 @@ class Server(Process):
             scrub=machine.scrub,
         )
         self.scrub = self.core._on_event[looks.ScrubDue].__self__  # type: ignore[attr-defined]
-        self._sessions: dict[int, _ServerSession] = {}
+        self.sessions: dict[int, ServerSession] = {}
         self._ticking = False
         self.soon(self._look_at_space)
         if machine.scrub.bytes_per_s:
@@ -92,38 +76,30 @@ class Server(Process):
     def without_power(self) -> bool:
         return self.machine.without_power
 
-    def accept(self, wire: Wire) -> _ServerSession:
+    def accept(self, wire: Wire) -> ServerSession:
         """A connection comes in."""
         self.machine.last_session += 1
-        session = _ServerSession(self, self.machine.last_session, wire)
-        self._sessions[session.number] = session
+        session = ServerSession(self, self.machine.last_session, wire)
+        self.sessions[session.number] = session
         self.do(self.feed, v.Connected(session.number))
         return session
 
-    def drain(self, session: _ServerSession) -> None:
+    def drain(self, session: ServerSession) -> None:
         """Take what came on a connection, as far as the core takes it now."""
-        took = False
-        while session.inbox and self.alive and session.number in self._sessions:
-            if not self.core.may_read(session.number):
-                break
-            frame = session.inbox.popleft()
-            directory = self.core._tables.sessions[session.number].directory
-            self.machine.bench.asked(self.machine, session.number, directory, frame)
-            self.feed(v.Received(session.number, frame))
-            took = True
+        took = session.take()
         self.machine.bench.served(self, session.number)
         if took and self.alive:
             self.after(BATCH_S * self.machine.chance.random(), self._end_batch)
 
     def _end_batch(self) -> None:
         self.feed(v.BatchEnded())
-        for session in list(self._sessions.values()):
-            if session.inbox:
+        for session in list(self.sessions.values()):
+            if session.waits:
                 self.drain(session)
 
     def session_ended(self, number: int) -> None:
         """The peer is gone."""
-        if self._sessions.pop(number, None) is not None:
+        if self.sessions.pop(number, None) is not None:
             self.feed(v.Ended(number))
 
     def feed(self, event: v.Event) -> None:
@@ -160,12 +136,8 @@ class Server(Process):
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
         match effect:
-            case v.Send(session, message, request_id):
-                self._send(session, message, request_id)
-            case v.CloseSession(session):
-                closing = self._sessions.pop(session, None)
-                if closing is not None:
-                    closing.wire.close(dialler=False)
+            case v.Send() | v.SendBytes() | v.CloseSession():
+                self._answer(effect)
             case v.Write(directory, name):
                 return v.Written(directory, name, self.storage.write(effect))
             case v.SetMark(directory, mark):
@@ -176,7 +148,7 @@ class Server(Process):
                 self.storage.drop_mend(effect)
             case v.Sync():
                 self._at_disk(self.machine.speed.other_s, self._begin_sync, effect)
-            case v.SendBytes() | v.Note() | looks.Tell():
+            case v.Note() | looks.Tell():
                 pass
             case looks.ScrubLater(seconds):
                 self.after(seconds, self.feed, looks.ScrubDue(busy=False))
@@ -189,13 +161,26 @@ class Server(Process):
                 self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
 
+    def _answer(self, effect: v.Send | v.SendBytes | v.CloseSession) -> None:
+        match effect:
+            case v.Send(session, message, request_id):
+                self._send(session, message, request_id)
+            case v.SendBytes(session, data):
+                if session in self.sessions:
+                    self.sessions[session].send_bytes(bytes(data))
+            case v.CloseSession(session):
+                closing = self.sessions.pop(session, None)
+                if closing is not None:
+                    closing.wire.close(dialler=False)
+
     def _send(self, session: int, message: m.Message, request_id: int) -> None:
-        there = self._sessions.get(session)
+        there = self.sessions.get(session)
         if there is None:
             return
         self._remember(session, message)
         if isinstance(message, m.Error):
             self.world.sometimes[f"answer: {ErrorCode(message.code).name}"] += 1
+            there.refused.add(request_id)
             if tag_of(request_id) is not None:
                 self.machine.bench.append_refused(self.machine, session, request_id, message.code)
         there.wire.send(m.encode(message, request_id), dialler=False)
@@ -210,6 +195,8 @@ class Server(Process):
         directory = self.core._tables.sessions[session].directory
         for name, synced in infos:
             key = (directory or "", name)
+            if directory == LOOSE:
+                self.machine.loose[name].told(synced, synced)
             self.machine.told[key] = max(self.machine.told.get(key, 0), synced)
 
     def _report(self, work: Callable[[], v.Event]) -> None:
@@ -285,6 +272,7 @@ class Machine:
         self.lives = 0
         self.tails_judged = 0
         self.told: dict[tuple[str, str], int] = {}
+        self.loose = LooseFiles(self)
         self.damaged: dict[str, bool] = {}
         self.had_errors = False
         self.copies_mended = 0

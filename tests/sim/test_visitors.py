@@ -1,0 +1,53 @@
+"""Visitors in the simulator: version 0 and appends without a claim, and what their servers promise them."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim import hunt
+from tests.sim.bugs import BUGS
+from tests.sim.campaign import digest_elsewhere
+from tests.sim.engine.chance import Chance
+from tests.sim.run import run_seed
+from tests.sim.visitors.crowd import has_visitors
+
+SEEDS = [seed for seed in range(1, 400) if has_visitors(Chance(seed))][:8]
+FOUND_SOON = {
+    "version_0_tells_written_as_synced": 40,
+    "streams_lock_nothing": 5,
+    "prefix_digests_are_not_compared": 10,
+}
+"""With how many runs with visitors they may take."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# EVIDENCE-OF: P-1, P-3, P-8
+def test_who_comes_without_a_claim_is_told_the_truth() -> None:
+    seen = Counter[str]()
+    for seed in SEEDS:
+        result = run_seed(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}\n  ./run sim --seed {seed} --trace"
+        seen += result.history.sometimes
+    assert seen["version 0: a"] > 30
+    assert seen["version 0: a refused"]
+    assert seen["visitor: appended by version 1"] > 50
+    assert seen["answer: BEING_APPENDED"]
+    assert seen["answer: DIGEST_MISMATCH"]
+
+
+def test_a_run_with_visitors_is_the_same_in_another_process() -> None:
+    assert digest_elsewhere(SEEDS[0], "1") == digest_elsewhere(SEEDS[0], "2") == run_seed(SEEDS[0]).digest
+
+
+@pytest.mark.parametrize("name", sorted(FOUND_SOON))
+def test_a_planted_bug_of_visitors_is_found(name: str) -> None:
+    seeds, what = hunt.seeds_to_find(name, FOUND_SOON[name])
+    assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {FOUND_SOON[name]} runs: {what}"

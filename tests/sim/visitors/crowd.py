@@ -1,0 +1,46 @@
+"""Which runs have visitors, and who comes.
+
+Rules of this file: numbers. They come when the run begins, and stay until its last words.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.engine.chance import Chance
+from tests.sim.visitors.version0 import Visitor0
+from tests.sim.visitors.version1 import Visitor1
+
+if TYPE_CHECKING:
+    from tests.sim.run import Cluster
+
+SHARE: Final = 0.1
+"""Of all runs."""
+
+
+def has_visitors(chance: Chance) -> bool:
+    """Whether that seed's run has some. Asked as often as one likes."""
+    return chance.stream("visitors").random() < SHARE
+
+
+class Crowd:
+    """The visitors of a run: two or three of version 0, two of version 1."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        chance = cluster.chance
+        kinds = [Visitor0] * chance.stream("crowd").choice([2, 3]) + [Visitor1] * 2
+        self._network = cluster.network
+        self._machines = cluster.machines
+        self.visitors = [
+            kind(f"v{number}", cluster.network, cluster.machines, chance.stream(f"visitor {number}"))
+            for number, kind in enumerate(kinds)
+        ]
+
+    def leave(self) -> None:
+        """They die."""
+        for one in self.visitors:
+            self._network.process_died(one, power=False)
+            one.kill()
+
+    def judge(self) -> None:
+        """At the end. Raises ViolationError."""
+        for machine in self._machines:
+            machine.loose.judge()

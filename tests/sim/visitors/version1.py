@@ -1,0 +1,72 @@
+"""A client of version 1 without a claim: appends to a file of one server, a few chunks at a time, all of one
+length, and does not wait for one before it sends the next (row 40).
+
+Rules of this file: as `version0`.
+"""
+
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING
+
+from dos_client.core.window import append_id
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError, RefusedError
+from dos_protocol.vocabulary import Append, Watermark
+from tests.sim.engine.network import Network
+from tests.sim.engine.world import Process
+from tests.sim.store.session import Session
+from tests.sim.visitors import LOOSE
+from tests.sim.visitors.version0 import NAMES
+
+if TYPE_CHECKING:
+    from tests.sim.store.server import Machine
+
+_CHUNK_BYTES = 30
+_GET_BYTES = 1 << 20
+
+
+class Visitor1(Process):
+    """One client process, which goes to one server after the other."""
+
+    def __init__(self, name: str, network: Network, machines: "list[Machine]", chance: Random) -> None:
+        super().__init__(network.world, name)
+        self._network = network
+        self._machines = machines
+        self._chance = chance
+        self.start("life", self._live())
+
+    async def _live(self) -> None:
+        while True:
+            await self.sleep(self._chance.expovariate(1 / 0.3))
+            session = Session(self, self._network, self._chance.choice(self._machines).address)
+            session.on_watermark = self._marked
+            session.on_append_refused = self._refused
+            try:
+                await session.open()
+                await session.open_directory(LOOSE)
+                for _ in range(self._chance.randint(1, 3)):
+                    await self._append(session, self._chance.choice(NAMES))
+            except DosError as error:
+                self.world.sometimes[f"visitor: {type(error).__name__}"] += 1
+            finally:
+                session.fail(BrokenConnectionError("closed"))
+
+    async def _append(self, session: Session, name: str) -> None:
+        """What it finds there it reads, and goes on behind it, sometimes late."""
+        chance, digest = self._chance, PrefixDigest()
+        with suppress(NotFoundError):
+            digest.update(await session.get(name, 0, _GET_BYTES))
+        await self.sleep(chance.choice([0.0, 0.0, 0.05]))
+        for _ in range(chance.randint(1, 4)):
+            data = chance.randbytes(_CHUNK_BYTES)
+            append = Append(name, digest.size, digest.value, data)
+            digest.update(data)
+            session.append(append, append_id(1, digest.size))
+            await self.sleep(chance.choice([0.0, 0.003, 0.02]))
+        await self.sleep(0.05)
+
+    def _marked(self, mark: Watermark) -> None:
+        self.world.sometimes["visitor: appended by version 1"] += 1
+
+    def _refused(self, tag: int, error: RefusedError) -> None:
+        self.world.sometimes[f"visitor: append refused, {type(error).__name__}"] += 1
