@@ -8,6 +8,8 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Protocol
 
+from tests.stories.markers import play as markers_play
+from tests.stories.markers.table import WORDS as MARKERS_WORDS
 from tests.stories.region import play as region_play
 from tests.stories.region.table import WORDS as REGION_WORDS
 from tests.stories.script import StoryError, parse, render
@@ -30,6 +32,7 @@ class Play(Protocol):
 PLAYS: list[tuple[Vocabulary, Callable[[], Play]]] = [
     (STORE_WORDS, store_play.Play),
     (REGION_WORDS, region_play.Play),
+    (MARKERS_WORDS, markers_play.Play),
 ]
 """A kind of story is known by its first step."""
 

@@ -289,3 +289,37 @@ def own_memory_beats_the_manifest() -> list[Patch]:
 @of_regions("row 36: outputs are not fenced")
 def outputs_are_not_fenced() -> list[Patch]:
     return [(FileWriter, "_fence", lambda self: None)]
+
+
+@of_regions("a barrier overtakes data: a marker that is late is not waited for")
+def barrier_overtakes_data() -> list[Patch]:
+    """A step is run with what is there of it; what comes later goes into the next one."""
+    data, step_end, missing = Alignment.data, Alignment.step_end, Alignment.missing
+
+    def late_data(self: Alignment[Any], sender: int, step: int, seq: int, item: Any) -> None:
+        if step < self.step:
+            if self.step not in self._steps:
+                self._steps[self.step] = [barrier._SenderStep() for _ in range(self._senders)]
+            self._steps[self.step][sender].items.append(item)
+        else:
+            data(self, sender, step, seq, item)
+
+    def late_end(self: Alignment[Any], sender: int, step: int, seq: int, **asked: Any) -> None:
+        if step >= self.step:
+            step_end(self, sender, step, seq, **asked)
+
+    def only_some(self: Alignment[Any]) -> list[int]:
+        late = missing(self)
+        return [] if 0 < len(late) < self._senders else late
+
+    def entry(self: Alignment[Any], sender: int, step: int) -> Any:
+        for one in range(self.step, step + 1):
+            self._steps.setdefault(one, [barrier._SenderStep() for _ in range(self._senders)])
+        return self._steps[step][sender]
+
+    return [
+        (Alignment, "data", late_data),
+        (Alignment, "step_end", late_end),
+        (Alignment, "missing", only_some),
+        (Alignment, "_entry", entry),
+    ]

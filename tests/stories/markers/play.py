@@ -1,0 +1,175 @@
+"""The workers, and what happens in them next.
+
+Rules of this file: after each step everything that can happen happens, worker after worker, but for what is
+held back. What is told of a step: who ends it and what it sends, who has it of everybody, and what that
+makes.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+from checkpoint.core.channel_frames import Frame, FrameType
+from checkpoint.errors import ChannelFrameError
+from dataflow.core.heard import Heard
+from dataflow.limits import WorkerLimits
+from dataflow.worker_messages import (
+    CutRequested,
+    CutTaken,
+    OutputMade,
+    PausedAt,
+    PauseRequested,
+    StageEnded,
+    ToLinks,
+)
+from tests.dataflow.region_in_one_thread import OneThreadRegion, WorkerSide
+from tests.stories.markers.words import Words, counting, counts_in, words_in
+from tests.stories.store.copies import in_words
+from tests.stories.words import WrongStepError
+
+Way = tuple[int, int]
+"""From whom to whom."""
+
+
+class Workers(OneThreadRegion):
+    """The region of the tests, which tells what happens."""
+
+    def __init__(self, workers: int, tell: Callable[[str], None]) -> None:
+        self.words = Words()
+        self.tell = tell
+        self.heard: list[Heard] = []
+        super().__init__(counting(self.words), workers, lambda _: 0, WorkerLimits())
+
+    def restore(self) -> None:
+        number = self.incarnation + 1
+        self.heard = [Heard("region", worker, self.workers, number) for worker in range(self.workers)]
+        super().restore()
+
+    def _post_of(self, index: int) -> Callable[[ToLinks], None]:
+        post = super()._post_of(index)
+
+        def told(message: ToLinks) -> None:
+            if isinstance(message, OutputMade):
+                counts = counts_in([message.data])
+                self.tell(f"worker {index} has step {message.step} of everybody, and counts {counts}")
+            elif isinstance(message, PausedAt):
+                self.tell(f"worker {index} takes no input after step {message.step}")
+            post(message)
+
+        return told
+
+    def _stage_ended(self, index: int, message: StageEnded) -> None:
+        if message.sources is None:
+            does = f"makes step {message.step} again as it is recorded"
+        else:
+            part = message.sources["words"]["words"]
+            read = self.words.given[index][part.begin : part.end]
+            does = f"ends step {message.step} with {in_words(read) if read else 'no word'}"
+        for peer, frames in message.frames.items():
+            cut = f", with cut {frames[-1].cut}" if frames[-1].cut else ""
+            gets = words_in(frames)
+            gets = f"{gets} and the marker" if gets else "the marker alone"
+            self.tell(f"worker {index} {does}; worker {peer} is sent {gets}{cut}")
+        super()._stage_ended(index, message)
+
+    def _cut_taken(self, index: int, message: CutTaken) -> None:
+        changed = counts_in(data for _, data in message.blocks)
+        at = f"cut {message.mark.cut}, the end of step {message.step}"
+        self.tell(f"worker {index} votes for {at}: changed is {changed}")
+        super()._cut_taken(index, message)
+
+    def _commit(self, number: int, votes: dict[int, CutTaken]) -> None:
+        self.tell(f"cut {number}, the end of step {votes[0].step}, is committed")
+        super()._commit(number, votes)
+
+    def take(self, side: WorkerSide, index: int, peer: int, frame: Frame) -> None:
+        """What a link hands over."""
+        shown = self.heard[index].take(peer, frame)
+        side.shared.peers_at = max(side.shared.peers_at, self.heard[index].peers_at)
+        if shown is not None:
+            assert side.run is not None
+            side.run.arrived(shown)
+
+    def move(self, held: set[Way]) -> bool:
+        """One thing that can happen; False if there is none."""
+        for side in self.sides:
+            if side.recorded:
+                return self._sync(side)
+        for index, side in enumerate(self.sides):
+            for peer, queue in side.inbound.items():
+                if queue and (peer, index) not in held:
+                    self.take(side, index, peer, queue.popleft())
+                    return True
+        return any(side.run is not None and side.run.advance() for side in self.sides)
+
+
+class Play:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.held: set[Way] = set()
+        self.late: dict[Way, deque[Frame]] = defaultdict(deque)
+        """Of earlier lives, still under way."""
+        self.workers: Workers
+
+    def make(self, count: int) -> None:
+        if not 1 <= count <= 9:
+            raise WrongStepError("there are 1 to 9 workers here")
+        self.workers = Workers(count, lambda text: self.told.append(text))
+        self.workers.restore()
+
+    def end(self) -> None:
+        """Nothing runs any more."""
+        self.workers.close()
+
+    def side(self, number: int) -> WorkerSide:
+        if number >= self.workers.workers:
+            raise WrongStepError(f"there is no worker {number}: there are {self.workers.workers}")
+        return self.workers.sides[number]
+
+    def settle(self) -> None:
+        """Everything that can happen."""
+        while self.workers.move(self.held):
+            pass
+
+    def give(self, number: int, words: list[str]) -> None:
+        self.side(number)
+        self.workers.words.given[number] += words
+
+    def ask(self, numbers: list[int], cut: int) -> None:
+        for number in numbers:
+            run = self.side(number).run
+            assert run is not None
+            run.request_cut(CutRequested(self.workers.incarnation, cut, final=False))
+
+    def pause(self, order: int) -> None:
+        for side in self.workers.sides:
+            assert side.run is not None
+            side.run.pause(PauseRequested(self.workers.incarnation, order))
+
+    def hold(self, way: Way) -> None:
+        self.side(max(way))
+        self.held.add(way)
+
+    def release(self, way: Way) -> None:
+        """What is under way arrives; what is of an earlier life is not taken."""
+        self.held.discard(way)
+        peer, index = way
+        for frame in self.late.pop(way, ()):
+            try:
+                self.workers.take(self.side(index), index, peer, frame)
+            except ChannelFrameError:
+                kind = "the marker" if frame.type is FrameType.STEP_END else "a batch"
+                what = f"{kind} of step {frame.step}, of incarnation {frame.sender_epoch}"
+                running = self.workers.incarnation
+                self.told.append(f"worker {index} does not take {what}: {running} is running")
+
+    def reset(self) -> None:
+        for index, side in enumerate(self.workers.sides):
+            for peer, queue in side.inbound.items():
+                if (peer, index) in self.held:
+                    self.late[peer, index] += queue
+        self.workers.restore()
+        at = self.workers.cut
+        where = "the beginning" if at is None else f"cut {at.cut}, the end of step {at.step}"
+        self.told.append(f"incarnation {self.workers.incarnation}: all stand at {where}, and go on")

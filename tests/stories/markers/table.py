@@ -1,0 +1,63 @@
+"""The words of stories of markers: each form, what happens, and what does it.
+
+Rules of this file: one function a form, named as what it does, with the blanks as its arguments.
+"""
+
+from tests.stories.markers.play import Play
+from tests.stories.words import Vocabulary
+
+WORDS = Vocabulary()
+
+
+@WORDS.form("circuits of {count} workers", "they count words, each those whose hash is its own")
+def circuits(play: Play, count: int) -> None:
+    play.make(count)
+
+
+@WORDS.form("worker {number} is given {text}", "words, which it reads in its next step")
+def given(play: Play, number: int, text: str) -> None:
+    play.give(number, text.split())
+    play.settle()
+
+
+@WORDS.form(
+    "hold back what worker {number} sends worker {other:number}", "it is under way, and does not arrive"
+)
+def hold_back(play: Play, number: int, other: int) -> None:
+    play.hold((number, other))
+
+
+@WORDS.form("what worker {number} sent worker {other:number} arrives", "in its order, and of earlier lives")
+def arrives(play: Play, number: int, other: int) -> None:
+    play.release((number, other))
+    play.settle()
+
+
+@WORDS.form("all are asked for cut {cut:number}", "as a coordinator would")
+def ask_all(play: Play, cut: int) -> None:
+    play.ask([*range(play.workers.workers)], cut)
+    play.settle()
+
+
+@WORDS.form("worker {number} alone is asked for cut {cut:number}", "the others have not heard of it yet")
+def ask_one(play: Play, number: int, cut: int) -> None:
+    play.ask([number], cut)
+    play.settle()
+
+
+@WORDS.form("all are asked to pause", "to take no input any more")
+def pause(play: Play) -> None:
+    play.pause(1)
+    play.settle()
+
+
+@WORDS.form("all may go on", "after a pause")
+def resume(play: Play) -> None:
+    play.pause(0)
+    play.settle()
+
+
+@WORDS.form("everything is reset", "to the last committed cut, in a new incarnation")
+def reset(play: Play) -> None:
+    play.reset()
+    play.settle()
