@@ -16,6 +16,29 @@ ROWS = {*range(1, 17), 24}
 """The faults of a disk that a server alone, or a store, must survive."""
 
 
+SCENARIOS = (
+    "worker killed",
+    "worker hung (SIGSTOP)",
+    "executor killed",
+    "connection between workers broken",
+    "operator raises `OperatorFailure`",
+    "`reset()`",
+    "server lost",
+    "no quorum",
+    "driver killed and started again",
+    "two drivers alive",
+    "resets that lead nowhere",
+    "a checkpoint never completes",
+    "a worker restarts during a checkpoint",
+    "rollback to a cut that a sink had aborted",
+    "a stale token meets a newer barrier",
+    "back-pressure against barriers",
+    "a sink that is not up at the start and comes later",
+    "adding a second worker",
+)
+"""What a region must survive, or refuse with a reason."""
+
+
 def rows_of_the_table() -> dict[int, list[tuple[str, str]]]:
     text = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
     table = text.partition("## Faults of disks, one at a time")[2].partition("\n## ")[0]
@@ -34,6 +57,14 @@ def test_every_row_names_a_test() -> None:
     found = rows_of_the_table()
     assert found.keys() >= ROWS
     assert not [row for row, tests in found.items() if not tests]
+
+
+def test_every_scenario_of_regions_names_a_test() -> None:
+    text = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+    table = text.partition("## Resets of regions, one at a time")[2].partition("\n## ")[0]
+    rows = {line.split("|")[1].strip(): TEST.findall(line) for line in table.splitlines() if line[:2] == "| "}
+    assert tuple(name for name in rows if name != "scenario") == SCENARIOS
+    assert not [name for name in SCENARIOS if not rows[name]]
 
 
 def test_every_test_that_is_named_exists() -> None:
