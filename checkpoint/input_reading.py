@@ -13,7 +13,6 @@ from checkpoint import limits
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
-    InputEnds,
     InputLine,
     InputPiece,
     TooLarge,
@@ -53,7 +52,7 @@ class InputFollower:
         self._line = InputLine(
             producer, at=at, digest=digest, where=self._directory, bytes_max=pending_bytes_max
         )
-        self.given = at
+        self.seen = at
         """The position up to which parts were given out."""
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
@@ -71,11 +70,11 @@ class InputFollower:
                     if isinstance(pieces, TooLarge):
                         async with aclosing(self._again(pieces)) as again:
                             async for piece in again:
-                                self.given = piece.end
+                                self.seen = piece.end
                                 yield piece
                     else:
                         for piece in pieces:
-                            self.given = piece.end
+                            self.seen = piece.end
                             yield piece
                 begin = end
 
@@ -96,19 +95,31 @@ class InputFollower:
             await trio.sleep(limits.input_poll_max_s)
 
 
-async def find_producers(store: Store, application: str, handle: str) -> list[str]:
-    """Who has ever opened this handle. Raises QuorumUnavailableError."""
-    directories = await store.list_directories(input_directory(application, handle) + ".")
-    return producers_among(directories, application, handle)
+class InputHandle:
+    """An input handle as a whole: who writes to it, and where it ends."""
 
+    def __init__(self, store: Store, application: str, handle: str) -> None:
+        self._store = store
+        self._application = application
+        self._handle = handle
 
-async def read_ends(store: Store, application: str, handle: str) -> InputEnds | None:
-    """Where every producer's input ends, if the handle is closed; else None. Raises as `look_chain`."""
-    directory = input_directory(application, handle)
-    chain = await look_chain(store, directory, CLOSED_CHAIN)
-    found = None
-    async with aclosing(read_records(store, chain, directory=directory)) as records:
-        async for end, record in records:
-            if record.op is Op.INPUT_CLOSED:
-                found = decode_ends(record.strings, where=directory, at=end.size)
-    return found
+    async def splits(self) -> list[str]:
+        """Who has ever opened it. Raises QuorumUnavailableError."""
+        prefix = input_directory(self._application, self._handle) + "."
+        directories = await self._store.list_directories(prefix)
+        return producers_among(directories, self._application, self._handle)
+
+    async def ends(self) -> dict[str, int] | None:
+        """Where every producer's input ends, if the handle is closed; else None. Raises as `look_chain`."""
+        directory = input_directory(self._application, self._handle)
+        chain = await look_chain(self._store, directory, CLOSED_CHAIN)
+        found = None
+        async with aclosing(read_records(self._store, chain, directory=directory)) as records:
+            async for end, record in records:
+                if record.op is Op.INPUT_CLOSED:
+                    found = decode_ends(record.strings, where=directory, at=end.size).producers
+        return found
+
+    def follower(self, split: str, at: int, digest: int) -> InputFollower:
+        """Reads one producer's input on from a position; (0, 0) is the beginning."""
+        return InputFollower(self._store, self._application, self._handle, split, at=at, digest=digest)

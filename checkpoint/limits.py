@@ -53,6 +53,8 @@ input_segment_bytes_max: Final = 64 * 1024 * 1024
 input_poll_s: Final = 0.02
 """How soon a batch that was recorded is seen, as a rule; a quiet producer is asked less and less often."""
 input_poll_max_s: Final = 0.5
+output_poll_s: Final = 0.05
+"""How soon a region that reads another one's output learns of a cut."""
 inputs_poll_s: Final = 0.5
 """How often producers that have come, and the end of the input, are looked for."""
 

@@ -14,6 +14,7 @@ from dataflow.sinks.files import FileSink
 from dataflow.sinks.log import LogSink
 from dataflow.sources.files import FileSource
 from dataflow.sources.inputs import InputSource
+from dataflow.sources.log import LogSource
 
 __all__ = [
     "FileSink",
@@ -24,6 +25,7 @@ __all__ = [
     "InputSource",
     "KeyedStream",
     "LogSink",
+    "LogSource",
     "OperatorError",
     "OperatorFailure",
     "Producer",

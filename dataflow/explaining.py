@@ -15,9 +15,11 @@ def explain(name: str, plan: Plan, choice: Choice) -> str:
     lines = [
         f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
     ]
+    apart = len(choice.regions) > 1 or bool(choice.outside)
     width = max(len(node.name) for node in plan.nodes)
     for number, region in enumerate(choice.regions, 1):
-        lines += ["", f"region {number}: {region.settings}"]
+        runs = f" (NAME.{region.members[0]})" if apart else ""
+        lines += ["", f"region {number}{runs}: {region.settings}"]
         lines += [
             _line(plan.node(member), width, starts=region.starts, ends=region.ends)
             for member in region.members
@@ -25,7 +27,7 @@ def explain(name: str, plan: Plan, choice: Choice) -> str:
     if choice.outside:
         lines += [
             "",
-            "outside of any region: nothing is kept across a reset, and what comes again is taken again",
+            "outside of any region: without cuts; after a failure it begins anew, at the present",
         ]
         lines += [_line(plan.node(member), width) for member in choice.outside]
     return "\n".join(lines)

@@ -7,18 +7,16 @@ is committed, and counts, is decided below; when rows are taken, above.
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import TypeVar
 
 import trio
 
 from checkpoint import limits
-from checkpoint.core.inputs import InputEnds, InputPiece
+from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
-from checkpoint.input_reading import InputFollower, find_producers, read_ends
 from dataflow.errors import InputChangedError
 from dataflow.feed_buffer import FeedBuffer
-from dataflow.sources.inputs import InputSource
+from dataflow.sources.fed import FedSource
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
 
@@ -36,7 +34,8 @@ class Feed:
 
     def __init__(
         self,
-        source: InputSource,
+        name: str,
+        source: FedSource,
         store: Store,
         *,
         application: str,
@@ -45,9 +44,9 @@ class Feed:
         positions: Mapping[str, SplitPosition],
         woken: Callable[[], None],
     ) -> None:
+        self._name = name
         self._source = source
-        self._store = store
-        self._application = application
+        self._origin = source.origin(store, application)
         self._worker, self._workers = worker, workers
         self._positions = positions
         self._room = trio.Event()
@@ -58,7 +57,7 @@ class Feed:
                 token.run_sync_soon(self._wake, idempotent=True)
 
         self.buffer = FeedBuffer(woken=woken, roomy=roomy)
-        self._ends: InputEnds | None = None
+        self._ends: dict[str, int] | None = None
         self._reached: dict[str, int] = {}
         """Split -> the position up to which it was put into the buffer."""
 
@@ -78,11 +77,9 @@ class Feed:
         """Begin to follow every split of ours as it comes, until it is known that no more will come."""
         known: set[str] = set()
         while True:
-            ends = await _patiently(partial(read_ends, self._store, self._application, self._source.name))
-            found = await _patiently(
-                partial(find_producers, self._store, self._application, self._source.name)
-            )
-            for split in sorted({*found, *self._positions, *(ends.producers if ends else ())} - known):
+            ends = await _patiently(self._origin.ends)
+            found = await _patiently(self._origin.splits)
+            for split in sorted({*found, *self._positions, *(ends or ())} - known):
                 known.add(split)
                 if self._source.owner(split, self._workers) == self._worker:
                     nursery.start_soon(self._follow, split)
@@ -93,14 +90,7 @@ class Feed:
 
     async def _follow(self, split: str) -> None:
         at = self._positions.get(split, SplitPosition(0))
-        follower = InputFollower(
-            self._store,
-            self._application,
-            self._source.name,
-            split,
-            at=at.position,
-            digest=at.digest,
-        )
+        follower = self._origin.follower(split, at.position, at.digest)
         self._reached[split] = at.position
         pause_s = limits.input_poll_s
         while not self._at_end(split):
@@ -110,17 +100,18 @@ class Feed:
                     async for piece in pieces:
                         await self._put(piece)
             except _AWAY as error:
-                logger.debug("%s of %s waits: %s", split, self._source.name, error)
+                logger.debug("%s of %s waits: %s", split, self._name, error)
             except CorruptDataError as error:
-                where = f"{self._source.name}, {split}"
+                where = f"{self._name}, {split}"
                 raise InputChangedError(where, self._reached[split], "what was read", str(error)) from error
+            self._reached[split] = follower.seen
             quiet = self._reached[split] == before
             pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
             if not self._at_end(split):
                 await trio.sleep(pause_s)
 
     def _at_end(self, split: str) -> bool:
-        return self._ends is not None and self._reached[split] >= self._ends.producers.get(split, 0)
+        return self._ends is not None and self._reached[split] >= self._ends.get(split, 0)
 
     async def _put(self, piece: InputPiece) -> None:
         while not self.buffer.has_room(piece.split):

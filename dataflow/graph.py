@@ -12,7 +12,7 @@ together. The graph is sent to every worker as it is; each makes the same plan o
 A name is how state is found again after a restart: rename an operator and its state is another's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,10 +20,11 @@ import pyarrow as pa
 from checkpoint.core.fingerprint import fingerprint
 from checkpoint.core.outputs import Publish
 from dataflow.core.determinism import not_deterministic
-from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, Plan, find_problems, in_order, make_plan
-from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Choice, Consistent, choose_regions
+from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, find_problems, in_order, make_plan
+from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
 from dataflow.errors import GraphError, SchemaError
 from dataflow.explaining import explain
+from dataflow.graph_plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.control import BroadcastSpec, ControlSpec
 from dataflow.operators.count import CountSpec
@@ -43,54 +44,6 @@ class Node:
     name: str
     spec: OperatorSpec
     inputs: "tuple[Node | str, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPlan:
-    """A graph that passed every check: what workers run and what the manifest carries."""
-
-    name: str
-    plan: Plan
-    specs: dict[str, OperatorSpec]
-    schemas: dict[str, pa.Schema | None]
-    """Output columns of each operator, None for a sink."""
-    operators: dict[str, str]
-    """Name -> canonical description, for the fingerprint."""
-    fingerprint: str
-    choice: Choice
-    """Which operators are in which region."""
-
-    def the_region(self) -> Consistent:
-        """The settings of the one region that this graph is. Raises GraphError if it is something else: more
-        than one region, or operators outside, do not run yet.
-        """
-        regions, outside = self.choice.regions, self.choice.outside
-        if len(regions) != 1 or outside:
-            apart = f", with {', '.join(map(repr, outside))} outside" if outside else ""
-            count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
-            problem = (
-                f"it has {count}{apart}, and only a graph that is one region runs yet; take away annotations,"
-                " or make it graphs of their own"
-            )
-            raise GraphError(self.name, (problem,))
-        sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}
-        if self.triggers_cuts and not any(spec.can_trigger for spec in sources.values()):
-            problem = (
-                "trigger='operator' needs a source that asks for cuts, as FileSource does after each file,"
-                f" and {', '.join(map(repr, sources))} never will; use trigger='periodic'"
-            )
-            raise GraphError(self.name, (problem,))
-        return regions[0].settings
-
-    @property
-    def triggers_cuts(self) -> bool:
-        """Whether start operators ask for cuts, rather than time."""
-        return any(region.settings.trigger == "operator" for region in self.choice.regions)
-
-    def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
-        """Columns of each input, in order."""
-        schemas = [self.schemas[source] for source in self.plan.node(name).inputs]
-        return tuple(schema for schema in schemas if schema is not None)
 
 
 class Graph:
@@ -135,6 +88,18 @@ class Graph:
         rows = self._add(f"{name}.rows", BroadcastSpec(), (stream,))
         self._add(name, ControlSpec(keys), (rows,))
         return ControlTable(self, name)
+
+    @classmethod
+    def of(cls, name: str, nodes: Iterable[Node], annotations: "Mapping[str, Annotation]") -> "Graph":
+        """A graph of these operators."""
+        graph = cls(name)
+        graph._nodes = list(nodes)
+        graph._annotations = dict(annotations)
+        return graph
+
+    def nodes(self) -> tuple[list[Node], list[NodeSpec]]:
+        """The operators in the order in which they were given, and as the checks see them."""
+        return list(self._nodes), self._node_specs()
 
     def annotate(self, name: str, annotation: Annotation) -> None:
         """Say of the operator `name`, which may be given later, that it starts a consistent region, or is

@@ -16,16 +16,17 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from checkpoint.coordinator import Observer, RegionControl, RegionListener
 from checkpoint.core.region import RegionSpec
-from dataflow.core.regions import region_options
+from dataflow.application import Application
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
+from dataflow.parts import Part, part_options, parts_of
 from dataflow.worker import WorkerSpec, run_worker
 
 logger = logging.getLogger("dos.dataflow")
@@ -47,7 +48,7 @@ def run_local(
     observer: Observer | None = None,
     listeners: Sequence[RegionListener] = (),
     **options: Any,
-) -> RegionControl:
+) -> RegionControl | Application:
     """Run the graph as region `name` on subprocesses of this one. Returns at once; `wait`, `stop`, `status`
     it.
 
@@ -57,42 +58,83 @@ def run_local(
     streaming query. Same store and name resumes the last cut. Raises GraphError before anything is
     started.
     """
-    plan = graph.plan()
-    settings = plan.the_region()
+    parts = parts_of(graph, name)
+    made = [
+        _prepared(
+            part,
+            application=name,
+            store=store,
+            workers=workers,
+            token=token,
+            scratch=scratch,
+            logs=logs,
+            worker_limits=worker_limits,
+            observer=observer,
+            listeners=listeners,
+            options=options,
+        )
+        for part in parts
+    ]
+    for control, launcher in made:
+        control.start(launcher)
+    if len(made) == 1:
+        return made[0][0]
+    outside = frozenset(part.name for part in parts if part.settings is None)
+    controls = {part.name: control for part, (control, _) in zip(parts, made, strict=True)}
+    return Application(name, controls, without_cuts=outside)
+
+
+def _prepared(
+    part: Part,
+    *,
+    application: str,
+    store: str,
+    workers: int,
+    token: bytes,
+    scratch: "str | os.PathLike[str] | None",
+    logs: "str | os.PathLike[str] | None",
+    worker_limits: WorkerLimits | None,
+    observer: Observer | None,
+    listeners: Sequence[RegionListener],
+    options: Mapping[str, Any],
+) -> "tuple[RegionControl, ProcessLauncher]":
+    """A part that listens, and what will start its workers."""
+    plan = part.graph.plan()
     spec = RegionSpec(
-        name=name,
+        name=part.name,
         workers=workers,
         store_url=store,
         token=token,
         job_key=os.urandom(_key_bytes),
         operators=plan.operators,
         graph_fingerprint=plan.fingerprint,
-        **{**region_options(settings), **options},
+        **{**part_options(part), **options},
     )
     control = RegionControl(spec, observer=observer)
     for listener in listeners:
         control.addListener(listener)
     address = control.listen()
+    below = part.name if part.name != application else ""
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:
         return WorkerSpec(
-            region=name,
+            region=part.name,
+            application=application,
             worker=worker,
             workers=workers,
             attempt=attempt,
             coordinator=address,
             job_key=spec.job_key,
-            graph=graph,
+            graph=part.graph,
             store_url=store,
             token=token,
-            scratch_dir="" if scratch is None else str(Path(scratch) / f"w{worker:04d}"),
+            scratch_dir="" if scratch is None else str(Path(scratch) / below / f"w{worker:04d}"),
             limits=worker_limits or WorkerLimits(),
             orphan_timeout_s=spec.orphan_timeout_s,
         )
 
-    log_dir = None if logs is None else Path(logs)
-    control.start(ProcessLauncher(spec_of, control.worker_ended, logs=log_dir))
-    return control
+    log_dir = None if logs is None else Path(logs) / below
+    return control, ProcessLauncher(spec_of, control.worker_ended, logs=log_dir)
 
 
 class ProcessLauncher:

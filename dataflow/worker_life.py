@@ -24,7 +24,7 @@ from checkpoint.participant import Participant
 from checkpoint.world import world
 from dataflow import limits
 from dataflow.feeding import Feed
-from dataflow.sources.inputs import InputSource
+from dataflow.sources.fed import FedSource
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_failures import first_error
 from dataflow.worker_journals import Journals, after_step
@@ -186,6 +186,7 @@ class Life:
         spec = self._spec
         return {
             name: Feed(
+                name,
                 source,
                 self._store,
                 application=spec.application or spec.region,
@@ -195,7 +196,7 @@ class Life:
                 woken=lambda: self._inbox.put(Woken()),
             )
             for name, source in self._plan.specs.items()
-            if isinstance(source, InputSource)
+            if isinstance(source, FedSource)
         }
 
     async def _load(self, journals: Journals) -> None:

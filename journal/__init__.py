@@ -4,7 +4,7 @@ The names here are the package's face. `core/` is pure; `chain`, `reading`, `wri
 shell over a store of `dos_client`. Start reading at `core/record.py`, then `core/segment.py`, `core/walk.py`.
 """
 
-from journal.chain import look_chain, take_over
+from journal.chain import look_chain, look_chain_at, take_over
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.errors import (
     ChainError,
@@ -43,6 +43,7 @@ __all__ = [
     "UnknownRecordError",
     "fold",
     "look_chain",
+    "look_chain_at",
     "read_batches",
     "read_records",
     "take_over",

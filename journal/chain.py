@@ -10,7 +10,7 @@ from dos_protocol.errors import CorruptError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import Position
-from journal.core.walk import Look, TakeOver
+from journal.core.walk import Look, LookAt, TakeOver
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
@@ -72,7 +72,21 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
     """
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = Look(chain, store.record, view.answers, claims, view.filled)
+    return await _walk(Look(chain, store.record, view.answers, claims, view.filled), store, directory)
+
+
+async def look_chain_at(
+    store: StorePort, directory: str, chain: str, at: Position, *, floor: int = 0
+) -> ChainState:
+    """The chain up to a position in it that a committed cut names, down to the segment in which `floor` lies.
+
+    Raises as `look_chain`.
+    """
+    view = await store.look(directory)
+    return await _walk(LookAt(chain, store.record, view.answers, at, floor), store, directory)
+
+
+async def _walk(walk: Look | LookAt, store: StorePort, directory: str) -> ChainState:
     source = Source(store, directory)
     waiting = deque(walk.begin())
     while True:

@@ -4,17 +4,19 @@ Rules of this file: where a reader stands, and what to read next. What is commit
 `core/walk.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the head
 alone, so that a look at a chain that only grew costs one question to the members and no byte twice.
 
-The chain must be one that is never rolled back (inputs; outputs by step): a size lies on one line of history.
+A size must lie on one line of history. So it does in a chain that is never rolled back (inputs; outputs by
+step), and below a position in a committed cut: `poll(upto)` reads to there.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from dos_client.core.quorum import Quorums
-from journal.chain import look_chain
-from journal.core.chain import SegmentSpan, segments_seen
+from journal.chain import look_chain, look_chain_at
+from journal.core.chain import ChainState, SegmentSpan, segments_seen
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LostBytesError
+from journal.core.position import Position
 from journal.core.record import Record
 from journal.core.segment import SegmentName, parse_segment_name
 from journal.core.walk import held_by_quorum
@@ -22,10 +24,16 @@ from journal.ports import StorePort
 
 
 class ChainFollower:
-    """Stands at `at`, the logical offset just past the last record given. Not for several tasks at once."""
+    """Stands at `at`, the logical offset just past the last record given. Not for several tasks at once.
 
-    def __init__(self, store: StorePort, directory: str, chain: str, *, at: int = 0) -> None:
+    skip_lost: when the chain begins above `at` (anew, with a snapshot), go on there.
+    """
+
+    def __init__(
+        self, store: StorePort, directory: str, chain: str, *, at: int = 0, skip_lost: bool = False
+    ) -> None:
         self.at = at
+        self._skip_lost = skip_lost
         self._store = store
         self._directory = directory
         self._chain = chain
@@ -34,13 +42,14 @@ class ChainFollower:
         """The segment whose decoder is `_decoder`."""
         self._decoder: RecordDecoder | None = None
 
-    async def poll(self) -> AsyncGenerator[tuple[int, Record]]:
+    async def poll(self, upto: Position | None = None) -> AsyncGenerator[tuple[int, Record]]:
         """What is committed now and was not given yet: each record with the offset just past it. Ends.
 
-        Raises LostBytesError when the chain does not reach to `at`, and what `look_chain` and the store's
-        `stream` raise; nothing is passed over then: call it again.
+        upto: a position in a committed cut; what lies past it is not looked at. Raises LostBytesError when
+        the chain does not reach to `at`, and what `look_chain` and the store's `stream` raise; nothing is
+        passed over then: call it again.
         """
-        for span in await self._spans():
+        for span in await (self._spans() if upto is None else self._spans_to(upto)):
             async with aclosing(self._records(span)) as records:
                 async for given in records:
                     yield given
@@ -56,14 +65,27 @@ class ChainFollower:
                 return [SegmentSpan(str(self._head), self._head.base, held, 0)] if held else []
         state = await look_chain(self._store, self._directory, self._chain)
         end = 0 if state.end is None else state.end.size
-        if state.segments and state.segments[0].base > self.at:
-            raise LostBytesError(
-                f"chain {self._chain} in {self._directory} was read to {self.at} and begins at"
-                f" {state.segments[0].base} now"
-            )
+        self._check_begin(state)
         if state.segments and end >= self.at:
             self._head = parse_segment_name(state.segments[-1].name)
         return [span for span in state.segments if span.base + span.length > self.at]
+
+    async def _spans_to(self, upto: Position) -> list[SegmentSpan]:
+        if upto.size <= self.at:
+            return []
+        state = await look_chain_at(self._store, self._directory, self._chain, upto, floor=self.at)
+        self._check_begin(state)
+        return [span for span in state.segments if span.base + span.length > self.at]
+
+    def _check_begin(self, state: ChainState) -> None:
+        if not state.segments or state.segments[0].base <= self.at:
+            return
+        begin = state.segments[0].base
+        if not self._skip_lost:
+            raise LostBytesError(
+                f"chain {self._chain} in {self._directory} was read to {self.at} and begins at {begin} now"
+            )
+        self.at = begin
 
     async def _records(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, Record]]:
         decoder = self._decoder if self._reading == span.name else None

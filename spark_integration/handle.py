@@ -88,6 +88,10 @@ class RegionHandle:
             raise failure
         return True
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """As `awaitTermination`, and raises nothing."""
+        return self._cleaned.wait(timeout)
+
     def exception(self) -> Exception | None:
         """Why the region FAILED or is FENCED; None while it runs and after a good end."""
         return self._events.failure or self._control.exception()

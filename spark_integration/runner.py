@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from pyspark.sql import SparkSession
 
 from checkpoint.coordinator import RegionControl, RegionListener
 from checkpoint.core.region import RegionEvent, RegionSpec
-from dataflow.core.regions import region_options
+from dataflow.application import Application
 from dataflow.graph import Graph
+from dataflow.parts import part_options, parts_of
 from spark_integration import on_executor
 from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
 from spark_integration.errors import ExecutorMismatchError, InsecureNetworkError, NotEnoughSlotsError
@@ -49,8 +51,9 @@ def run(
     spare_slots: int = 1,
     on_event: Callable[[RegionEvent], None] | None = None,
     listeners: Sequence[RegionListener] = (),
-) -> RegionHandle:
-    """Run a graph on Spark as a region and return its handle at once; the region starts in the background.
+) -> RegionHandle | Application:
+    """Run a graph on Spark as a region and return its handle at once; the region starts in the background. A
+    graph of several regions gives an `Application`, which shows them all.
 
     Calling it again with the same store and name goes on from the last committed cut. A driver that still
     runs the region under that name is fenced off: its handle says FENCED.
@@ -77,55 +80,80 @@ def run(
     StoreNotUsableError, InsecureNetworkError; ValueError for an argument out of its range. What goes wrong
     later is in the handle's `exception()`.
     """
-    plan = graph.plan()
-    options = region_options(plan.the_region())
-    if checkpoint_interval is not None:
-        options["checkpoint_interval_s"] = checkpoint_interval
-    region = name or plan.name
-    shipped = ship(graph, f"the graph {plan.name!r}")
+    parts = parts_of(graph, name or graph.name)
+    shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     _use_this_python(spark, master)
-    _wait_for_slots(spark, master, workers, spare_slots, start_timeout)
+    _wait_for_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
             store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
         )
         undo.callback(used.close)
-        spec = RegionSpec(
-            name=region,
-            workers=workers,
-            store_url=used.url,
-            token=token,
-            job_key=secrets.token_bytes(32),
-            operators=plan.operators,
-            start_timeout_s=start_timeout,
-            listen_host=listen_host,
-            port_range=port_range,
-            **options,
-        )
-        events = RegionEvents()
-        control = RegionControl(spec, observer=events)
-        for listener in listeners:
-            control.addListener(listener)
-        port = control.listen()[1]
-        undo.callback(control.stop)
-        make_task = _task_maker(spec, (host, port), shipped, scratch)
-        launcher = SparkLauncher(spark, region, make_task, _end_reporter(control, events))
-        undo.callback(launcher.close, 0.0)
-        control.start(launcher)
+        over = _AfterLast(len(parts), used.close)
+        handles: dict[str, RegionHandle] = {}
+        for part in parts:
+            options = part_options(part)
+            if checkpoint_interval is not None:
+                options["checkpoint_interval_s"] = checkpoint_interval
+            spec = RegionSpec(
+                name=part.name,
+                workers=workers,
+                store_url=used.url,
+                token=token,
+                job_key=secrets.token_bytes(32),
+                operators=part.graph.plan().operators,
+                start_timeout_s=start_timeout,
+                listen_host=listen_host,
+                port_range=port_range,
+                **options,
+            )
+            events = RegionEvents()
+            control = RegionControl(spec, observer=events)
+            for listener in listeners:
+                control.addListener(listener)
+            port = control.listen()[1]
+            undo.callback(control.stop)
+            application = name or graph.name
+            make_task = _task_maker(spec, application, (host, port), shipped[part.name], scratch)
+            launcher = SparkLauncher(spark, part.name, make_task, _end_reporter(control, events))
+            undo.callback(launcher.close, 0.0)
+            control.start(launcher)
+            handles[part.name] = RegionHandle(
+                part.name, control, launcher, events, on_event=on_event, at_end=over
+            )
         undo.pop_all()
-    return RegionHandle(region, control, launcher, events, on_event=on_event, at_end=used.close)
+    if len(parts) == 1:
+        return handles[parts[0].name]
+    return Application(name or graph.name, handles)
+
+
+class _AfterLast:
+    """Calls something when it was called so often: the parts share what was started for them."""
+
+    def __init__(self, count: int, call: Callable[[], None]) -> None:
+        self._left = count
+        self._call = call
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._call()
 
 
 def _task_maker(
-    spec: RegionSpec, coordinator: tuple[str, int], graph: bytes, scratch: str | Path | None
+    spec: RegionSpec, application: str, coordinator: tuple[str, int], graph: bytes, scratch: str | Path | None
 ) -> Callable[[int, int], TaskFunction]:
     expected = on_executor.expected_of_driver()
 
     def make(worker: int, attempt: int) -> TaskFunction:
         fields: dict[str, Any] = {
             "region": spec.name,
+            "application": application,
             "worker": worker,
             "workers": spec.workers,
             "attempt": attempt,

@@ -42,6 +42,8 @@ class SinkSpec(OperatorSpec):
     """The description of a sink."""
 
     kind: ClassVar[Kind] = Kind.SINK
+    runs_outside: ClassVar[bool] = False
+    """Whether it needs no cuts to show its output."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> None:
         self.check_input(inputs[0])

@@ -2,5 +2,6 @@
 
 from dataflow.sources.files import FileSource
 from dataflow.sources.inputs import InputSource
+from dataflow.sources.log import LogSource
 
-__all__ = ["FileSource", "InputSource"]
+__all__ = ["FileSource", "InputSource", "LogSource"]

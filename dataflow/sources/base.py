@@ -131,6 +131,9 @@ class SourceSpec(OperatorSpec):
     can_trigger: ClassVar[bool] = False
     """Whether its readers ask for cuts where a region has trigger="operator"."""
 
+    runs_outside: ClassVar[bool] = False
+    """Whether it can begin at the present, outside of any consistent region."""
+
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:
         """A reader of this worker's splits, at the beginning."""

@@ -12,8 +12,8 @@ split: no busy writer holds up the others.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -32,12 +32,43 @@ from dataflow.sources.base import (
     SourceSpec,
     SplitDivision,
 )
+from dos_client import Store
 from dos_protocol.digests import digest64
+
+
+class Follower(Protocol):
+    """Reads one split on from a position."""
+
+    @property
+    def seen(self) -> int:
+        """The position up to which it was read."""
+        ...
+
+    def poll(self) -> AsyncGenerator[InputPiece]:
+        """What has come since; ends."""
+        ...
+
+
+class Origin(Protocol):
+    """Something in the store that has splits. All methods may raise QuorumUnavailableError."""
+
+    async def splits(self) -> list[str]:
+        """Those that are there by now."""
+        ...
+
+    async def ends(self) -> dict[str, int] | None:
+        """Split -> the position at its end, if no more will ever come; else None."""
+        ...
+
+    def follower(self, split: str, at: int, digest: int) -> Follower:
+        """(0, 0) is the beginning of a split."""
+        ...
 
 
 class FedSource(SourceSpec):
     """The description of a source that is fed from the store."""
 
+    runs_outside: ClassVar[bool] = True
     what: ClassVar[str]
     """What a split is, for people."""
     schema: pa.Schema
@@ -48,6 +79,10 @@ class FedSource(SourceSpec):
 
     def open(self, context: OperatorContext) -> "FedReader":
         return FedReader(self.schema, f"{self.what} {context.operator!r}")
+
+    @abstractmethod
+    def origin(self, store: Store, application: str) -> "Origin":
+        """Where it is read from."""
 
     @abstractmethod
     def owner(self, split: str, workers: int) -> int:

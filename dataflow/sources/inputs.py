@@ -13,8 +13,10 @@ from typing import ClassVar
 import pyarrow as pa
 
 from checkpoint.core.inputs import check_input_name
+from checkpoint.input_reading import InputHandle
 from dataflow.schema import parse_schema
 from dataflow.sources.fed import FedSource, owner_by_name
+from dos_client import Store
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -32,6 +34,9 @@ class InputSource(FedSource):
     def __init__(self, name: str, schema: "str | pa.Schema") -> None:
         object.__setattr__(self, "name", check_input_name("an input handle", name))
         object.__setattr__(self, "schema", parse_schema(schema))
+
+    def origin(self, store: Store, application: str) -> InputHandle:
+        return InputHandle(store, application, self.name)
 
     def owner(self, split: str, workers: int) -> int:
         return owner_by_name(split, workers)

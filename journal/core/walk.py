@@ -116,6 +116,19 @@ class _Walk:
                 missing=self._missing(why),
             )
 
+    def _at_position(self, at: Position) -> list[Effect]:
+        """The chain ends where it was ordered to; offsets and lengths of what lies about decide nothing
+        (R13).
+        """
+        bases = [seen.name.base for seen in self._seen if seen.name.epoch == at.epoch]
+        base = base_of(at, bases)
+        if base is None:
+            raise LostBytesError(
+                f"none of the members asked has the segment of position {at} in chain {self.chain}"
+            )
+        name = str(SegmentName(self.chain, at.epoch, base))
+        return self._follow(SegmentSpan(name, base, at.size - base, at.digest))
+
     def _follow(self, span: SegmentSpan) -> list[Effect]:
         """Take `span` into the chain and ask for its start."""
         self.phase = Phase.FOLLOWING
@@ -224,19 +237,6 @@ class TakeOver(_Walk):
             return self._snapshot_known(event.end, self._start)
         return self._head_measured(event.survey)
 
-    def _at_position(self, at: Position) -> list[Effect]:
-        """The chain ends where it was ordered to; offsets and lengths of what lies about decide nothing
-        (R13).
-        """
-        bases = [seen.name.base for seen in self._seen if seen.name.epoch == at.epoch]
-        base = base_of(at, bases)
-        if base is None:
-            raise LostBytesError(
-                f"none of the members asked has the segment of position {at} in chain {self.chain}"
-            )
-        name = str(SegmentName(self.chain, at.epoch, base))
-        return self._follow(SegmentSpan(name, base, at.size - base, at.digest))
-
     def _choose(self) -> list[Effect]:
         """Ask for the start of the next segment in rank, unless there is none: then the journal never
         existed (R16).
@@ -292,6 +292,35 @@ class TakeOver(_Walk):
             span = self._to_settle.pop()
             return [Settle(span.name, span.length, span.digest)]
         return self._found(self._spans[0].end)
+
+
+class LookAt(_Walk):
+    """The walk of a reader to a position that a committed cut names: what is below it is committed, whatever
+    lies about. floor: how far down it is wanted. Raises LostBytesError, ChainError, StaleGenerationError.
+    """
+
+    def __init__(self, chain: str, record: StoreRecord, answers: Answers, at: Position, floor: int) -> None:
+        super().__init__(chain, record, answers, record.generation)
+        self._at = at
+        self._floor = floor
+
+    def begin(self) -> list[Effect]:
+        """The first effects."""
+        self._see(self.answers)
+        return self._found(ORIGIN) if self._at == ORIGIN else self._at_position(self._at)
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What to do now that `event` happened."""
+        if isinstance(event, StartRead):
+            return self._started(event)
+        assert isinstance(event, SnapshotFound), "a position is followed down, and nothing else"
+        return self._snapshot_known(event.end, self._start)
+
+    def _below(self, start: SegmentStart) -> list[Effect]:
+        return self._bottom() if start.base <= self._floor else super()._below(start)
+
+    def _bottom(self) -> list[Effect]:
+        return self._found(self._at)
 
 
 class Look(_Walk):

@@ -23,7 +23,7 @@ from checkpoint.core.inputs import (
 )
 from checkpoint.errors import InputClosedError
 from checkpoint.input_log import InputLog, close_input
-from checkpoint.input_reading import InputFollower, find_producers, read_ends
+from checkpoint.input_reading import InputFollower, InputHandle
 from dos_client import Store, open_store
 from dos_protocol.errors import BadNameError, CorruptDataError, FencedError, LocalProtocolError
 from dos_server.testing import MemoryServer, Servers, memory_store
@@ -108,7 +108,7 @@ async def test_a_producer_that_died_in_a_batch_begins_it_anew_and_knows_where_it
     await log.recorded(2)
     assert [piece.data for piece in await all_of(reader)] == [b"anew", b"second"]
     again = await opened(store)
-    assert (again.last, again.last_mark, again.last_end) == (2, b"at 2", reader.given)
+    assert (again.last, again.last_mark, again.last_end) == (2, b"at 2", reader.seen)
     assert [piece.data for piece in await all_of(follower(store))] == [b"whole", b"anew", b"second"]
 
 
@@ -147,15 +147,15 @@ async def test_reading_goes_on_with_a_server_lost_and_over_segments(store: Store
 async def test_a_closed_handle_says_where_every_producer_ended_and_takes_no_other(
     store: Store, servers: InMemory
 ) -> None:
-    assert await read_ends(store, "app", "orders") is None
+    assert await InputHandle(store, "app", "orders").ends() is None
     first = await opened(store, "p1")
     await first.append([(1, b"x")], number=1)
     await first.recorded(1)
     second = await opened(store, "p2")
-    assert await find_producers(store, "app", "orders") == ["p1", "p2"]
+    assert await InputHandle(store, "app", "orders").splits() == ["p1", "p2"]
     ends = await close_input(store, "app", "orders")
     assert ends.producers == {"p1": first.last_end, "p2": 0}
-    assert await read_ends(store, "app", "orders") == ends
+    assert await InputHandle(store, "app", "orders").ends() == ends.producers
     for log, number in ((first, 2), (second, 1)):
         with pytest.raises(FencedError):
             await record(log, number)

@@ -144,13 +144,13 @@ def test_a_graph_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture[s
         == """\
 graph 'calls': 1 consistent region, 2 outside
 
-region 1: a cut every 30 s; drain within 180 s, reset within 180 s, at most 5 resets in a row
+region 1 (NAME.records): a cut every 30 s; drain within 180 s, reset within 180 s, at most 5 resets in a row
   start+end  records    source
              by_number  key_by from records
              calls      count from by_number
   end        bills      sink from calls
 
-outside of any region: nothing is kept across a reset, and what comes again is taken again
+outside of any region: without cuts; after a failure it begins anew, at the present
              shown      map from records
              board      sink from shown
 """

@@ -1,0 +1,146 @@
+"""Following the output of a region, worker by worker, as it is shown: what another region reads.
+
+Rules of this file: it claims nothing and gives committed output only: of a log with publish="step" what a
+quorum holds, of one with publish="cut" what the last committed cut covers. `dataflow.outputs` shows the same
+to people, step by step of all workers.
+
+A position in one worker's log is the size of its chain just past a step, and as its digest the step's
+number: a reader that goes on from there sees whether the next step follows. A size is on one line: a log by
+step never goes back, one by cut never behind a committed cut. (Only going back by hand to an older cut takes
+shown output away: then the steps do not follow, or the bytes are no records, and the reader is refused.)
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import trio
+
+from checkpoint import limits
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.outputs import Publish, decode_output, output_chain
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
+from dos_client import Store
+from dos_protocol.errors import CorruptDataError
+from journal import ChainFollower, Op, Position
+
+
+class ShownOutput:
+    """The output of one sink of a region: where each worker's log is shown to, and whether that is its
+    end.
+    """
+
+    def __init__(self, store: Store, region: str, sink: str) -> None:
+        self._store = store
+        self.region = region
+        self.sink = sink
+        directory = coordinator_directory(region)
+        self._manifest = ChainFollower(store, directory, MANIFEST_CHAIN, skip_lost=True)
+        self._cut: Cut | None = None
+        self._asked_at = -limits.output_poll_s
+        self._lock = trio.Lock()
+
+    async def last_cut(self) -> Cut | None:
+        """The last committed cut; known again for `output_poll_s`. Raises as reading does."""
+        async with self._lock:
+            if trio.current_time() >= self._asked_at + limits.output_poll_s:
+                async with aclosing(self._manifest.poll()) as records:
+                    async for _, record in records:
+                        if record.op is Op.CUT:
+                            self._cut = decode_cut(record.flags, record.ints, record.strings[0])
+                self._asked_at = trio.current_time()
+            return self._cut
+
+    async def splits(self) -> list[str]:
+        """One for each worker: its directory's last part. Raises QuorumUnavailableError."""
+        prefix = worker_directory(self.region, 0)[:-4]
+        names = await self._store.list_directories(prefix)
+        found = [name.removeprefix(prefix) for name in names]
+        return sorted(f"w{name}" for name in found if len(name) == 4 and name.isdigit())
+
+    async def ends(self) -> dict[str, int] | None:
+        """Where each log ends, if the region has processed all its input; else None."""
+        cut = await self.last_cut()
+        if cut is None or not cut.final:
+            return None
+        return {split_of(worker): at.size for worker, at in self._positions(cut).items()}
+
+    async def position(self, split: str) -> Position | None:
+        """Where the last cut has a worker's log."""
+        cut = await self.last_cut()
+        return None if cut is None else self._positions(cut).get(int(split[1:]))
+
+    def _positions(self, cut: Cut) -> dict[int, Position]:
+        prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.workers.items()}
+        return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
+
+    def follower(self, split: str, at: int, digest: int) -> "OutputFollower":
+        """Reads one worker's log on from a position; (0, 0) is the beginning."""
+        return OutputFollower(self._store, self, split, at=at, step=digest)
+
+
+def split_of(worker: int) -> str:
+    """The split of a worker's log."""
+    return f"w{worker:04d}"
+
+
+class OutputFollower:
+    """See `ShownOutput.follower`. Not for several tasks at once."""
+
+    def __init__(self, store: Store, shown: ShownOutput, split: str, *, at: int, step: int) -> None:
+        self._shown = shown
+        self._split = split
+        self._where = f"{shown.region}.{split}"
+        self._chain = ChainFollower(store, self._where, output_chain(shown.sink), at=at)
+        self._store = store
+        self._step = step
+        self._chain_begun = at > 0
+        self._publish: Publish | None = None
+
+    @property
+    def seen(self) -> int:
+        """The position up to which it was read."""
+        return self._chain.at
+
+    async def poll(self) -> AsyncGenerator[InputPiece]:
+        """What is shown by now and was not given yet; steps without rows are passed over. Ends; it must be
+        read to its end.
+
+        Raises CorruptDataError when what is there does not follow what was read.
+        """
+        if self._publish is None:
+            self._publish = await self._published()
+        if self._publish is None:
+            return
+        upto = None
+        if self._publish is Publish.CUT:
+            upto = await self._shown.position(self._split)
+            if upto is None:
+                return
+        begin = self._chain.at
+        async with aclosing(self._chain.poll(upto)) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=self._where, at=end)
+                    self._check_follows(output.step, end)
+                    if output.rows:
+                        yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
+                begin = end
+
+    def _check_follows(self, step: int, end: int) -> None:
+        if self._chain_begun and step != self._step + 1:
+            expected = f"the output of step {self._step + 1}"
+            raise CorruptDataError(self._where, end, expected, f"that of step {step}")
+        self._chain_begun, self._step = True, step
+
+    async def _published(self) -> Publish | None:
+        """How the log is shown, as its first record says; None while there is none."""
+        first = ChainFollower(self._store, self._where, output_chain(self._shown.sink))
+        async with aclosing(first.poll()) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=self._where, at=end)
+                    return output.head.publish
+        return None

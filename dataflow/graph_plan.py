@@ -1,0 +1,58 @@
+"""A graph that passed every check, as workers run it. Made by `Graph.plan`."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dataflow.core.plan import Plan
+from dataflow.core.regions import Choice, Consistent
+from dataflow.errors import GraphError
+from dataflow.operators.base import OperatorSpec
+from dataflow.sources.base import SourceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """A graph that passed every check: what workers run and what the manifest carries."""
+
+    name: str
+    plan: Plan
+    specs: dict[str, OperatorSpec]
+    schemas: dict[str, pa.Schema | None]
+    """Output columns of each operator, None for a sink."""
+    operators: dict[str, str]
+    """Name -> canonical description, for the fingerprint."""
+    fingerprint: str
+    choice: Choice
+    """Which operators are in which region."""
+
+    def the_region(self) -> Consistent:
+        """The settings of the one region that this graph is. Raises GraphError if it is something else: more
+        than one region, or operators outside, do not run yet.
+        """
+        regions, outside = self.choice.regions, self.choice.outside
+        if len(regions) != 1 or outside:
+            apart = f", with {', '.join(map(repr, outside))} outside" if outside else ""
+            count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
+            problem = (
+                f"it has {count}{apart}, and is to be one region; `dataflow.parts.parts_of` takes it apart"
+            )
+            raise GraphError(self.name, (problem,))
+        sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}
+        if self.triggers_cuts and not any(spec.can_trigger for spec in sources.values()):
+            problem = (
+                "trigger='operator' needs a source that asks for cuts, as FileSource does after each file,"
+                f" and {', '.join(map(repr, sources))} never will; use trigger='periodic'"
+            )
+            raise GraphError(self.name, (problem,))
+        return regions[0].settings
+
+    @property
+    def triggers_cuts(self) -> bool:
+        """Whether start operators ask for cuts, rather than time."""
+        return any(region.settings.trigger == "operator" for region in self.choice.regions)
+
+    def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
+        """Columns of each input, in order."""
+        schemas = [self.schemas[source] for source in self.plan.node(name).inputs]
+        return tuple(schema for schema in schemas if schema is not None)

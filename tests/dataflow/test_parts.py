@@ -1,0 +1,93 @@
+"""How a graph that is not one region is taken apart, and what is refused before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from dataflow import (
+    FileSink,
+    FileSource,
+    Graph,
+    GraphError,
+    InputSource,
+    LogSink,
+    LogSource,
+    autonomous,
+    consistent,
+)
+from dataflow.parts import part_options, parts_of
+
+WORDS = "word string"
+
+
+def region_of(graph: Graph, name: str, source: object, **settings: float) -> object:
+    return graph.source(name, source).annotate(consistent(**settings))  # type: ignore[arg-type]
+
+
+def test_a_graph_that_is_one_region_is_one_part_of_the_applications_name(tmp_path: Path) -> None:
+    graph = Graph("one")
+    graph.source("lines", FileSource(tmp_path / "a")).sink("out", FileSink(tmp_path / "out"))
+    (part,) = parts_of(graph, "app")
+    assert (part.name, part.graph, part.settings) == ("app", graph, consistent())
+
+
+def test_every_region_has_its_own_name_settings_and_graph(tmp_path: Path) -> None:
+    graph = Graph("two")
+    lines = region_of(graph, "lines", FileSource(tmp_path / "a"), period=3, max_consecutive_reset_attempts=1)
+    lines.map("words", lambda row: row["line"], schema=WORDS).sink("words_out", LogSink())
+    again = region_of(graph, "again", LogSource("words_out", WORDS), period=7)
+    again.sink("shown", LogSink())
+    first, second = parts_of(graph, "app")
+    assert [part.name for part in (first, second)] == ["app.lines", "app.again"]
+    assert second.reads == ("app.lines",)
+    assert second.graph.plan().specs["again"].region == "app.lines"  # type: ignore[attr-defined]
+    assert [node.name for node in first.graph.plan().plan.nodes] == ["lines", "words", "words_out"]
+    assert part_options(first)["checkpoint_interval_s"] == 3
+    assert part_options(first)["max_consecutive_reset_attempts"] == 1
+    assert part_options(second)["checkpoint_interval_s"] == 7
+
+
+def refusal(graph: Graph) -> str:
+    with pytest.raises(GraphError) as raised:
+        parts_of(graph, "app")
+    return str(raised.value)
+
+
+def test_what_cannot_run_outside_of_a_region_is_refused_with_a_reason(tmp_path: Path) -> None:
+    graph = Graph("g")
+    region_of(graph, "in_region", InputSource("x", WORDS)).sink("kept", LogSink())
+    graph.source("lines", FileSource(tmp_path / "a")).sink("out", FileSink(tmp_path / "out"))
+    said = refusal(graph)
+    assert "source 'lines' is outside of any consistent region, and after a failure it would be read" in said
+    assert "sink 'out' is outside of any consistent region, and shows its output at cuts" in said
+
+
+def test_logs_that_cannot_be_read_are_refused_with_a_reason() -> None:
+    graph = Graph("g")
+    region_of(graph, "a", InputSource("x", WORDS)).sink("a_out", LogSink())
+    region_of(graph, "b", LogSource("nothing", WORDS)).sink("b_out", LogSink())
+    said = refusal(graph)
+    assert "source 'b' reads the log of sink 'nothing', and no LogSink of this graph is named so" in said
+    alone = Graph("g")
+    alone.source("a", LogSource("a_out", WORDS)).sink("a_out", LogSink())
+    assert "in the same region: it would wait for itself" in refusal(alone)
+    circle = Graph("g")
+    region_of(circle, "a", LogSource("b_out", WORDS)).sink("a_out", LogSink())
+    region_of(circle, "b", LogSource("a_out", WORDS)).sink("b_out", LogSink())
+    assert "regions app.a, app.b read each other's output in a circle" in refusal(circle)
+
+
+def test_edges_and_names_that_a_log_cannot_carry_are_refused() -> None:
+    graph = Graph("g")
+    keyed = region_of(graph, "a", InputSource("x", WORDS)).key_by("by", "word")
+    keyed.sink("out", LogSink())
+    keyed.count("counted").sink("shown", LogSink())
+    graph.annotate("counted", autonomous)
+    graph.annotate("shown", autonomous)
+    assert "sink 'shown' is outside" in refusal(graph)
+    named = Graph("g")
+    region_of(named, "in", InputSource("x", WORDS)).sink("a.leaves", LogSink())
+    region_of(named, "b", InputSource("y", WORDS)).sink("c", LogSink())
+    said = refusal(named)
+    assert "names that end with '.leaves' are taken" in said
+    assert "'in' is that of inputs" in said

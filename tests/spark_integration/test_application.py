@@ -1,0 +1,46 @@
+"""An application of two regions on a real Spark session, fed by an input handle."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from checkpoint.core.region import RegionState
+from dataflow import Graph, InputSource, LogSink, LogSource, blocking, collect_output, consistent
+from dataflow.application import Application
+from dos_client.blocking import open_store
+from dos_server import embedded
+from spark_integration import run
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
+
+WORDS = "word string"
+
+
+def test_two_regions_run_as_one_application_with_one_handle(spark: SparkSession, tmp_path: Path) -> None:
+    graph = Graph("app")
+    words = graph.source("words", InputSource("words", WORDS)).annotate(consistent(period=0.5))
+    words.sink("out", LogSink(publish="step"))
+    again = graph.source("again", LogSource("out", WORDS)).annotate(consistent(period=0.5))
+    again.key_by("by_word", "word").count("counts").sink("counted", LogSink())
+    with embedded.start(tmp_path / "store") as server:
+        app = run(spark, graph, workers=1, store=server.url)
+        assert isinstance(app, Application)
+        try:
+            with (
+                open_store(server.url) as store,
+                blocking.open_producer(store, "app", "words", "p", WORDS) as producer,
+            ):
+                for _ in range(3):
+                    producer.wait_recorded(producer.send([{"word": "a"}, {"word": "b"}, {"word": "a"}]))
+                blocking.close_input(store, "app", "words")
+            assert app.awaitTermination(150), app
+        finally:
+            app.stop()
+        assert {name: status.state for name, status in app.status.items()} == {
+            "app.words": RegionState.FINISHED,
+            "app.again": RegionState.FINISHED,
+        }
+        table = collect_output(server.url, "app.again", "counted")
+    assert table is not None
+    assert {row["word"]: row["count"] for row in table.to_pylist()} == {"a": 6, "b": 3}
