@@ -25,6 +25,7 @@ FOUND_SOON = {
     "longest_state_is_restored": 6,
     "votes_of_any_incarnation": 40,
     "old_markers_count": 4,
+    "barrier_overtakes_data": 4,
     "channel_state_is_dropped": 2,
     "sources_are_ahead_of_the_cut": 6,
 }
