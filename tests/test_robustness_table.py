@@ -1,10 +1,12 @@
-"""The tables of docs/robustness.md: every row of the faults is there, every test that is named exists, and so
-does every planted bug.
+"""The tables of docs/robustness.md: every row of the faults is there, and so is every planted bug that is
+named. And every test that any page of docs names exists.
 """
 
 import ast
 import re
 from pathlib import Path
+
+import pytest
 
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
@@ -67,8 +69,9 @@ def test_every_scenario_of_regions_names_a_test() -> None:
     assert not [name for name in SCENARIOS if not rows[name]]
 
 
-def test_every_test_that_is_named_exists() -> None:
-    text = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     missing = [
         f"{path}::{name}"
         for path, name in TEST.findall(text)
