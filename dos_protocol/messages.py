@@ -15,6 +15,8 @@ is empty unless the row has it. Opcodes below 128 are requests, from 128 on answ
 """
 
 import struct
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from dos_protocol.digests import Buffer
@@ -165,11 +167,32 @@ TABLE: Final[dict[Opcode, Row]] = {
     ),
 }
 
-_OPCODES: Final[dict[type[Any], Opcode]] = {row.cls: opcode for opcode, row in TABLE.items()}
-_STRUCTS: Final = {
-    opcode: struct.Struct(">" + "".join(code for _, code in row.fixed)) for opcode, row in TABLE.items()
-}
-_FLAGGED: Final = {opcode for opcode, row in TABLE.items() if any(code == "?" for _, code in row.fixed)}
+
+class _Plan(NamedTuple):
+    """A row made ready. `names`: of its fixed fields, `values_of`: their values in a message; `flagged`: one
+    of them is 0 or 1."""
+
+    opcode: Opcode
+    row: Row
+    layout: struct.Struct
+    names: tuple[str, ...]
+    values_of: Callable[[Any], tuple[Any, ...]]
+    flagged: bool
+
+
+def _plan_of(opcode: Opcode, row: Row) -> _Plan:
+    names, codes = tuple(name for name, _ in row.fixed), "".join(code for _, code in row.fixed)
+
+    def values_of(message: Any) -> tuple[Any, ...]:
+        return tuple(getattr(message, name) for name in names)
+
+    many = len(names) > 1  # for these the standard library has a faster way
+    getter = attrgetter(*names) if many else values_of
+    return _Plan(opcode, row, struct.Struct(">" + codes), names, getter, "?" in codes)
+
+
+_PLANS: Final = {int(opcode): _plan_of(opcode, row) for opcode, row in TABLE.items()}
+_PLANS_BY_CLASS: Final[dict[type[Any], _Plan]] = {plan.row.cls: plan for plan in _PLANS.values()}
 _ENTRY: Final = struct.Struct(">QQQB")
 _COUNT: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")
@@ -178,22 +201,21 @@ _APPEND_OPCODE: Final = int(Opcode.APPEND)
 _WATERMARK: Final = struct.Struct(">QQB")
 _WATERMARK_OPCODE: Final = int(Opcode.WATERMARK)
 assert _ENTRY.size == 25
-assert len(_OPCODES) == len(TABLE) == len(Opcode)
+assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
 
 def opcode_of(message: Message) -> Opcode:
     """The opcode of a message's class."""
-    return _OPCODES[type(message)]
+    return _PLANS_BY_CLASS[type(message)].opcode
 
 
 def encode(message: Message, request_id: int = 0) -> Frame:
     """The frame of a message. Raises LocalProtocolError when a value does not fit its field."""
     if type(message) is Watermark:
         return _encode_watermark(message, request_id)
-    opcode = _OPCODES[type(message)]
-    row = TABLE[opcode]
+    opcode, row, layout, _, values_of, _ = _PLANS_BY_CLASS[type(message)]
     try:
-        parts = [_STRUCTS[opcode].pack(*[getattr(message, field) for field, _ in row.fixed])]
+        parts = [layout.pack(*values_of(message))]
         for field, kind in row.variable:
             parts.append(_pack_variable(kind, getattr(message, field)))
         payload: Buffer = b""
@@ -227,18 +249,18 @@ def decode(frame: Frame) -> Message:
     """
     if frame.opcode == _APPEND_OPCODE:
         return _decode_append(frame)
-    try:
-        opcode = Opcode(frame.opcode)
-    except ValueError:
+    if frame.opcode == _WATERMARK_OPCODE:
+        return _decode_watermark(frame)
+    plan = _PLANS.get(frame.opcode)
+    if plan is None:
         raise RemoteProtocolError(
             f"opcode {frame.opcode} is not known", code=ErrorCode.UNKNOWN_OPCODE, request_id=frame.request_id
-        ) from None
-    row = TABLE[opcode]
+        )
     try:
-        return _decode_row(frame, opcode, row)
+        return _decode_row(frame, plan)
     except (struct.error, UnicodeDecodeError, ValueError) as error:
         raise RemoteProtocolError(
-            f"{opcode.name} with a meta unlike its layout: {error}", request_id=frame.request_id
+            f"{plan.opcode.name} with a meta unlike its layout: {error}", request_id=frame.request_id
         ) from error
 
 
@@ -251,12 +273,21 @@ def _decode_append(frame: Frame) -> Append:
     return Append(meta[17:].decode("latin-1"), size, digest, frame.payload)
 
 
-def _decode_row(frame: Frame, opcode: Opcode, row: Row) -> Message:
-    layout = _STRUCTS[opcode]
+def _decode_watermark(frame: Frame) -> Watermark:
+    """`decode` for the one hot answer, likewise."""
+    meta = frame.meta
+    if len(meta) < _WATERMARK.size or len(meta) != _WATERMARK.size + meta[16] or len(frame.payload):
+        raise RemoteProtocolError("WATERMARK with a meta unlike its layout", request_id=frame.request_id)
+    received, synced, _ = _WATERMARK.unpack_from(meta)
+    return Watermark(meta[17:].decode("latin-1"), received, synced)
+
+
+def _decode_row(frame: Frame, plan: _Plan) -> Message:
+    _, row, layout, names, _, flagged = plan
     fixed = layout.unpack_from(frame.meta)
-    if opcode in _FLAGGED and layout.pack(*fixed) != frame.meta[: layout.size]:
+    if flagged and layout.pack(*fixed) != frame.meta[: layout.size]:
         raise ValueError("a field that is 0 or 1 is neither")
-    values: dict[str, Any] = dict(zip((field for field, _ in row.fixed), fixed, strict=True))
+    values: dict[str, Any] = dict(zip(names, fixed, strict=True))
     position = layout.size
     for field, kind in row.variable:
         values[field], position = _unpack_variable(kind, frame.meta, position)

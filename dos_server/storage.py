@@ -286,8 +286,10 @@ class Storage(StoredReads):
 
         A failure is only noted: a missing mark is a lower bound too.
         """
-        with noted(f"mark of {directory}/{mark.name}"):
+        try:  # and no `noted`: this is done with every sync
             self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
+        except OSError as error:
+            log.warning("mark of %s/%s: %s", directory, mark.name, error)
 
     def make_directory(self, directory: str) -> v.Trouble:
         """Make a directory, if it is not there, and put its entry on stable storage."""

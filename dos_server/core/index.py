@@ -3,16 +3,18 @@ stored.
 
 At most 512 entries whatever the object's size: when they are full, every second one goes and the spacing
 doubles. A read walks headers from the entry at or before its offset, so the price of the bound is a longer
-walk in a larger object.
+walk in a larger object. The first spacing is small, so that a read of a small object made of many small
+extents does not begin with most of them.
 """
 
 from array import array
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from dos_server.limits import extent_payload_bytes_max, index_entries_max
+from dos_protocol.limits import KIB
+from dos_server.limits import index_entries_max
 
-_FIRST_SPACING: Final = extent_payload_bytes_max
+_FIRST_SPACING: Final = 4 * KIB
 
 
 class Place(NamedTuple):

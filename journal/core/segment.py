@@ -15,6 +15,7 @@ end.
 """
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -69,6 +70,7 @@ def segment_name(chain: str, epoch: int, base: int) -> str:
     return str(SegmentName(chain, epoch, base))
 
 
+@lru_cache(maxsize=1024)
 def parse_segment_name(name: str) -> SegmentName | None:
     """The parts of a segment's name; None for any other object's."""
     match = _SEGMENT.fullmatch(name)
