@@ -5,7 +5,7 @@ process. What is durable before what is `Journals`'s, what is taken of a peer's 
 """
 
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.core.channel_frames import Frame, FrameType
@@ -83,7 +83,7 @@ class Life:
         self._told_exhausted = False
         self._finishing = False
         self._tasks: list[Task] = []
-        self._start("life", self._live())
+        self._start("life", self._live)
 
     # From outside
 
@@ -133,12 +133,12 @@ class Life:
             Failed(job="", worker=worker.index, kind=kind, message=message, peer=peer, epoch_held=epoch_held)
         )
 
-    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(self._worker.start(name, self._guarded(work)))
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except DosError as error:
             self._fail(error)
 
@@ -168,9 +168,9 @@ class Life:
                 seconds=took,
             )
         )
-        self._start("serve", self._serve(journals))
-        self._start("vote", self._vote_all(journals))
-        self._start("watch", self._watch(self.claim))
+        self._start("serve", lambda: self._serve(journals))
+        self._start("vote", lambda: self._vote_all(journals))
+        self._start("watch", lambda: self._watch(self.claim))
 
     async def _load(self, journals: Journals) -> None:
         worker = self._worker
