@@ -33,14 +33,15 @@ class Caps(Oracle):
         one = server.core._tables.sessions.get(session)
         if one is None:
             return
-        name = server.machine.name
-        self._under(one.reading, reads_queued_of_one_max, f"reads of session {session} of {name}")
-        self._under(one.pending, requests_in_flight_max, f"requests of session {session} of {name}")
-        self._under(
-            one.unsynced_bytes,
-            in_flight_bytes_max + payload_bytes_max,
-            f"bytes of session {session} of {name}",
-        )
+        if (
+            one.reading > reads_queued_of_one_max
+            or one.pending > requests_in_flight_max
+            or one.unsynced_bytes > in_flight_bytes_max + payload_bytes_max
+        ):
+            whose = f"of session {session} of {server.machine.name}"
+            self._under(one.reading, reads_queued_of_one_max, f"reads {whose}")
+            self._under(one.pending, requests_in_flight_max, f"requests {whose}")
+            self._under(one.unsynced_bytes, in_flight_bytes_max + payload_bytes_max, f"bytes {whose}")
 
     def power_cut(self, machine: "Machine") -> None:
         self._look(machine)

@@ -36,9 +36,9 @@ class NoEffect(Oracle):
         self._mended: dict[tuple[str, str], None] = {}
 
     def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
-        if frame.opcode == _MEND:
-            self._mended[machine.name, directory or ""] = None
         if frame.opcode != _APPEND or directory == LOOSE:
+            if frame.opcode == _MEND:
+                self._mended[machine.name, directory or ""] = None
             return
         append = decode(frame)
         assert isinstance(append, Append), "that is what the opcode says"

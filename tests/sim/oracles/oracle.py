@@ -112,9 +112,10 @@ class Bench:
         if wants is None:
             raise AttributeError(name)
 
-        def tell(*what: Any) -> None:
+        def tell_all(*what: Any) -> None:
             for hear in wants:
                 hear(*what)
 
+        tell: Callable[..., None] = wants[0] if len(wants) == 1 else tell_all
         setattr(self, name, tell)
         return tell

@@ -135,19 +135,19 @@ class Server(Process):
         self.feed(v.Tick())
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        match effect:
+        match effect:  # the frequent ones first, and these are not taken apart
             case v.Send() | v.SendBytes() | v.CloseSession():
                 self._answer(effect)
-            case v.Write(directory, name):
-                return v.Written(directory, name, self.storage.write(effect))
-            case v.SetMark(directory, mark):
-                self.storage.set_mark(directory, mark)
+            case v.Write():
+                return v.Written(effect.directory, effect.name, self.storage.write(effect))
+            case v.Sync():
+                self._at_disk(self.machine.speed.other_s, self._begin_sync, effect)
+            case v.SetMark():
+                self.storage.set_mark(*effect)
             case v.ForgetDirectory(directory):
                 self.storage.forget(directory)
             case v.DropMend():
                 self.storage.drop_mend(effect)
-            case v.Sync():
-                self._at_disk(self.machine.speed.other_s, self._begin_sync, effect)
             case v.Note() | looks.Tell():
                 pass
             case looks.ScrubLater(seconds):
@@ -187,17 +187,18 @@ class Server(Process):
 
     def _remember(self, session: int, message: m.Message) -> None:
         """What this machine has promised to have on its platters."""
-        infos: tuple[tuple[str, int], ...] = ()
         if isinstance(message, m.Watermark):
-            infos = ((message.name, message.synced),)
+            infos = [(message.name, message.synced)]
         elif isinstance(message, m.DirectoryOpened):
-            infos = tuple((info.name, info.synced) for info in message.entries if not info.corrupt)
-        directory = self.core._tables.sessions[session].directory
+            infos = [(info.name, info.synced) for info in message.entries if not info.corrupt]
+        else:
+            return
+        directory, told = self.core._tables.sessions[session].directory or "", self.machine.told
         for name, synced in infos:
-            key = (directory or "", name)
             if directory == LOOSE:
                 self.machine.loose[name].told(synced, synced)
-            self.machine.told[key] = max(self.machine.told.get(key, 0), synced)
+            if synced >= told.get((directory, name), 0):
+                told[directory, name] = synced
 
     def _report(self, work: Callable[[], v.Event]) -> None:
         try:
