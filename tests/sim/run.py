@@ -31,7 +31,7 @@ from tests.sim.store.looker import Looker
 from tests.sim.store.reader import Reader
 from tests.sim.store.server import Machine
 from tests.sim.store.telling import ServerLog
-from tests.sim.store.writer import Stores, Writer
+from tests.sim.store.writer import PACES_S, Stores, Writer
 from tests.sim.visitors.crowd import Crowd, has_visitors
 
 CRASH = "crash"
@@ -89,6 +89,7 @@ class Cluster:
         self.victim = topology.choice(self.machines)
         self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 2]))]
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
+        self.pace_s = chance.stream("pace").choice(PACES_S)
         if has_region(chance):
             self.directories = []
         self.writers: list[Writer] = []
@@ -153,7 +154,13 @@ class Cluster:
         name = f"w{self._writers_made}"
         chance = self.chance.stream(name)
         writer = Writer(
-            name, self.stores, directory, self.history, chance, pipelined=self.pipelined[directory]
+            name,
+            self.stores,
+            directory,
+            self.history,
+            chance,
+            pipelined=self.pipelined[directory],
+            pace_s=self.pace_s,
         )
         writer.skew = chance.uniform(-0.1, 0.1)
         self.writers.append(writer)

@@ -22,7 +22,7 @@ FOUND_SOON = {
     "outputs_are_not_synced": 2,
     "outputs_are_not_cut_back": 6,
     "manifest_start_is_not_waited_for": 1,
-    "longest_state_is_restored": 6,
+    "longest_state_is_restored": 12,
     "votes_of_any_incarnation": 40,
     "old_markers_count": 4,
     "barrier_overtakes_data": 4,

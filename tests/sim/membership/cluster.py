@@ -66,7 +66,14 @@ class MembershipCluster(Cluster):
         name = f"w{self._writers_made}"
         chance = self.chance.stream(name)
         writer = ShellWriter(
-            name, self.network, self.url, directory, self.history, chance, pipelined=self.pipelined[directory]
+            name,
+            self.network,
+            self.url,
+            directory,
+            self.history,
+            chance,
+            pipelined=self.pipelined[directory],
+            pace_s=self.pace_s,
         )
         writer.skew = chance.uniform(-0.1, 0.1)
         self.writers.append(writer)

@@ -91,7 +91,7 @@ _SCRIPTED: Final = 0.5
 
 def safety_s(chance: Chance) -> float:
     """For how long faults strike, in virtual seconds. A region needs some for a cut, and for a reset."""
-    return 12.0 if has_region(chance) else 8.0
+    return 11.0 if has_region(chance) else 8.0
 
 
 def plan(chance: Chance) -> list[Fault]:

@@ -71,9 +71,9 @@ class Region:
         self.chance = cluster.chance
         chance = self.chance.stream("region topology")
         workers = chance.choice([2, 2, 2, 3])
-        self.pace_s = chance.choice([0.3, 0.3, 0.5])
+        self.pace_s = chance.choice([0.3, 0.5, 0.5])
         of_worker = chance.choice([1, 2])
-        steps = int(chance.uniform(5.0, 13.0) / self.pace_s)
+        steps = int(chance.uniform(4.5, 11.0) / self.pace_s)
         self.given = Input(chance, workers * of_worker, STEP_ROWS * steps // of_worker)
         self.readers: dict[int, Reader] = {}
         """Of each worker, where its newest life reads."""

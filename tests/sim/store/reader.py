@@ -10,6 +10,11 @@ from tests.sim.store.looking import SimStore
 from tests.sim.store.writer import CHAIN, Stores, numbers_of
 
 
+def pause_s(chance: Random) -> float:
+    """Between two looks."""
+    return 0.2 + chance.expovariate(1 / 1.8)
+
+
 class Reader(Process):
     """One reader process of one directory. `look_now`: set when it should not wait."""
 
@@ -28,7 +33,7 @@ class Reader(Process):
                 await self.look()
             except DosError as error:
                 self.history.sometimes[f"reader: {type(error).__name__}"] += 1
-            await self.wait(self.look_now, 0.2 + self.chance.expovariate(1 / 1.0))
+            await self.wait(self.look_now, pause_s(self.chance))
 
     async def look(self) -> list[int]:
         """One look; what is committed, by number."""

@@ -21,6 +21,7 @@ from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, 
 from tests.sim.engine.network import Network
 from tests.sim.engine.sockets import Client
 from tests.sim.history import History
+from tests.sim.store.reader import pause_s
 from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
 _GRANT_PATIENCE_S = 8.0
@@ -98,12 +99,14 @@ class ShellWriter(Client):
         chance: Random,
         *,
         pipelined: bool,
+        pace_s: float,
     ) -> None:
         super().__init__(network, name, chance)
         self.url = url
         self.directory = directory
         self.history = history
         self.pipelined = pipelined
+        self.pace_s = pace_s
         self.running = False
         self.hurries_until = 0.0
         self._waiting: list[tuple[int, Position]] = []
@@ -196,7 +199,7 @@ class ShellWriter(Client):
                 await writer.roll(keep)
                 self.history.sometimes["writer: rolled"] += 1
             hurries = self.world.now < self.hurries_until
-            await trio.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / 0.08)))
+            await trio.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / self.pace_s)))
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
         """Tell the history of each record that the quorum's watermark has passed."""
@@ -232,7 +235,7 @@ class ShellReader(Client):
                 async with open_store(self.url, client=self.name) as store:
                     while True:
                         await self._look(store)
-                        await trio.sleep(0.2 + self.chance.expovariate(1 / 1.0))
+                        await trio.sleep(pause_s(self.chance))
             except StoreNotReadyError:
                 self.history.sometimes["reader: store not ready"] += 1
                 await trio.sleep(self.chance.random())

@@ -26,6 +26,9 @@ from tests.sim.store.looking import SimStore
 
 CHAIN = "state"
 GRANTED, SETTLED, RUNNING = "granted", "settled", "running"
+PACES_S = (0.08, 0.25, 0.5)
+"""Between appends, on average: a run has one of them. Some faults want many bytes under way; most want a few,
+and many runs."""
 _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0
 
@@ -77,12 +80,14 @@ class Writer(Process):
         chance: Random,
         *,
         pipelined: bool,
+        pace_s: float = PACES_S[0],
     ) -> None:
         super().__init__(store_of.network.world, name)
         self.directory = directory
         self.history = history
         self.chance = chance
         self.pipelined = pipelined
+        self.pace_s = pace_s
         self.running = False
         self.reached: Callable[[str], None] = lambda stage: None
         self.hurries_until = 0.0
@@ -190,7 +195,7 @@ class Writer(Process):
                 self._note(f"goes on in a new segment{'' if keep is None else ', with all records anew'}")
                 self.history.sometimes["writer: rolled"] += 1
             hurries = self.world.now < self.hurries_until
-            await self.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / 0.08)))
+            await self.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / self.pace_s)))
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
         """Tell the history of each record that the quorum's watermark has passed."""
