@@ -4,7 +4,7 @@ and who they are.
 
 The one of a trio run can be replaced as a whole (`replace_world`), as that of the client; then coordinators
 and workers of that run live in the other one. How a process begins and ends is its launcher's; what a
-circuit is told of time is `dataflow.worker_run.Clock`'s.
+circuit is told of time is `dataflow.worker_identity.Clock`'s.
 
 Rules of this file: signatures, and the real thing where it is one line. Nothing is decided here.
 """

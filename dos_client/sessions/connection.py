@@ -279,12 +279,13 @@ class Connection(Requests):
     async def _watch(self) -> None:
         """The watch task."""
         while self.failure is None:
-            silent = trio.current_time() - self._heard
+            now = trio.current_time()
+            silent, due = now - self._heard, self._heard + silence_ping_s
             if silent >= silence_broken_s:
                 self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"))
-            elif silent >= silence_ping_s:
+            elif now >= due:  # moments, not lengths: those may be short by a rounding for ever
                 self.post(frame_head(encode(Ping(), self._unanswered_id())))
-            await trio.sleep(silence_ping_s - silent if silent < silence_ping_s else silence_ping_s)
+            await trio.sleep_until(due if now < due else now + silence_ping_s)
 
     def _unanswered_id(self) -> int:
         self._next_id += 1

@@ -237,5 +237,10 @@ class MemoryNetwork:
                 end.answer()
             self._lot.unpark_all()
 
+    def kept_alive_no_more(self) -> None:
+        """Others notice at last that hosts without power are gone, as TCP's keepalive tells them."""
+        for end in self._vanished:
+            end.peer.reset()
+
     def _ends_of(self, host: str) -> list[MemorySocket]:
         return [sock for sock in self.sockets if sock.host == host]

@@ -19,6 +19,7 @@ from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
 from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer
+from tests.shells.region.bugs import REGION_BUGS
 from tests.sim.bugs.catalogue import Bug, Patch
 
 BUGS: Final[dict[str, Bug]] = {}
@@ -30,6 +31,10 @@ def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[
         return patches
 
     return keep
+
+
+for _breaks, _patches in REGION_BUGS:
+    bug(_breaks)(_patches)
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class Machine:
         self.chance = chance
         self.slowness = 1.0
         self.was_full = False
+        self.wiped = False
         self.told: dict[tuple[str, str], int] = {}
         self.damaged: dict[str, None] = {}
         self.disk = FateDisk()

@@ -7,7 +7,8 @@ verdict    all clients die; fresh ones take over and look; nothing of anybody is
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -22,6 +23,10 @@ from dos_server.memory.timers import Timers
 from tests.shells import nemesis, oracles
 from tests.shells.clients import Client, Deaf, Mender, Reader, Replacer, Writer
 from tests.shells.machines import Machine
+from tests.shells.region.nemesis import plan as region_plan
+from tests.shells.region.phases import SAFETY_S as REGION_SAFETY_S
+from tests.shells.region.phases import run_phases
+from tests.shells.region.region import ShellRegion, has_region
 from tests.shells.trio_run import TaskCount, run_deterministic
 from tests.sim.engine.chance import Chance
 from tests.sim.engine.trace import Trace
@@ -113,6 +118,10 @@ class Cluster:
         self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 1, 2]))]
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
         self.clients: list[Client] = []
+        self.region: ShellRegion | None = None
+        if has_region(chance.seed):
+            self.directories = []
+            self.region = ShellRegion(self)
         self.servers: trio.Nursery
         self.processes: trio.Nursery
         self._made = 0
@@ -150,6 +159,8 @@ class Cluster:
         """Whether the victim's disk may fail: the others are enough, and the journals are made (R16)."""
         count = len(self.record.members)
         made = len(self.history.starts) == len(self.directories)
+        if self.region is not None:
+            made = self.region.made
         return made and count - 1 >= claims_needed(count, self.record.ack_quorum)
 
     def begin(self, make: Callable[[str], Client], kind: str) -> Client:
@@ -211,14 +222,14 @@ class Cluster:
 
 def plan_of(seed: int) -> list[Fault]:
     """The plan of a seed, by itself."""
-    return nemesis.plan(Chance(seed), SAFETY_S)
+    chance = Chance(seed)
+    return region_plan(chance, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(chance, SAFETY_S)
 
 
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> ShellResult:
     """One whole run. `faults`: these instead of the plan's."""
     chance, trace = Chance(seed), Trace(keep=keep)
-    planned = nemesis.plan(chance, SAFETY_S)
-    chosen = planned if faults is None else faults
+    chosen = plan_of(seed) if faults is None else faults
     clusters: list[Cluster] = []
 
     async def main(count: TaskCount) -> float:
@@ -227,12 +238,8 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
         await _run(cluster, chosen)
         return trio.current_time()
 
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
+    with _logs_heard(clusters):
         seconds, steps = run_deterministic(main, seed)
-    finally:
-        logging.disable(level)
     (cluster,) = clusters
     found = cluster.violation
     return ShellResult(
@@ -248,6 +255,35 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     )
 
 
+class _Ear(logging.Handler):
+    """A mistake of ours that a shell tells its log with a traceback, and goes on, is one all the same."""
+
+    def __init__(self, clusters: list[Cluster]) -> None:
+        super().__init__(logging.ERROR)
+        self._clusters = clusters
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.name == "dos.checkpoint":
+            error = ViolationError("shell", f"{record.getMessage()}: {record.exc_info[1]!r}")
+            self._clusters[0].fail(error)
+
+
+@contextmanager
+def _logs_heard(clusters: list[Cluster]) -> Iterator[None]:
+    """Inside, what is logged is shown to nobody, and listened to."""
+    logger, ear = logging.getLogger("dos"), _Ear(clusters)
+    level, propagate = logging.root.manager.disable, logger.propagate
+    logging.disable(logging.WARNING)
+    logger.propagate = False
+    logger.addHandler(ear)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        logger.propagate = propagate
+        logger.removeHandler(ear)
+
+
 async def _run(cluster: Cluster, faults: list[Fault]) -> None:
     replace_world(_World(cluster.network, cluster.chance.stream("clients")))
     async with trio.open_nursery() as world:
@@ -256,7 +292,10 @@ async def _run(cluster: Cluster, faults: list[Fault]) -> None:
             cluster.servers = servers
             for machine in cluster.machines:
                 await machine.start(servers)
-            await _phases(cluster, faults)
+            if cluster.region is not None:
+                await run_phases(cluster, cluster.region, faults)
+            else:
+                await _phases(cluster, faults)
             for machine in cluster.machines:
                 machine.host.stop()
                 await machine.host.wait_ended()

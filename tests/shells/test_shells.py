@@ -10,6 +10,8 @@ import trio
 from tests.shells.__main__ import digest_elsewhere
 from tests.shells.hunt import seeds_to_find
 from tests.shells.nemesis import KINDS
+from tests.shells.region.nemesis import KINDS as REGION_KINDS
+from tests.shells.region.region import has_region
 from tests.shells.run import plan_of, run_seed
 from tests.shells.trio_run import TaskCount, run_deterministic
 
@@ -25,16 +27,17 @@ def test_runs_keep_every_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
         result = run_seed(seed)
         assert not result.violation, f"{result.violation}\n  ./run sim --shells --seed {seed} --trace"
-        assert result.history.sometimes["reader looked"]
+        assert result.history.sometimes["end: FINISHED" if has_region(seed) else "reader looked"]
 
 
 def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None:
-    plans = [plan_of(seed) for seed in range(1, SEEDS + 1)]
-    assert {fault.kind for plan in plans for fault in plan} == KINDS.keys()
-    assert sorted(len(plan) for plan in plans)[SEEDS // 2] >= 3
+    for kinds, region in ((KINDS, False), (REGION_KINDS, True)):
+        plans = [plan_of(seed) for seed in range(1, SEEDS + 1) if has_region(seed) is region]
+        assert {fault.kind for plan in plans for fault in plan} == kinds.keys()
+        assert sorted(len(plan) for plan in plans)[len(plans) // 2] >= 3
 
 
-@pytest.mark.parametrize("seed", [6, 9])
+@pytest.mark.parametrize("seed", [6, 9, 40])
 def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) -> None:
     here = run_seed(seed, keep=True)
     assert len(here.faults) >= 5

@@ -36,18 +36,19 @@ def _deterministic(seed: int) -> Iterator[None]:
 
 
 class TaskCount(trio.abc.Instrument):
-    """How many tasks there are, and how often they were run. `at`: something to do before a certain run."""
+    """Which tasks there are, and how often they were run. `at`: something to do before a certain run."""
 
     def __init__(self) -> None:
-        self.alive = 0
+        self.tasks: dict[trio.lowlevel.Task, None] = {}
+        """Those that there are."""
         self.steps = 0
         self.at: dict[int, list[Callable[[], None]]] = {}
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
-        self.alive += 1
+        self.tasks[task] = None
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
-        self.alive -= 1
+        self.tasks.pop(task, None)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.steps += 1

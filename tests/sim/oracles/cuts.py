@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from checkpoint.core.manifest import Cut
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor
-from tests.sim.regions.output import counts_of, rows_of
+from tests.sim.regions.output import counts_of
 from tests.sim.regions.record import same
 from tests.sim.regions.region import Region
 
@@ -59,7 +59,7 @@ def check_cuts(region: Region, audit: Auditor) -> None:
         _check_cut(region, cut)
     for (number, worker), counts in audit.counts.items():
         cut = next(one for one in chain if one.cut == number)
-        expected = counts_of(rows_of(_prefix(region, cut, worker, "counts")))
+        expected = counts_of(region.output.upto(cut, worker, "counts"))
         if Counter(counts) != expected:
             raise ViolationError(
                 "O7", f"cut {number} restores worker {worker} with {counts}, it had shown {dict(expected)}"
@@ -77,13 +77,8 @@ def _check_cut(region: Region, cut: Cut) -> None:
         raise ViolationError("O7", f"cut {cut.cut} has splits {sorted(read)}")
     rows: Counter[tuple[str, ...]] = Counter()
     for worker in cut.workers:
-        rows.update(map(tuple, rows_of(_prefix(region, cut, worker, "rows"))))
+        rows.update(map(tuple, region.output.upto(cut, worker, "rows")))
     _same_rows("O7", f"cut {cut.cut}", rows, region.given.upto(read))
-
-
-def _prefix(region: Region, cut: Cut, worker: int, sink: str) -> bytes:
-    size: int = cut.workers[worker].sinks[sink]["size"]
-    return region.output.content(worker, sink)[:size]
 
 
 def _same_rows(oracle: str, what: str, found: Counter[tuple[str, ...]], read: list[tuple[str, int]]) -> None:

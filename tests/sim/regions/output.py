@@ -6,10 +6,11 @@ is written by one process at a time, as its lock says; who wants it while anothe
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from checkpoint.core.manifest import Cut
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
@@ -17,7 +18,12 @@ from dataflow.sinks.files import FileWriter, part_name
 from dataflow.sinks.tsv import check_columns
 from dos_server.small_files import replace
 from tests.sim.engine.disk import SimDisk
-from tests.sim.engine.world import Process
+
+
+class Holder(Protocol):
+    """A process that may have a part locked."""
+
+    alive: bool
 
 
 class Output:
@@ -25,10 +31,10 @@ class Output:
 
     def __init__(self, workers: int) -> None:
         self.disks = [SimDisk() for _ in range(workers)]
-        self.holders: dict[int, Process] = {}
+        self.holders: dict[int, Holder] = {}
         """Who has the parts of a worker locked: a process, until it ends."""
 
-    def free_for(self, worker: int, process: Process) -> bool:
+    def free_for(self, worker: int, process: Holder) -> bool:
         """Whether that process may write the worker's parts now."""
         holder = self.holders.get(worker)
         return holder is None or holder is process or not holder.alive
@@ -51,6 +57,11 @@ class Output:
         """Of all parts."""
         return [row for worker in range(len(self.disks)) for row in rows_of(self.content(worker, sink))]
 
+    def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
+        """What a worker's part has up to a cut."""
+        size: int = cut.workers[worker].sinks[sink]["size"]
+        return rows_of(self.content(worker, sink)[:size])
+
 
 def rows_of(text: bytes) -> list[list[str]]:
     """The values of each row."""
@@ -65,7 +76,7 @@ def counts_of(rows: list[list[str]]) -> Counter[str]:
 class Part:
     """One file, for one process. See `dataflow.sinks.part_file.PartPort`."""
 
-    def __init__(self, output: Output, worker: int, sink: str, process: Process) -> None:
+    def __init__(self, output: Output, worker: int, sink: str, process: Holder) -> None:
         self.name = part_name(worker)
         self.where = f"{sink}-{self.name}"
         self._output = output

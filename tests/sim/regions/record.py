@@ -6,8 +6,11 @@ carry them out, and looks itself at what the machines have told to be synced. It
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from checkpoint.core.manifest import Cut, WorkerCut, decode_cut
 from checkpoint.core.messages import Committed, Prepared, RequestCut, Restore, Start, ToWorker
+from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from journal import Op
 from journal.core.decoder import decode_all
@@ -42,6 +45,12 @@ class Record:
         for chain, position in (("state", vote.positions.state), ("steps", vote.positions.steps)):
             self._check_durable(directory, chain, position, f"worker {worker} votes for cut {vote.cut}")
         for sink, prepared in vote.positions.sinks.items():
+            if "epoch" in prepared:  # an output log
+                at = msgspec.convert(prepared, Position)
+                self._check_durable(
+                    directory, output_chain(sink), at, f"worker {worker} votes for cut {vote.cut}"
+                )
+                continue
             durable = self._region.output.durable_bytes(worker, sink)
             if durable < prepared["size"]:
                 raise ViolationError(

@@ -1,0 +1,50 @@
+"""Who watches a connection for silence sleeps until there is something to do."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dos_client import connect
+from dos_client.limits import silence_ping_s
+from dos_server.testing import memory_server
+
+STEPS_MAX = 5_000
+
+
+def a_moment_from_which_the_silence_is_short_by_a_rounding() -> float:
+    """(moment + silence) - moment is less than silence, and what is missing is nothing beside the moment."""
+    for number in range(1, 1_000):
+        moment = number / 7
+        due = moment + silence_ping_s
+        missing = silence_ping_s - (due - moment)
+        if missing > 0 and due + missing == due:
+            return moment
+    raise AssertionError("there is one")
+
+
+class Steps(trio.abc.Instrument):
+    """Ends a run that goes round and round without its time going on."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.scope = trio.CancelScope()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.taken += 1
+        if self.taken > STEPS_MAX:
+            self.scope.cancel()
+
+
+@pytest.mark.parametrize("begin", [0.0, a_moment_from_which_the_silence_is_short_by_a_rounding()])
+def test_a_quiet_connection_is_asked_now_and_then_and_no_more(begin: float) -> None:
+    steps = Steps()
+
+    async def main() -> None:
+        async with memory_server(seed=1) as server:
+            await trio.sleep(begin - trio.current_time())
+            async with connect(server.url):
+                with steps.scope:
+                    await trio.sleep(4 * silence_ping_s)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[steps])
+    assert not steps.scope.cancelled_caught, f"{steps.taken} steps of tasks, and no end"

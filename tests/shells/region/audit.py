@@ -1,0 +1,81 @@
+"""Who looks at a region's journals when all is over: the manifest's cuts, the state of each worker at one,
+the logs of its outputs.
+
+Rules of this file: it reads with the product's own code, and judges nothing.
+"""
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import trio
+
+from checkpoint.core.manifest import Cut
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.limits import cuts_retained
+from checkpoint.manifest_log import CHAIN, cuts_in
+from checkpoint.state_store import StateStore
+from dataflow.outputs import StepRows, read_output
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store
+from journal import look_chain, read_records
+from tests.shells.region.process import RegionProcess
+
+if TYPE_CHECKING:
+    from tests.shells.region.region import ShellRegion
+
+_AWAY = (QuorumUnavailableError, StoreNotReadyError)
+
+
+class Auditor(RegionProcess):
+    """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `done`: all is
+    read."""
+
+    kind = "auditor"
+
+    def __init__(self, region: "ShellRegion", name: str) -> None:
+        super().__init__(region, name)
+        self.cuts: list[Cut] = []
+        self.counts: dict[tuple[int, int], dict[str, int]] = {}
+        self.done = False
+
+    async def work(self) -> None:
+        while not self.done:
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    await self._audit(store)
+            except _AWAY:
+                await trio.sleep(1.0)
+
+    async def _audit(self, store: Store) -> None:
+        name = self.region.spec.name
+        directory = coordinator_directory(name)
+        chain = await look_chain(store, directory, CHAIN)
+        async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
+            self.cuts = [cut async for cut in cuts]
+        for sink, kind in self.region.kinds.items():
+            if kind != "file":
+                self.region.output.logs[sink] = await read_all(store, name, sink)
+        for worker in range(self.region.spec.workers):
+            for cut in self.cuts[-cuts_retained:]:
+                self.counts[cut.cut, worker] = await self._state(store, cut, worker)
+        self.done = True
+
+    async def _state(self, store: Store, cut: Cut, worker: int) -> dict[str, int]:
+        directory = worker_directory(self.region.spec.name, worker)
+        view = await store.look(directory)
+        claim = await store.claim(directory, view.epoch_seen + 1, self.chance.randbytes(16))
+        async with claim:
+            generation = store.record.generation
+            at = cut.workers[worker].state
+            state = await StateStore.open(claim, version=cut.cut, at=at, generation=generation)
+            async with aclosing(state):
+                block = (await state.load()).get("count")
+        if block is None:
+            return {}
+        words, counts = block.column("word").to_pylist(), block.column("count").to_pylist()
+        return dict(zip(words, counts, strict=True))
+
+
+async def read_all(store: Store, region: str, sink: str) -> list[StepRows]:
+    """All steps of a log."""
+    async with aclosing(read_output(store, region, sink)) as steps:
+        return [step async for step in steps]

@@ -1,0 +1,181 @@
+"""Planted bugs of a region's shells, to be found: the cores are as they are.
+
+Rules of this file: as `tests.shells.bugs`, whose table they are in.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from checkpoint import answering, coordinator_shell, letterbox, link, requesting
+from checkpoint.coordinator_shell import RegionShell
+from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.participant import Ended, Send, Tick
+from checkpoint.participant import Participant
+from checkpoint.state_store import StateStore
+from checkpoint.world import world
+from dataflow.worker_exchange import Exchange
+from dataflow.worker_life import Life
+from dataflow.worker_outputs import Outputs
+from dos_client import chance
+from tests.sim.bugs.catalogue import Patch
+
+REGION_BUGS: list[tuple[str, Callable[[], list[Patch]]]] = []
+"""What each breaks, and its patches."""
+
+
+def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        REGION_BUGS.append((breaks, patches))
+        return patches
+
+    return keep
+
+
+@bug("O11")
+def silence_of_workers_is_not_noticed() -> list[Patch]:
+    """The coordinator waits for heartbeats as long as it takes."""
+
+    def core(spec: Any) -> Coordinator:
+        return Coordinator(replace(spec, suspect_after_s=1e9))
+
+    return [(coordinator_shell, "Coordinator", core)]
+
+
+@bug("O10")
+def orphans_are_not_noticed() -> list[Patch]:
+    """A worker sends its heartbeats, and does not look whether any come back."""
+
+    async def beat(self: Any) -> None:
+        while (due := self._core.deadline()) is not None:
+            await trio.sleep_until(due)
+            for effect in self._core.handle(Tick(due, self._counters()), trio.current_time()):
+                if isinstance(effect, Send):
+                    self._to_send.send_nowait(effect.message)
+                assert isinstance(effect, Send | Ended)
+
+    return [(Participant, "_beat", beat)]
+
+
+@bug("R11")
+def links_outlive_their_incarnation() -> list[Patch]:
+    """The tasks that send to peers run beside the lives, not in one."""
+    original = Exchange.dial_all
+
+    async def dial_all(self: Any, nursery: Any, peers: Sequence[Any], *, step: int) -> None:
+        beside = trio.lowlevel.current_task().parent_nursery
+        await original(self, beside, peers, step=step)
+
+    return [(Exchange, "dial_all", dial_all)]
+
+
+@bug("R11")
+def a_life_begins_before_the_last_has_ended() -> list[Patch]:
+    """RESET goes out while frames of the incarnation before are still on their way to be sent."""
+
+    async def end(self: Any) -> None:
+        self._ending = True
+        await trio.lowlevel.checkpoint()
+
+    return [(Life, "end", end)]
+
+
+@bug("R12")
+def votes_do_not_wait_for_the_state() -> list[Patch]:
+    """The state is on its way to the servers when the vote goes out."""
+    original = StateStore.commit
+
+    async def commit(self: Any, cut: int, blocks: Any) -> Any:
+        async def at_once(position: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        writer, self._writer = self._writer, _Instead(self._writer, wait_synced=at_once)
+        try:
+            return await original(self, cut, blocks)
+        finally:
+            self._writer = writer
+
+    return [(StateStore, "commit", commit)]
+
+
+class _Instead:
+    """An object with some methods replaced."""
+
+    def __init__(self, of: Any, **methods: Any) -> None:
+        self._of = of
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+@bug("R12")
+def votes_do_not_wait_for_output_logs() -> list[Patch]:
+    """Where an output log ends is told, not waited for."""
+
+    async def synced(self: Any, step: int) -> dict[str, Any]:
+        found = {}
+        for name, log in self._logs.items():
+            while self._handled[name] < step:
+                await self._changed.wait()
+            end = log._line.end_of(step)
+            log._line.forget(step)
+            found[name] = {"epoch": end.epoch, "size": end.size, "digest": end.digest}
+        return found
+
+    return [(Outputs, "synced", synced)]
+
+
+@bug("O11")
+def who_waits_for_divisions_is_not_woken() -> list[Patch]:
+    """A peer's DURABLE is noted, and nobody looks again."""
+    return [(Outputs, "heard", lambda self, peer, step: self._durable.of_peer(peer, step))]
+
+
+@bug("O10")
+def listeners_are_not_closed() -> list[Patch]:
+    async def listen(host: str, ports: Any) -> Any:
+        found = [one for port in ports for one in await world().listen(host, port, 9)]
+        for one in found:
+            one.aclose = trio.lowlevel.checkpoint
+        return found
+
+    return [(link, "_listen", listen)]
+
+
+@bug("O10")
+def letters_keep_their_claims() -> list[Patch]:
+    """Who has written a letter does not give the claim up."""
+
+    async def write(store: Any, directory: str, data: bytes, *, roll_bytes: int = 1 << 20) -> None:
+        view = await store.look(directory)
+        claim = await store.claim(directory, view.epoch_seen + 1, chance.fresh_id())
+        writer = await letterbox._writer(claim, len(data), roll_bytes)
+        await writer.wait_synced(writer.append(data))
+
+    return [(answering, "write_letters", write), (requesting, "write_letters", write)]
+
+
+@bug("O11")
+def an_opening_waits_for_the_one_before() -> list[Patch]:
+    """What the old incarnation still waits for at the store is not given up."""
+    original = RegionShell._perform
+
+    def perform(self: Any, effect: Any) -> None:
+        opening, self._opening = self._opening, None
+        original(self, effect)
+        self._opening = opening
+
+    return [(RegionShell, "_perform", perform)]
+
+
+@bug("O10")
+def a_link_given_up_is_not_closed() -> list[Patch]:
+    """Whoever gives up a link on the way lets go of it without a word."""
+
+    async def drop(stream: Any) -> None:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    return [(link, "_drop", drop)]

@@ -1,0 +1,100 @@
+"""The process of a coordinator: its real shell, listening, with a manifest and an ear for requests.
+
+Rules of this file: what `checkpoint.coordinator` does on its thread. What the shell is told and what it does
+is overheard for the record.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from checkpoint.coordinator_shell import RegionShell, listening, run_region
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    Effect,
+    End,
+    Event,
+    ManifestOpened,
+    OpenManifest,
+    Send,
+)
+from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, StateChanged, WorkerLost
+from tests.shells.region.process import RegionProcess
+from tests.sim.regions.launcher import Launcher
+
+if TYPE_CHECKING:
+    from tests.shells.region.region import ShellRegion
+
+
+class Overheard(RegionShell):
+    """The shell, whose record is kept."""
+
+    def __init__(self, driver: "Driver", spec: RegionSpec) -> None:
+        super().__init__(spec, driver.told)
+        self._driver = driver
+
+    def _handle(self, event: Event) -> None:
+        region = self._driver.region
+        if isinstance(event, ManifestOpened):
+            region.guarded(region.record.started, event.incarnation, event.last_cut)
+        elif isinstance(event, CutAppended):
+            region.guarded(region.record.acknowledged, event.cut)
+        region.saw(f"event: {type(event).__name__}")
+        super()._handle(event)
+
+    def _perform(self, effect: Effect) -> None:
+        region = self._driver.region
+        if isinstance(effect, Send):
+            region.guarded(region.record.sent, effect.message)
+            region.saw(f"sent: {type(effect.message).__name__}")
+        elif isinstance(effect, AppendCut):
+            region.guarded(region.record.appended, effect.cut, self.spec.workers)
+            region.saw("appends a cut")
+        elif isinstance(effect, OpenManifest):
+            region.saw("manifest opens")
+        super()._perform(effect)
+
+
+class Driver(RegionProcess):
+    """See the module. `end`: how it ended, None while it runs."""
+
+    kind = "driver"
+
+    def __init__(self, region: "ShellRegion", name: str) -> None:
+        super().__init__(region, name)
+        self.spec = replace(region.spec, listen_host=name, job_key=self.chance.randbytes(32))
+        self.shell = Overheard(self, self.spec)
+        self.address = ("", 0)
+        self.end: End | None = None
+        self.launcher = Launcher(self)  # type: ignore[arg-type]
+
+    async def work(self) -> None:
+        async with listening(self.spec, self.shell) as self.address:
+            self.end = await run_region(self.spec, self.shell, self.launcher)
+        self.note(f"ends: {self.end.state.name}, {self.end.reason}")
+        self.region.driver_ended(self.end)
+
+    def told(self, event: RegionEvent) -> None:
+        """As the shell tells its observer."""
+        if isinstance(event, StateChanged):
+            self.region.saw(f"region: {event.state.name}")
+            self.note(f"{event.state.name} {event.reason}")
+        elif isinstance(event, CutCommitted):
+            self.note(f"cut {event.cut} at step {event.step} is committed")
+        elif isinstance(event, WorkerLost):
+            self.note(f"worker {event.worker} is lost: {event.reason}")
+
+    # For the launcher, which is a part of this process
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Unless this process is gone by then."""
+        self.cluster.later(seconds, partial(self._if_alive, call))
+
+    def _if_alive(self, call: Callable[[], None]) -> None:
+        if self.alive:
+            call()
+
+    def post(self, event: Event) -> None:
+        self.shell.post(event)

@@ -1,0 +1,42 @@
+"""What a region has put out: files on the disks of its workers' machines, and logs in the store.
+
+Rules of this file: rows, whatever they lie in. Files are the first tier's, and real writers write them; logs
+are read with the code that users read them with.
+"""
+
+from checkpoint.core.manifest import Cut
+from dataflow.outputs import StepRows
+from tests.sim.regions.output import Output
+
+
+class ShellOutput(Output):
+    """See the module. `logs`: of each sink that is a log, its steps as they were read last."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.logs: dict[str, list[StepRows]] = {}
+
+    def rows(self, sink: str) -> list[list[str]]:
+        if sink not in self.logs:
+            return super().rows(sink)
+        return [
+            row for step in self.logs[sink] for worker in sorted(step.parts) for row in of_step(step, worker)
+        ]
+
+    def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
+        if sink not in self.logs:
+            return super().upto(cut, worker, sink)
+        return [row for step in self.logs[sink] if step.step <= cut.step for row in of_step(step, worker)]
+
+    def open_files(self) -> list[str]:
+        """That somebody has open now."""
+        return sorted(path for disk in self.disks for _, path in disk._handles.values())
+
+
+def of_step(step: StepRows, worker: int) -> list[list[str]]:
+    """One worker's part."""
+    table = step.parts[worker]
+    if table is None:
+        return []
+    columns = [column.to_pylist() for column in table.columns]
+    return [[str(value) for value in row] for row in zip(*columns, strict=True)]

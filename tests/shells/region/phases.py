@@ -1,0 +1,146 @@
+"""A run with a region: faults, the heal, the finish, the finish once more from what is stored, the verdict.
+
+Rules of this file: order. As `tests.shells.run`, which begins and ends the world.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import trio
+
+from checkpoint.core.messages import Prepared, Restored, ToCoordinator
+from checkpoint.core.region import answers_directory, requests_directory
+from checkpoint.participant import Participant
+from dos_client import ObjectWriter
+from dos_protocol.digests import Buffer
+from tests.shells.oracles import check_nothing_left
+from tests.shells.region import oracles
+from tests.shells.region.audit import Auditor
+from tests.shells.region.nemesis import strike
+from tests.shells.region.users import Asker, Viewer
+from tests.sim.history import ViolationError
+from tests.sim.nemesis.fault import Fault
+from tests.sim.oracles.cuts import check_cuts, check_output
+
+if TYPE_CHECKING:
+    from tests.shells.region.region import ShellRegion
+    from tests.shells.run import Cluster
+
+SAFETY_S = 5.0
+LIVENESS_S = 120.0
+SETTLED_S = 6.0
+ORPHANS_S = 20.0
+"""Virtual seconds. In the last, workers whose drivers are gone notice it, and end."""
+
+
+@contextmanager
+def _overheard(region: "ShellRegion") -> Iterator[None]:
+    """Inside, a vote is looked at where a worker hands it to its participant, and what is appended to
+    journals is written down."""
+    report, append = Participant._report, ObjectWriter.append
+
+    async def reported(self: Participant, message: ToCoordinator) -> None:
+        if isinstance(message, Prepared):
+            region.guarded(region.record.voted, message.worker, self._taken, message)
+            region.saw("voted")
+        elif isinstance(message, Restored):
+            region.saw("participant: RESTORING to RESTORED")
+        await report(self, message)
+
+    def appended(self: ObjectWriter, data: Buffer) -> int:
+        directory, offset = self._claim.directory, self.size
+        size = append(self, data)
+        if directory not in letters:  # they have many writers, one after the other
+            region.guarded(region.history.wrote, directory, self.name, offset, bytes(data))
+        return size
+
+    name = region.spec.name
+    letters = {requests_directory(name), answers_directory(name)}
+    with (
+        mock.patch.object(Participant, "_report", reported),
+        mock.patch.object(ObjectWriter, "append", appended),
+    ):
+        yield
+
+
+async def run_phases(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
+    with _overheard(region):
+        await _live(cluster, region, faults)
+    cluster.network.kept_alive_no_more()
+    await trio.sleep(SETTLED_S)
+    cluster.guarded(check_nothing_left, cluster)
+    cluster.guarded(_files_closed, region)
+    cluster.guarded(cluster.history.bench.ended, cluster)
+
+
+async def _live(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
+    async with trio.open_nursery() as processes:
+        cluster.processes = processes
+        processes.start_soon(region.supervise)
+        processes.start_soon(_watch, region)
+        _besides(cluster, region)
+        for fault in faults:
+            cluster.later(fault.at_s, strike, cluster, fault)
+        await trio.sleep(SAFETY_S)
+        await cluster.heal()
+        region.heal()
+        await _finish(region, "the region has not finished")
+        await _no_orphans(region)
+        region.run_again()
+        await _finish(region, "a fresh driver does not finish what is finished")
+        region.kill_all()
+        await _verdict(region)
+        processes.cancel_scope.cancel()
+
+
+def _besides(cluster: "Cluster", region: "ShellRegion") -> None:
+    """Users that not every run has."""
+    topology = cluster.chance.topology
+    if topology.random() < 0.25:
+        cluster.begin(lambda name: Viewer(region, name), "v")
+    if topology.random() < 0.25:
+        cluster.begin(lambda name: Asker(region, name), "a")
+
+
+async def _watch(region: "ShellRegion") -> None:
+    """What is bounded at every moment."""
+    while True:
+        await trio.sleep(0.25)
+        region.guarded(oracles.check_links, region)
+        region.guarded(oracles.check_tasks, region)
+
+
+async def _finish(region: "ShellRegion", otherwise: str) -> None:
+    """O11."""
+    with trio.move_on_after(LIVENESS_S):
+        while not region.finished:  # noqa: ASYNC110 - it watches from outside what sets no event
+            await trio.sleep(0.1)
+    if not region.finished:
+        region.cluster.fail(ViolationError("O11", f"{otherwise} {LIVENESS_S:.0f} s after the heal"))
+
+
+async def _no_orphans(region: "ShellRegion") -> None:
+    with trio.move_on_after(ORPHANS_S):
+        while any(one.alive for one in region.workers):  # noqa: ASYNC110 - as above
+            await trio.sleep(0.5)
+    region.guarded(oracles.check_orphans, region)
+
+
+async def _verdict(region: "ShellRegion") -> None:
+    """O7 and O8."""
+    auditor = region.cluster.begin(lambda name: Auditor(region, name), "z")
+    assert isinstance(auditor, Auditor)
+    with trio.move_on_after(LIVENESS_S):
+        await auditor.ended.wait()
+    if not auditor.done:
+        region.cluster.fail(ViolationError("O11", f"the journals cannot be read: {auditor.failure}"))
+        return
+    region.guarded(check_output, region)
+    region.guarded(check_cuts, region, auditor)
+
+
+def _files_closed(region: "ShellRegion") -> None:
+    if left := region.output.open_files():
+        raise ViolationError("O10", f"files of outputs are left open: {left}")

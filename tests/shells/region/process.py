@@ -1,0 +1,91 @@
+"""A process of a region: a host in the network, a scope that can be cancelled anywhere, threads.
+
+Rules of this file: how such processes end, and what must be so then. What they do is for `driver` and
+`worker`.
+"""
+
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from checkpoint.errors import OrphanedError
+from dataflow.errors import CircuitStoppedError
+from dataflow.worker_failures import first_error
+from dos_protocol.errors import DosError
+from tests.shells.clients import Client
+from tests.shells.region.oracles import check_closed
+from tests.shells.region.surroundings import Threads
+from tests.sim.history import ViolationError
+
+if TYPE_CHECKING:
+    from tests.shells.region.region import ShellRegion
+
+_MAY_END = (DosError, OrphanedError, CircuitStoppedError)
+"""What may end a process of a region, besides its orders: a store that is away, a peer that is none, a
+coordinator that is gone. Anything else is a mistake of a shell."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The plain errors in nested groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    else:
+        yield error
+
+
+class RegionProcess(Client):
+    """See the module. `failure`: what it ended with, '' if by itself."""
+
+    def __init__(self, region: "ShellRegion", name: str) -> None:
+        super().__init__(region.cluster, name)
+        self.region = region
+        self.failure = ""
+        self.threads = region.surroundings.threads[name] = Threads()
+
+    async def work(self) -> None:
+        """What it does."""
+        raise NotImplementedError
+
+    async def live(self) -> None:
+        try:
+            await self.work()
+        except Exception as group:
+            error = next((one for one in leaves(group) if not isinstance(one, _MAY_END)), first_error(group))
+            self.failure = f"{type(error).__name__}: {error}"
+            self.note(f"ends: {self.failure}")
+            self.region.saw(f"{self.kind} ended: {type(error).__name__}")
+            if isinstance(error, ViolationError):
+                self.cluster.fail(error)
+            elif not isinstance(error, _MAY_END):
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                self.cluster.fail(
+                    ViolationError(
+                        "shell", f"{self.name} ended with {self.failure} at {where.name}, {where.line}"
+                    )
+                )
+
+    async def run(self) -> None:
+        """Its life. When it is over, nothing of it is open: neither by its own doing nor by the kernel's."""
+        try:
+            await super().run()
+        finally:
+            self.region.guarded(check_closed, self)
+            self.gone()
+
+    def gone(self) -> None:
+        """It is over, whatever ended it."""
+
+    def kill(self) -> None:
+        if self.alive:
+            self.threads.end()
+            super().kill()
+
+    def power_cut(self) -> None:
+        """Its machine loses its power: nobody is told."""
+        if self.alive:
+            self.alive = False
+            self.threads.end()
+            self.scope.cancel()
+            self.cluster.network.power_lost(self.name)
+            self.note("lost its power")

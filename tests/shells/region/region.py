@@ -1,0 +1,227 @@
+"""A region of a run of shells: what it is to do, its drivers and workers, and who starts a driver again.
+
+Rules of this file: the region as its operators see it, as the first tier's `regions.region`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from checkpoint.core.coordinator_vocabulary import End
+from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.world import replace_world
+from dataflow import Graph, LogSink
+from dataflow.graph import GraphPlan
+from dataflow.limits import WorkerLimits
+from dataflow.worker_messages import CircuitFailed
+from tests.shells.region.driver import Driver
+from tests.shells.region.output import ShellOutput
+from tests.shells.region.process import RegionProcess
+from tests.shells.region.surroundings import Surroundings
+from tests.shells.region.worker import Worker
+from tests.sim.history import ViolationError
+from tests.sim.regions.input import Input, RegionSource
+from tests.sim.regions.output import Part, RegionSink
+from tests.sim.regions.record import Record
+
+if TYPE_CHECKING:
+    from tests.shells.run import Cluster
+
+RUNS_WITH_ONE: Final = 5
+"""One run in so many has a region."""
+SINKS: Final = ("rows", "counts")
+_STEP_ROWS: Final = 3
+_FOR_A_PERSON: Final = ("resets in a row", "did not join within")
+"""Ends after which an operator starts the region again; any other failure is one that no fault explains."""
+
+
+def has_region(seed: int) -> bool:
+    """Whether the run of that seed has one."""
+    return seed % RUNS_WITH_ONE == 0
+
+
+@cache
+def _plan(rows: str, counts: str) -> GraphPlan:
+    """The graph of every region: rows by their word, as they are and counted. Each sink is "file", or a log
+    that is published by "cut" or by "step"."""
+    given = Input(Random(0), 1, 1)
+    graph = Graph("region")
+    lines = graph.source("lines", RegionSource(given, Random, bool))
+    by_word = lines.key_by("by_word", "word")
+    by_word.sink("rows", _sink(rows))
+    by_word.count("count").sink("counts", _sink(counts))
+    return graph.plan()
+
+
+def _sink(kind: str) -> Any:
+    return RegionSink(_no_part) if kind == "file" else LogSink(publish=kind)
+
+
+def _no_part(worker: int) -> Part:
+    raise AssertionError(f"worker {worker} runs no plan of its own")
+
+
+class ShellRegion:
+    """See the module. `made`: all its journals are there. `finished`: a driver said so."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self.cluster = cluster
+        self.history = cluster.history
+        self.machines = cluster.machines
+        self.quorum = cluster.record.ack_quorum
+        self.surroundings = Surroundings(cluster.network, cluster.chance.stream("threads"))
+        replace_world(self.surroundings)
+        chance = cluster.chance.stream("region topology")
+        workers = chance.choice([2, 2, 2, 3])
+        self.pace_s = chance.choice([0.2, 0.3])
+        of_worker = chance.choice([1, 2])
+        self.given = Input(chance, workers * of_worker, _STEP_ROWS * chance.randint(6, 12) // of_worker)
+        self.kinds = {sink: chance.choice(["file", "cut", "step"]) for sink in SINKS}
+        plan = self._plan()
+        self.spec = RegionSpec(
+            name="region",
+            workers=workers,
+            store_url=cluster.url,
+            job_key=bytes(32),
+            operators=plan.operators,
+            graph_fingerprint=plan.fingerprint,
+            checkpoint_interval_s=chance.choice([0.5, 1.0]),
+            drain_timeout_s=15.0,
+            reset_timeout_s=20.0,
+            start_timeout_s=30.0,
+            suspect_after_s=4.0,
+            orphan_timeout_s=8.0,
+        )
+        self.limits = WorkerLimits(step_bytes_max=_STEP_ROWS)
+        self.output = ShellOutput(workers)
+        self.record = Record(self)  # type: ignore[arg-type]
+        self.drivers: list[Driver] = []
+        self.workers: list[Worker] = []
+        self.made = False
+        self.finished = False
+        self.broken = False
+        """Reading fails now: a row that is none."""
+        self.hurried = False
+        self._at_next: dict[str, list[Callable[[], None]]] = {}
+        self._supervised = chance
+        self._readers = 0
+
+    # What its processes use
+
+    def _plan(self) -> GraphPlan:
+        return _plan(self.kinds["rows"], self.kinds["counts"])
+
+    def plan_for(self, worker: Worker) -> GraphPlan:
+        """The graph, with this process's source and files."""
+        plan = self._plan()
+        own: dict[str, Any] = {
+            sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
+            for sink in SINKS
+            if self.kinds[sink] == "file"
+        }
+        source = RegionSource(self.given, self._reads, lambda: self.broken)
+        return replace(plan, specs={**plan.specs, "lines": source, **own})
+
+    def _reads(self, worker: int) -> Random:
+        self._readers += 1
+        return self.cluster.chance.stream(f"reader {self._readers} of worker {worker}")
+
+    def work_s(self, chance: Random, *, produced: bool) -> float:
+        """How long a piece of work takes. After the storm there is no need to be slow."""
+        pace = self.pace_s * (0.2 if self.hurried else 1.0)
+        return pace * (0.5 + chance.random()) if produced else 0.002 * (0.5 + chance.random())
+
+    def saw(self, what: str) -> None:
+        """Count it; and let happen what waits for it."""
+        self.cluster.history.sometimes[what] += 1
+        for call in self._at_next.pop(what, ()):
+            call()
+
+    def at_next(self, what: str, call: Callable[[], None]) -> None:
+        """Call it when that is seen next."""
+        self._at_next.setdefault(what, []).append(call)
+
+    def guarded(self, call: Callable[..., Any], *args: Any) -> None:
+        """What contradicts a promise ends the run, wherever it shows."""
+        self.cluster.guarded(call, *args)
+
+    def circuit_failed(self, told: CircuitFailed) -> None:
+        if told.kind == "operator" and "a row cannot be read" in told.message:
+            self.saw("a row failed")
+        elif told.message.startswith("SinkFencedError") and told.incarnation < max(self.record.opened):
+            self.saw("a worker left over found its output taken")
+        else:
+            raise ViolationError("O7", f"a circuit failed ({told.kind}): {told.message}")
+
+    # Drivers and workers
+
+    @property
+    def processes(self) -> list[RegionProcess]:
+        """Those that live."""
+        found: list[RegionProcess] = [*self.drivers, *self.workers]
+        return [one for one in found if one.alive]
+
+    @property
+    def running(self) -> Driver | None:
+        """The newest driver that lives and has not ended."""
+        return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
+
+    def new_driver(self) -> Driver:
+        driver = self.cluster.begin(lambda name: Driver(self, name), "d")
+        assert isinstance(driver, Driver)
+        self.drivers.append(driver)
+        return driver
+
+    def new_worker(self, driver: Driver, index: int, attempt: int) -> Worker:
+        """For the launcher."""
+        worker = self.cluster.begin(lambda name: Worker(self, driver, index, attempt, name), f"k{index}.")
+        assert isinstance(worker, Worker)
+        self.workers.append(worker)
+        return worker
+
+    def driver_ended(self, end: End) -> None:
+        """Its core said that it is over."""
+        self.saw(f"end: {end.state.name}")
+        if end.state is RegionState.FINISHED:
+            self.finished = True
+        elif end.state is RegionState.FAILED:
+            if "a row cannot be read" in end.reason:
+                self.broken = False  # somebody looked at what failed, and mended it
+            elif not any(text in end.reason for text in _FOR_A_PERSON):
+                self.cluster.fail(ViolationError("O7", f"the region failed: {end.reason}"))
+
+    async def supervise(self) -> None:
+        """Where no driver runs and the work is not done, one is started."""
+        while True:
+            started = self.running
+            if started is None and not self.finished:
+                self.new_driver()
+            if started is not None and started.shell.status().state is RegionState.RUNNING:
+                self.made = True
+            await trio.sleep(0.2 + 0.8 * self._supervised.random())
+
+    # The end
+
+    def heal(self) -> None:
+        """Everything that can go on does."""
+        self.broken = False
+        self.hurried = True
+
+    def kill_all(self) -> None:
+        """Every process."""
+        for process in self.processes:
+            process.kill()
+
+    def run_again(self) -> None:
+        """A fresh driver and fresh workers, from what the store has: they find that all is done."""
+        self.kill_all()
+        self.finished = False
+
+    @property
+    def sometimes(self) -> Counter[str]:
+        return self.cluster.history.sometimes

@@ -1,0 +1,82 @@
+"""Who uses a region: somebody who looks at its outputs, somebody who asks it through the store.
+
+Rules of this file: as `tests.shells.clients`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from checkpoint.errors import NoAnswerError
+from checkpoint.requesting import Asking
+from dataflow.errors import NoOutputError
+from dataflow.outputs import StepRows
+from dos_client import open_store
+from dos_protocol.errors import DosError
+from tests.shells.region.audit import read_all
+from tests.shells.region.output import of_step
+from tests.shells.region.process import RegionProcess
+from tests.sim.history import ViolationError
+
+if TYPE_CHECKING:
+    from tests.shells.region.region import ShellRegion
+
+
+class Viewer(RegionProcess):
+    """Reads the output logs now and then: what it was shown it is shown again, and more."""
+
+    kind = "viewer"
+
+    def __init__(self, region: "ShellRegion", name: str) -> None:
+        super().__init__(region, name)
+        self.shown: dict[str, list[tuple[int, list[list[str]]]]] = {}
+
+    async def work(self) -> None:
+        region = self.region
+        logs = [sink for sink, kind in region.kinds.items() if kind != "file"]
+        while not region.finished:
+            await self.sleep(5.0)
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    for sink in logs:
+                        steps = await read_all(store, region.spec.name, sink)
+                        self._look(sink, steps)
+            except NoOutputError:
+                region.saw("viewer: nothing yet")
+            except DosError as error:
+                region.saw(f"viewer: {type(error).__name__}")
+
+    def _look(self, sink: str, steps: Sequence[StepRows]) -> None:
+        """O3 of outputs. Raises ViolationError."""
+        workers = range(self.region.spec.workers)
+        found = [(step.step, [row for worker in workers for row in of_step(step, worker)]) for step in steps]
+        known = self.shown.setdefault(sink, [])
+        if found[: len(known)] != known:
+            different = next((one for one, other in zip(known, found, strict=False) if one != other), None)
+            raise ViolationError(
+                "O3", f"output {sink} had {different} and has it no more; {len(found)} steps"
+            )
+        if len(found) > len(known):
+            self.region.saw("viewer saw more")
+        self.shown[sink] = found
+
+
+class Asker(RegionProcess):
+    """`dos region`, now and then: asks for the status, a cut or a reset."""
+
+    kind = "asker"
+
+    async def work(self) -> None:
+        while not self.region.finished:
+            await self.sleep(2.0)
+            what = self.chance.choice(["status", "status", "checkpoint", "reset"])
+            try:
+                async with open_store(self.cluster.url, client=self.name) as store:
+                    reply = await Asking(store, self.region.spec.name).ask(what, patience_s=3.0, wait_s=5.0)
+                    self.region.saw(f"asker: {what} {reply.answer.verdict}")
+            except NoAnswerError:
+                self.region.saw("asker: no answer")
+            except DosError as error:
+                self.region.saw(f"asker: {type(error).__name__}")
+            await trio.sleep(0.5)

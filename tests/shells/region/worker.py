@@ -1,0 +1,158 @@
+"""The process of a worker: its real links, and the circuit's thread, which is a task here.
+
+Rules of this file: what `dataflow.worker.run_worker` and `dataflow.worker_thread` do with two threads.
+"""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from checkpoint.errors import OrphanedError
+from dataflow.worker_circuit import CircuitLoop
+from dataflow.worker_identity import Identity
+from dataflow.worker_links import Links
+from dataflow.worker_messages import CircuitFailed, Inbox, LinksEnded, Restoring, Shared, ToCircuit, ToLinks
+from dataflow.worker_spec import WorkerSpec
+from tests.shells.region.process import RegionProcess
+from tests.shells.region.surroundings import CircuitClock
+from tests.sim.history import ViolationError
+
+if TYPE_CHECKING:
+    from tests.shells.region.driver import Driver
+    from tests.shells.region.region import ShellRegion
+
+MESSAGES_MAX: Final = 200
+"""That wait for a circuit: its peers are at most four steps ahead, a state comes in blocks, few at a time."""
+
+
+class Mailbox(Inbox):
+    """The inbox, for a task instead of a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._messages: list[ToCircuit] = []
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def put(self, message: ToCircuit) -> None:
+        if len(self._messages) >= MESSAGES_MAX:
+            raise ViolationError("O10", f"{MESSAGES_MAX} messages wait for a circuit")
+        self._messages.append(message)
+        self._lot.unpark_all()
+
+    def take_nowait(self) -> ToCircuit | None:
+        return self._messages.pop(0) if self._messages else None
+
+    async def wait(self) -> None:
+        """For the next message."""
+        while not self._messages:
+            await self._lot.park()
+
+    @property
+    def next_restores(self) -> bool:
+        return bool(self._messages) and isinstance(self._messages[0], Restoring)
+
+
+class Worker(RegionProcess):
+    """See the module."""
+
+    kind = "worker"
+
+    def __init__(self, region: "ShellRegion", driver: "Driver", index: int, attempt: int, name: str) -> None:
+        super().__init__(region, name)
+        self.driver = driver
+        self.index = index
+        self.attempt = attempt
+        self.power_is_off = self.given_up = False
+        self.shared = Shared()
+        plan = region.plan_for(self)
+        self.inbox = Mailbox()
+        spec = driver.spec
+        graph: Any = SimpleNamespace(plan=lambda: plan)
+        self.spec = WorkerSpec(
+            region=spec.name,
+            worker=index,
+            workers=spec.workers,
+            attempt=attempt,
+            coordinator=driver.address,
+            job_key=spec.job_key,
+            graph=graph,
+            store_url=spec.store_url,
+            listen_host=name,
+            limits=region.limits,
+            orphan_timeout_s=spec.orphan_timeout_s,
+        )
+        self.links = Links(self.spec, inbox=self.inbox, shared=self.shared)
+        self.loop = CircuitLoop(
+            plan,
+            Identity(spec.name, index, spec.workers),
+            worker_limits=region.limits,
+            inbox=self.inbox,
+            shared=self.shared,
+            post=self._post,
+            clock=CircuitClock(),
+        )
+
+    async def work(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.links.run)
+                ended = await self._circuit()
+        finally:
+            self.loop.drop()
+        if ended.error is not None:
+            if isinstance(ended.error, OrphanedError):
+                self.region.saw("a worker was orphaned")
+            raise ended.error
+
+    def gone(self) -> None:
+        if not self.power_is_off:
+            self.driver.launcher.ended(self, self.failure or None)  # type: ignore[arg-type]
+
+    # The circuit's thread
+
+    async def _circuit(self) -> LinksEnded:
+        """Messages and pieces of work, one after the other, each piece taking its time."""
+        while True:
+            while self.inbox.next_restores and not self._may_write():  # noqa: ASYNC110 - as a lock is polled
+                await trio.sleep(0.05)
+            message = self.inbox.take_nowait()
+            if message is None and not self.loop.busy:
+                await self.inbox.wait()
+                continue
+            if isinstance(message, LinksEnded):
+                return message
+            step = self.shared.step
+            self.loop.turn(message)
+            produced = message is None and self.shared.step != step
+            await trio.sleep(self.region.work_s(self.chance, produced=produced))
+
+    def _may_write(self) -> bool:
+        """Whether the locks of its parts are no other process's."""
+        return self.region.output.free_for(self.index, self)
+
+    def _post(self, message: ToLinks) -> None:
+        """From the circuit to the links, where threads would do it by trio's token."""
+        if isinstance(message, CircuitFailed):
+            self.note(f"the circuit failed ({message.kind}): {message.message}")
+            self.region.guarded(self.region.circuit_failed, message)
+        self.cluster.timers.after(0.0, lambda: self._deliver(message))
+
+    def _deliver(self, message: ToLinks) -> None:
+        if self.alive:
+            self.links.deliver(message)
+
+    # As the launcher sees it
+
+    def die(self, why: str | None) -> None:
+        """SIGKILL. A machine whose power is off is given up for gone."""
+        self.failure = self.failure or (why or "")
+        if self.power_is_off and not self.given_up:
+            self.given_up = True
+            self.driver.launcher.ended(self, why)  # type: ignore[arg-type]
+        self.kill()
+
+    def power_cut(self) -> None:
+        if self.alive:
+            self.power_is_off = True
+            super().power_cut()
