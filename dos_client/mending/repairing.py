@@ -176,6 +176,9 @@ class _Repairer:
             infos = walk.infos(name)
             live = moving(first.get(name), infos)
             copies, digests = await walk.compared(name, infos)
+            if not walk.claimed:
+                done += self._of_nobody(directory, name, copies)
+                continue
             for server_id, verdict in judge(copies, digests).verdicts.items():
                 late = verdict in (Verdict.BEHIND, Verdict.MISSING)
                 if verdict is Verdict.EQUAL or walk.member(server_id).state != "in":
@@ -188,6 +191,15 @@ class _Repairer:
         self._progress.directories_done += 1
         self._say()
         return done
+
+    def _of_nobody(self, directory: str, name: str, copies: Copies) -> list[Repair]:
+        """What a client of version 0 wrote, say, was acknowledged by one server alone: others' files of that
+        name are no copies of it."""
+        return [
+            self._repair(directory, name, one, Verdict.DAMAGED, Outcome.REFUSED, _without_copies(directory))
+            for one, copy in copies.items()
+            if copy.damaged and one in self._walk.sessions
+        ]
 
     async def _read_all(self, directory: str) -> None:
         walk = self._walk
@@ -217,6 +229,8 @@ class _Repairer:
             copies, digests = await self._walk.compared(name, infos)
             verdict = self._verdict(server_id, copies, digests, verdict)
             todo = plan(server_id, copies, digests, self._quorums)
+            if todo is not None and not self._walk.claimed:
+                todo = Refused(_without_copies(directory))
             if todo is None:
                 return (
                     None if attempt == 0 else self._repair(directory, name, server_id, verdict, Outcome.LEFT)
@@ -317,3 +331,7 @@ async def _bring_from(
         )
         tell(len(data))
         there = answer.done
+
+
+def _without_copies(directory: str) -> str:
+    return f"nobody ever claimed {directory}: what a server acknowledged there, no other has a copy of"

@@ -52,6 +52,7 @@ class Walk:
         self.sessions: dict[bytes, Connection] = {}
         self.errors: dict[str, str] = {}
         self._objects: dict[bytes, dict[str, ObjectInfo]] = {}
+        self._epochs: dict[bytes, int] = {}
 
     def member(self, server_id: bytes) -> Member:
         """The member of the record the walk began with."""
@@ -75,13 +76,21 @@ class Walk:
         again = frozenset(members) or frozenset(self.sessions)
         kept = self._objects if frozenset(self.sessions) - again else {}
         self._objects = {one: kept[one] for one in kept if one not in again}
+        self._epochs = {one: self._epochs[one] for one in self._objects}
 
         async def ask(server_id: bytes, session: Connection) -> None:
             if server_id in again:
                 opened = await session.open_directory(directory)
                 self._objects[server_id] = {info.name: info for info in opened.entries}
+                self._epochs[server_id] = opened.epoch
 
         await self._each(ask)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether any member knows a claim of the directory. Where nobody ever claimed, no quorum has
+        acknowledged anything: each member has files of its own, which happen to have the same names."""
+        return any(self._epochs.values())
 
     def names(self) -> list[str]:
         """The objects of the directory that any member has."""

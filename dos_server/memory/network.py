@@ -212,6 +212,13 @@ class MemoryNetwork:
         for end in (sock, sock.peer):
             end.reset()
 
+    def forget(self, sock: MemorySocket) -> None:
+        """A box on the way has forgotten the connection: nothing arrives any more either way, and neither end
+        is told (half open). `reset` of one end alone is what a kernel does when it has lost patience."""
+        self.told(sock.host, f"its connection {sock.port} with {sock.peer.host} is forgotten on the way")
+        for end in (sock, sock.peer):
+            end.outgoing.forgotten = True
+
     def process_died(self, host: str) -> None:
         """Whoever runs there is killed; the kernel closes what it had."""
         for end in self._ends_of(host):

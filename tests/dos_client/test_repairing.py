@@ -15,6 +15,7 @@ from dos_protocol.errors import BrokenConnectionError
 from tests.dos_client.support import claimed, content_of, damage, has, off, on, until, url_of
 from tests.dos_client.test_cli import dos
 from tests.dos_client.test_verifying import CONTENT, Threads, behind_the_stores_back, filled, told, verified
+from tests.support.v0_client import V0Connection
 
 
 async def repaired(servers: Threads, *, dry_run: bool = False, read: bool = False) -> RepairReport:
@@ -132,6 +133,32 @@ async def test_what_only_one_contradicts_is_left_to_a_person(three: Threads) -> 
     assert set(outcomes(report).values()) == {"REFUSED"}
     assert await content_of(three[0], "d", "other") == b"these bytes"
     assert await content_of(three[1], "d", "other") == b"those bytes"
+
+
+@pytest.mark.trio
+async def test_where_nobody_ever_claimed_each_server_keeps_its_own(three: Threads) -> None:
+    """A client of version 0 writes to one server. Files of the same name elsewhere are no copies of it:
+    neither may they take its place, nor it theirs."""
+    # EVIDENCE-OF: P-1, P-5
+    await init_store(url_of(three))
+    for number, server in enumerate(three):
+        with V0Connection(server.address) as client:
+            client.use("loose")
+            client.append("f", 0)
+            client.send(b"these bytes, longer" if number else b"those bytes")
+            assert client.finish()[-1][1] > 0
+            client.close()
+    with V0Connection(three[2].address) as client:
+        client.use("loose")
+        client.append("g", 0)
+        client.send(CONTENT)
+        client.finish()
+    await damage(three[2], "loose", "g")
+    report = await repaired(three, read=True)
+    assert outcomes(report) == {("g", three[2].location): "REFUSED"}
+    assert "nobody ever claimed loose" in report.repairs[0].reason
+    assert await content_of(three[0], "loose", "f") == b"those bytes"
+    assert not (three[1].data / "d" / "loose" / "g").exists()
 
 
 @pytest.mark.trio

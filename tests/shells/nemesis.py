@@ -50,6 +50,21 @@ def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         cluster.network.reset(sock)
 
 
+def half_open(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A writer's connections, or some of anybody, are dead, and nobody is told: who waits must notice the
+    silence. The servers' kernels do when all is healed, the clients' never."""
+    writers, sockets = cluster.living_writers(), list(cluster.network.sockets)
+    if writers and rng.random() < 0.7:
+        name = rng.choice(writers).name
+        chosen = [one for one in sockets if one.host == name]
+    else:
+        chosen = rng.sample(sockets, min(len(sockets), rng.randint(1, 4)))
+    machines = {machine.name for machine in cluster.machines}
+    for sock in chosen:
+        cluster.network.forget(sock)
+        cluster.half_open += [end for end in (sock, sock.peer) if end.host in machines]
+
+
 def stall_path(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """Nothing arrives between a client and a server for a while, one way or both."""
     clients = [client.name for client in cluster.clients if client.alive]
@@ -134,6 +149,10 @@ KINDS: Final[dict[str, Kind]] = {
         *(slow_disk, full_disk, sync_error),
     )
 }
+RARE: Final[dict[str, Kind]] = {"half_open": half_open}
+"""Planned by a stream of its own: one in so many runs has one or two of it."""
+RARE_SHARE: Final = 0.2
+ALL_KINDS: Final = {**KINDS, **RARE}
 
 
 def plan(chance: Chance, seconds: float) -> list[Fault]:
@@ -146,10 +165,25 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while True:
         at += rng.expovariate(pace)
         if at > seconds:
-            return faults
+            return faults + _rare(chance, seconds, len(faults))
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
         faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+
+
+def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
+    rng = chance.stream("rare faults")
+    if rng.random() >= RARE_SHARE:
+        return []
+    kind, moments = (
+        rng.choice(list(RARE)),
+        sorted(rng.uniform(0.5, seconds) for _ in range(rng.randint(1, 2))),
+    )
+    seeds = (f"{chance.seed}/fault/{number}" for number in range(first, first + len(moments)))
+    return [
+        Fault(number, at, kind, 1.0, seed)
+        for number, (at, seed) in enumerate(zip(moments, seeds, strict=True), first)
+    ]
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
@@ -158,4 +192,4 @@ def strike(cluster: "Cluster", fault: Fault) -> None:
         return
     cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
     cluster.history.sometimes[f"fault: {fault.kind}"] += 1
-    KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))

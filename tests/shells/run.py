@@ -19,6 +19,7 @@ import trio
 from dos_client.world import replace_world
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from dos_server.memory.network import MemoryNetwork, MemoryStream
+from dos_server.memory.pipes import MemorySocket
 from dos_server.memory.timers import Timers
 from tests.shells import nemesis, oracles
 from tests.shells.clients import Client, Deaf, Mender, Reader, Replacer, Writer
@@ -86,6 +87,8 @@ class Cluster:
         self.timers = Timers()
         self.healed = False
         self.slow_hosts: dict[str, float] = {}
+        self.half_open: list[MemorySocket] = []
+        """Servers' ends of connections that are dead on the way."""
         self.violation: ViolationError | None = None
         topology = chance.topology
         self._base_s = topology.choice([0.000_1, 0.000_5, 0.005])
@@ -211,6 +214,8 @@ class Cluster:
         self.note("nemesis", "heals")
         self.healed = True
         self.network.unblock_all()
+        for end in self.half_open:
+            end.reset()
         self.slow_hosts.clear()
         for machine in self.machines:
             machine.disk.heal()
