@@ -62,7 +62,7 @@ class Answering:
         self._store = store
         self._spec = spec
         self._region = region
-        self._desk = RequestDesk(spec.name)
+        self._desk = RequestDesk(spec.name, without_cuts=spec.without_cuts)
         self._letters = LetterReader(store, requests_directory(spec.name))
         self._outbox: deque[Say] = deque(maxlen=limits.requests_open_max)
         self._wake = trio.Event()

@@ -36,6 +36,7 @@ from checkpoint.core.region import (
     ResetReport,
     StateChanged,
 )
+from checkpoint.core.request_desk import NO_CUTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.listening import Listeners, RegionListener
@@ -147,6 +148,7 @@ class RegionControl:
         Workers, state and connections stay; a reset keeps the region paused. Raises RegionFailedError when
         that took longer than `timeout` seconds, or the region ended; the wish to pause stays.
         """
+        self._need_cuts()
         self._post(PauseWanted(on=True))
         with self._lock:
             self._lock.wait_for(lambda: self._status.state is RegionState.PAUSED or self._over, timeout)
@@ -231,6 +233,7 @@ class RegionControl:
         """Commit a cut now and return its number. Raises RegionFailedError when none was had in `timeout`
         s.
         """
+        self._need_cuts()
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
         while not self.wait_cut(self.request_cut(), min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())):
@@ -251,6 +254,10 @@ class RegionControl:
     def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Tell it no more."""
         self._listeners.remove(listener)
+
+    def _need_cuts(self) -> None:
+        if self.spec.without_cuts:
+            raise LocalProtocolError(NO_CUTS.format(self.spec.name))
 
     # --- the thread ---------------------------------------------------------------------------------------
 

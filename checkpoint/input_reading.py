@@ -24,14 +24,14 @@ from checkpoint.core.inputs import (
 )
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
-from journal import ChainFollower, Op, look_chain, read_records
+from journal import ChainFollower, Op, look_chain, read_records, size_seen
 
 
 class InputFollower:
     """Reads one producer's input on from a position. Not for several tasks at once.
 
-    at, digest: of the position; (0, 0) is the beginning. pending_bytes_max: how much of a batch that is not
-    whole yet is kept in memory.
+    at, digest: of the position; (0, 0) is the beginning, digest None: not known, begin with the next batch.
+    pending_bytes_max: how much of a batch that is not whole yet is kept in memory.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class InputFollower:
         producer: str,
         *,
         at: int = 0,
-        digest: int = 0,
+        digest: int | None = 0,
         pending_bytes_max: int = limits.input_pending_bytes_max,
     ) -> None:
         self._store = store
@@ -54,6 +54,8 @@ class InputFollower:
         )
         self.seen = at
         """The position up to which parts were given out."""
+        self.shown = 0
+        """Up to here parts may have been given to others, and are not given out."""
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
         """The parts that count by now and were not given yet. Ends; it must be read to its end.
@@ -71,11 +73,13 @@ class InputFollower:
                         async with aclosing(self._again(pieces)) as again:
                             async for piece in again:
                                 self.seen = piece.end
-                                yield piece
+                                if piece.end > self.shown:
+                                    yield piece
                     else:
                         for piece in pieces:
                             self.seen = piece.end
-                            yield piece
+                            if piece.end > self.shown:
+                                yield piece
                 begin = end
 
     async def _again(self, batch: TooLarge) -> AsyncGenerator[InputPiece]:
@@ -118,6 +122,20 @@ class InputHandle:
             async for end, record in records:
                 if record.op is Op.INPUT_CLOSED:
                     found = decode_ends(record.strings, where=directory, at=end.size).producers
+        return found
+
+    async def present(self) -> dict[str, InputFollower]:
+        """For each producer a follower that stands at the end of what is committed now."""
+        found = {}
+        for split in await self.splits():
+            directory = producer_directory(self._application, self._handle, split)
+            end = (await look_chain(self._store, directory, INPUT_CHAIN)).end
+            at = 0 if end is None else end.size
+            follower = InputFollower(
+                self._store, self._application, self._handle, split, at=at, digest=None if at else 0
+            )
+            follower.shown = await size_seen(self._store, directory, INPUT_CHAIN)
+            found[split] = follower
         return found
 
     def follower(self, split: str, at: int, digest: int) -> InputFollower:

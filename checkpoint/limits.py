@@ -96,6 +96,8 @@ drain_timeout_s: Final = 180.0
 reset_timeout_s: Final = 180.0
 start_timeout_s: Final = 300.0
 reset_attempts_max: Final = 5
+reset_forgiven_s: Final = 60.0
+"""What runs without cuts has no commit that forgives its reset attempts: so much running does."""
 handshake_timeout_s: Final = 5.0
 stop_cut_timeout_s: Final = 30.0
 """How long `stop` waits for its last cut before it stops without one."""

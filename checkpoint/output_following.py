@@ -24,7 +24,7 @@ from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
-from journal import ChainFollower, Op, Position
+from journal import ChainFollower, Op, Position, look_chain, size_seen
 
 
 class ShownOutput:
@@ -76,6 +76,15 @@ class ShownOutput:
         prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.workers.items()}
         return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
 
+    async def present(self) -> dict[str, "OutputFollower"]:
+        """For each worker's log a follower that stands at the end of what is shown now."""
+        found = {}
+        for split in await self.splits():
+            follower = self.follower(split, 0, 0)
+            await follower.skip()
+            found[split] = follower
+        return found
+
     def follower(self, split: str, at: int, digest: int) -> "OutputFollower":
         """Reads one worker's log on from a position; (0, 0) is the beginning."""
         return OutputFollower(self._store, self, split, at=at, step=digest)
@@ -97,12 +106,27 @@ class OutputFollower:
         self._store = store
         self._step = step
         self._chain_begun = at > 0
+        self._skipped = 0
+        """Up to here steps may have been given to others, and are not given out."""
         self._publish: Publish | None = None
 
     @property
     def seen(self) -> int:
         """The position up to which it was read."""
         return self._chain.at
+
+    async def skip(self) -> None:
+        """Pass over what is shown by now."""
+        self._publish = await self._published()
+        if self._publish is Publish.STEP:
+            end = (await look_chain(self._store, self._where, output_chain(self._shown.sink))).end
+            size = 0 if end is None else end.size
+        else:
+            upto = await self._shown.position(self._split)
+            size = 0 if upto is None else upto.size
+        chain = output_chain(self._shown.sink)
+        self._chain = ChainFollower(self._store, self._where, chain, at=size)
+        self._skipped = await size_seen(self._store, self._where, chain)
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
         """What is shown by now and was not given yet; steps without rows are passed over. Ends; it must be
@@ -125,7 +149,7 @@ class OutputFollower:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._where, at=end)
                     self._check_follows(output.step, end)
-                    if output.rows:
+                    if output.rows and end > self._skipped:
                         yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
                 begin = end
 

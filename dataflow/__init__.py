@@ -10,6 +10,7 @@ from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaEr
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
 from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.producing import Producer, open_producer
+from dataflow.sinks.call import CallSink
 from dataflow.sinks.files import FileSink
 from dataflow.sinks.log import LogSink
 from dataflow.sources.files import FileSource
@@ -17,6 +18,7 @@ from dataflow.sources.inputs import InputSource
 from dataflow.sources.log import LogSource
 
 __all__ = [
+    "CallSink",
     "FileSink",
     "FileSource",
     "Graph",

@@ -16,7 +16,7 @@ from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
 from dataflow.errors import InputChangedError
 from dataflow.feed_buffer import FeedBuffer
-from dataflow.sources.fed import FedSource
+from dataflow.sources.fed import FedSource, Follower
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
 
@@ -43,12 +43,17 @@ class Feed:
         workers: int,
         positions: Mapping[str, SplitPosition],
         woken: Callable[[], None],
+        at_present: bool = False,
     ) -> None:
+        """positions: where a cut says. at_present: splits that are there already are read from their present
+        end: what was read before may be in it, and is not to be read twice.
+        """
         self._name = name
         self._source = source
         self._origin = source.origin(store, application)
         self._worker, self._workers = worker, workers
-        self._positions = positions
+        self._positions = dict(positions)
+        self._present = at_present
         self._room = trio.Event()
         token = trio.lowlevel.current_trio_token()
 
@@ -58,6 +63,7 @@ class Feed:
 
         self.buffer = FeedBuffer(woken=woken, roomy=roomy)
         self._ends: dict[str, int] | None = None
+        self._skip: Mapping[str, Follower] = {}
         self._reached: dict[str, int] = {}
         """Split -> the position up to which it was put into the buffer."""
 
@@ -70,6 +76,8 @@ class Feed:
         while too few members are there.
         """
         async with trio.open_nursery() as nursery:
+            if self._present:
+                self._skip = await _patiently(self._origin.present)
             await self._find_all(nursery)
         self.buffer.complete()
 
@@ -90,8 +98,8 @@ class Feed:
 
     async def _follow(self, split: str) -> None:
         at = self._positions.get(split, SplitPosition(0))
-        follower = self._origin.follower(split, at.position, at.digest)
-        self._reached[split] = at.position
+        follower = self._skip.get(split) or self._origin.follower(split, at.position, at.digest)
+        self._reached[split] = follower.seen
         pause_s = limits.input_poll_s
         while not self._at_end(split):
             before = self._reached[split]

@@ -120,6 +120,7 @@ def _prepared(
         return WorkerSpec(
             region=part.name,
             application=application,
+            without_cuts=part.settings is None,
             worker=worker,
             workers=workers,
             attempt=attempt,

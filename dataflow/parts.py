@@ -46,7 +46,7 @@ class Part:
 
 def part_options(part: Part) -> dict[str, Any]:
     """How a part is run, as fields of `checkpoint.core.region.RegionSpec`."""
-    return {} if part.settings is None else region_options(part.graph.plan().the_region())
+    return {"without_cuts": True} if part.settings is None else region_options(part.graph.plan().the_region())
 
 
 def parts_of(graph: Graph, application: str) -> list[Part]:
@@ -67,9 +67,6 @@ def parts_of(graph: Graph, application: str) -> list[Part]:
     owner = {member: f"{application}.{members[0]}" for members, _ in groups for member in members}
     _check_logs(graph.name, nodes, owner)
     _check_outside(graph.name, nodes, outside)
-    if outside:
-        listed = ", ".join(map(repr, outside))
-        raise GraphError(graph.name, (f"operators outside of any region do not run yet: {listed}",))
     problems = tuple(dict.fromkeys(_edge_problems(specs, owner)))
     if problems:
         raise GraphError(graph.name, problems)

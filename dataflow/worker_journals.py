@@ -97,6 +97,35 @@ class Journals:
         await self._state.aclose()
 
 
+class NoJournals(Journals):
+    """Of a worker without cuts: it keeps nothing, and comes back to nothing."""
+
+    replayed_bytes = 0
+    last_step = 0
+    snapshot_due = False
+
+    def __init__(self) -> None:
+        """Nothing to hold."""
+
+    async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
+        nothing: tuple[tuple[int, str, bytes], ...] = ()
+        for block in nothing:
+            yield block
+
+    def divisions(self, until: int) -> tuple[Division, ...]:
+        del until
+        return ()
+
+    def record(self, ended: StageEnded) -> None:
+        """It is read once, and never again."""
+
+    async def division_synced(self, step: int) -> None:
+        """Nobody waits for it."""
+
+    async def aclose(self) -> None:
+        """Nothing to stop."""
+
+
 def after_step(order: Restore) -> int:
     """The step of the cut that is restored."""
     return 0 if order.restore is None else order.restore.step

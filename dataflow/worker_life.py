@@ -27,7 +27,7 @@ from dataflow.feeding import Feed
 from dataflow.sources.fed import FedSource
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_failures import first_error
-from dataflow.worker_journals import Journals, after_step
+from dataflow.worker_journals import Journals, NoJournals, after_step
 from dataflow.worker_messages import (
     BlockLoaded,
     CutTaken,
@@ -161,7 +161,9 @@ class Life:
             self.claim = claim
             scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
             generation = self._store.record.generation
-            journals = await Journals.open(claim, order, generation=generation, scratch=scratch)
+            journals: Journals = NoJournals()
+            if not self._spec.without_cuts:
+                journals = await Journals.open(claim, order, generation=generation, scratch=scratch)
             async with aclosing(journals), aclosing(self._outputs), trio.open_nursery() as nursery:
                 self._journals = journals
                 await self._outputs.open(
@@ -194,6 +196,7 @@ class Life:
                 workers=spec.workers,
                 positions={} if part is None else part.sources.get(name, {}),
                 woken=lambda: self._inbox.put(Woken()),
+                at_present=spec.without_cuts and self.number > 1,
             )
             for name, source in self._plan.specs.items()
             if isinstance(source, FedSource)

@@ -27,6 +27,8 @@ class WorkerSpec:
     token: bytes = field(default=b"", repr=False)
     scratch_dir: str = ""
     """A local cache of the chains; '' for none. It may be wiped at any time."""
+    without_cuts: bool = False
+    """It runs operators outside of any consistent region: nothing is recorded, nothing is restored."""
     application: str = ""
     """Whose input handles these are; '': the region's own name."""
     listen_host: str = "127.0.0.1"

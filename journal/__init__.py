@@ -18,7 +18,7 @@ from journal.core.errors import (
 from journal.core.position import ORIGIN, Position
 from journal.core.record import Record
 from journal.core.replay import fold
-from journal.following import ChainFollower
+from journal.following import ChainFollower, size_seen
 from journal.ops import Op
 from journal.reading import read_batches, read_records
 from journal.scratch import Scratch
@@ -46,5 +46,6 @@ __all__ = [
     "look_chain_at",
     "read_batches",
     "read_records",
+    "size_seen",
     "take_over",
 ]

@@ -101,3 +101,11 @@ class ChainFollower:
                         self.at = span.base + end
                         yield self.at, record
         self._reading, self._decoder = span.name, decoder
+
+
+async def size_seen(store: StorePort, directory: str, chain: str) -> int:
+    """A logical offset that no byte which any reader was ever shown lies above: committed or not, on the
+    chain or not. Raises QuorumUnavailableError.
+    """
+    view = await store.look(directory)
+    return max((seen.name.base + seen.longest for seen in segments_seen(chain, view.answers)), default=0)

@@ -126,7 +126,8 @@ def run(
         undo.pop_all()
     if len(parts) == 1:
         return handles[parts[0].name]
-    return Application(name or graph.name, handles)
+    outside = frozenset(part.name for part in parts if part.settings is None)
+    return Application(name or graph.name, handles, without_cuts=outside)
 
 
 class _AfterLast:
@@ -154,6 +155,7 @@ def _task_maker(
         fields: dict[str, Any] = {
             "region": spec.name,
             "application": application,
+            "without_cuts": spec.without_cuts,
             "worker": worker,
             "workers": spec.workers,
             "attempt": attempt,

@@ -31,7 +31,8 @@ class Cutting(CoordinatorBase):
 
     @property
     def can_cut(self) -> bool:
-        return self.phase is Phase.RUNNING and self.pending is None and not self.final_committed
+        may = not self.spec.without_cuts and not self.final_committed
+        return may and self.phase is Phase.RUNNING and self.pending is None
 
     @property
     def moved_on(self) -> bool:
@@ -60,7 +61,7 @@ class Cutting(CoordinatorBase):
 
     def set_cut_time(self, now: float) -> None:
         """When the next cut is due by time, if time triggers cuts."""
-        if self.spec.trigger == "periodic":
+        if self.spec.trigger == "periodic" and not self.spec.without_cuts:
             self.timers.set("cut", now + self.spec.checkpoint_interval_s)
 
     def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:
@@ -96,9 +97,11 @@ class Cutting(CoordinatorBase):
 
     def final_cut_if_exhausted(self, now: float) -> None:
         """All sources of all workers are at their end: one last cut, and the region is finished."""
-        if self.can_cut and all(
-            worker.state is WorkerState.RUNNING and worker.exhausted for worker in self.roster
-        ):
+        if not all(worker.state is WorkerState.RUNNING and worker.exhausted for worker in self.roster):
+            return
+        if self.spec.without_cuts:
+            self.decide(RegionState.FINISHED, "all input is processed", now, kind="finished")
+        elif self.can_cut:
             self.request_cut(now, final=True)
 
     def on_progress(self, worker: Worker, message: Progress, now: float) -> Refusal | None:

@@ -159,7 +159,8 @@ class TooLarge(NamedTuple):
 
 
 class InputLine:
-    """Which parts of a chain count, and in which order. Feed it every INPUT record behind `at`.
+    """Which parts of a chain count, and in which order. Feed it every INPUT record behind `at`. digest None:
+    what is before is not known, and the next batch that begins is the first.
 
     Invariants: `end` and `digest` are those of the last part given out; the parts held back follow them.
     """
@@ -169,12 +170,13 @@ class InputLine:
         split: str,
         *,
         at: int = 0,
-        digest: int = 0,
+        digest: int | None = 0,
         bytes_max: int = limits.input_pending_bytes_max,
         where: str = "",
     ) -> None:
         self.end = at
-        self.digest = digest
+        self.digest = digest or 0
+        self._anywhere = digest is None
         self.batch = 0
         """The last whole batch; 0: none, or not known since the reader began in the middle."""
         self.mark = b""
@@ -192,13 +194,17 @@ class InputLine:
         """Parts of it so far."""
         self._of = 0
         """Its number."""
-        self._running = digest
+        self._running = self.digest
 
     def add(self, part: InputPart, begin: int, end: int) -> list[InputPiece] | TooLarge:
         """The next record, which lies from `begin` to `end`. The parts that count by it, in order.
 
         Raises CorruptDataError when it cannot follow those before it.
         """
+        if self._anywhere:
+            if part.part:
+                return []  # the rest of a batch that began before
+            self._anywhere, self.digest = False, part.before
         if part.part == 0 and (not self._known or part.batch == self.batch + 1):
             self._drop(begin)  # its producer may have died in this batch, and began it anew
         if not self._known:

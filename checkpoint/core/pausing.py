@@ -28,7 +28,12 @@ class Pausing(Cutting):
     def on_pause_wanted(self, event: PauseWanted, now: float) -> None:
         """Pause, or go on. A wish that is in force already changes nothing."""
         del now
-        if self.over or self.phase is Phase.STOPPING or event.on == bool(self.pause):
+        if (
+            self.over
+            or self.phase is Phase.STOPPING
+            or event.on == bool(self.pause)
+            or self.spec.without_cuts
+        ):
             return
         self._pauses += event.on
         self.pause = self._pauses if event.on else 0

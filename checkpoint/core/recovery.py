@@ -5,6 +5,8 @@ one Restore in an incarnation; a suspect is cancelled only when the manifest is 
 than it may vote in.
 """
 
+from math import inf
+
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
     CancelWorker,
@@ -31,6 +33,9 @@ from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFai
 
 class Recovery(Pausing):
     """See the top of this file."""
+
+    running_since = inf
+    """When all workers began to run, in the present round."""
 
     # --- manifest -------------------------------------------------------------------------------------
 
@@ -183,6 +188,7 @@ class Recovery(Pausing):
         anew.
         """
         self.move(PhaseEvent.RESTORED)
+        self.running_since = now
         step = self.last_cut.step if self.last_cut else 0
         replay_until = max(step, min(worker.last_step for worker in self.roster))
         for worker in self.roster:
@@ -342,6 +348,9 @@ class Recovery(Pausing):
 
     def _begin_round(self, reason: str, now: float, *, worker: int, spend: bool) -> bool:
         """Count an attempt; False when there are no more and the region has failed."""
+        if self.spec.without_cuts and now > self.running_since + limits.reset_forgiven_s:
+            self.attempts = 0
+        self.running_since = inf
         if spend:
             self.attempts += 1
         if self.attempts > self.spec.max_consecutive_reset_attempts:

@@ -72,6 +72,10 @@ class RegionSpec:
     """'' computes it from `operators`."""
     trigger: Literal["periodic", "operator"] = "periodic"
     """What starts a cut: time, or start operators that come to a place where they want one."""
+    without_cuts: bool = False
+    """Operators outside of any consistent region: no cut is ever asked for, nothing is kept over a reset,
+    and its attempts are forgiven after `reset_forgiven_s` of running.
+    """
     checkpoint_interval_s: float = limits.checkpoint_interval_s
     drain_timeout_s: float = limits.drain_timeout_s
     reset_timeout_s: float = limits.reset_timeout_s

@@ -107,6 +107,9 @@ class _Open:
     asked_at: float
 
 
+NO_CUTS: Final = "{} is outside of any consistent region, and has no cuts"
+
+
 class RequestDesk:
     """One driver's. See the top of this file.
 
@@ -114,8 +117,9 @@ class RequestDesk:
     `accepted` and then one last word.
     """
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, *, without_cuts: bool = False) -> None:
         self._region = region
+        self._without_cuts = without_cuts
         self._seen: deque[str] = deque(maxlen=limits.request_ids_kept_max)
         self._known: set[str] = set()
         self._open: list[_Open] = []
@@ -178,6 +182,8 @@ class RequestDesk:
             )
         if -old_ms > slack_ms:
             return f"it comes from {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
+        if self._without_cuts and request.what in ("checkpoint", "pause", "resume"):
+            return NO_CUTS.format(self._region)
         if status.state.is_end:
             return f"{_OVER}: {status.state.value}"
         if len(self._open) + len(self._status_asked) >= limits.requests_open_max:

@@ -64,6 +64,10 @@ class Origin(Protocol):
         """(0, 0) is the beginning of a split."""
         ...
 
+    async def present(self) -> Mapping[str, Follower]:
+        """For each split that is there by now one that stands at its end."""
+        ...
+
 
 class FedSource(SourceSpec):
     """The description of a source that is fed from the store."""

@@ -2,8 +2,9 @@
 
 import os
 import signal
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,24 @@ from typing import Any
 import pytest
 
 from checkpoint.core.region import RegionState, ResetReport
-from dataflow import FileSource, Graph, LogSink, LogSource, collect_output, consistent, local
+from dataflow import (
+    CallSink,
+    FileSource,
+    Graph,
+    InputSource,
+    LogSink,
+    LogSource,
+    autonomous,
+    collect_output,
+    consistent,
+    local,
+)
 from dataflow.application import Application
+from dataflow.blocking import close_input, open_producer
 from dataflow.local import run_local
+from dos_client.blocking import open_store
 from tests.dataflow.fork_launcher import ForkLauncher
+from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, made, unhurried
 from tests.support.servers import ServerProcess
@@ -99,3 +114,60 @@ def test_two_regions_are_joined_by_a_log_and_reset_apart(store: str, tmp_path: P
     last = {row["word"]: row["count"] for row in table.to_pylist()}
     assert last == dict(true_counts(paths, 2))
     assert Counter(row["word"] for row in table.to_pylist()).keys() == last.keys()
+
+
+def note(folder: Path, row: dict[str, Any]) -> None:
+    """What an operator outside of any region does, where a test can see it."""
+    with (folder / f"seen.{os.getpid()}").open("a") as file:
+        file.write(f"{row['producer']} {row['number']}\n")
+
+
+def any_row(row: dict[str, Any]) -> bool:
+    return bool(row)
+
+
+def seen(folder: Path) -> Counter[str]:
+    return Counter(line for path in folder.glob("seen.*") for line in path.read_text().splitlines())
+
+
+def test_operators_outside_of_any_region_see_a_row_at_most_once_and_reset_nobody(
+    store: str, tmp_path: Path
+) -> None:
+    name = tmp_path.name
+    graph = Graph("board")
+    numbers = graph.source("taken", InputSource("numbers", SCHEMA)).annotate(consistent())
+    numbers.sink("shown", LogSink(publish="step"))
+    numbers.filter("noted", any_row).sink("board", CallSink(partial(note, tmp_path)))
+    graph.annotate("noted", autonomous)
+    with running(graph, store, tmp_path) as (app, watch), open_store(store) as client:
+        region, board = f"{name}.taken", f"{name}.noted"
+        assert list(app.parts) == [region, board]
+        with open_producer(client, name, "numbers", "p", SCHEMA) as producer:
+            producer.wait_recorded(producer.send(rows_of("p", 0, 1000)))
+            until(lambda: len(seen(tmp_path)) == 1000)
+            for worker in (0, 1):  # one of them reads the producer
+                os.kill(app.status[board].workers[worker].pid, signal.SIGKILL)
+                watch.wait(lambda event: isinstance(event, ResetReport), worker + 1)
+            assert app.status[region].incarnation == 1, "what is outside resets no region"
+            sent = 1000
+            while not set(seen(tmp_path)) & {f"p {number}" for number in range(1000, sent)}:
+                producer.wait_recorded(producer.send(rows_of("p", sent, 10)))
+                sent += 10
+        close_input(client, name, "numbers")
+        assert app.awaitTermination(WAIT_S), app
+        assert app.status[board].cuts_committed == 0
+        assert app.status[board].state is RegionState.FINISHED
+    counted = seen(tmp_path)
+    assert set(counted.values()) == {1}, "at most once"
+    assert f"p {sent - 1}" in counted, "after a failure it goes on at the present"
+    table = collect_output(store, region, "shown")
+    assert table is not None
+    assert table.num_rows == sent, "the region itself lost nothing"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """What an outside world sees can only be looked at again."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -16,6 +16,7 @@ from dataflow import (
     consistent,
 )
 from dataflow.parts import part_options, parts_of
+from examples.shop import shop
 
 WORDS = "word string"
 
@@ -91,3 +92,13 @@ def test_edges_and_names_that_a_log_cannot_carry_are_refused() -> None:
     said = refusal(named)
     assert "names that end with '.leaves' are taken" in said
     assert "'in' is that of inputs" in said
+
+
+def test_the_shop_of_the_examples_is_two_regions_and_a_board() -> None:
+    sales, by_log, board = parts_of(shop(), "shop")
+    assert [part.name for part in (sales, by_log, board)] == ["shop.sales", "shop.by_log", "shop.seen"]
+    assert board.settings is None
+    assert (by_log.reads, board.reads) == (("shop.sales",), ("shop.sales",))
+    names = [node.name for node in sales.graph.plan().plan.nodes]
+    assert sorted(names) == ["sales", "sales.leaves", "sold"]
+    assert part_options(board) == {"without_cuts": True}

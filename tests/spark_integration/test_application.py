@@ -1,12 +1,24 @@
-"""An application of two regions on a real Spark session, fed by an input handle."""
+"""An application of two regions and a part outside of any on a real Spark session, fed by an input handle."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from checkpoint.core.region import RegionState
-from dataflow import Graph, InputSource, LogSink, LogSource, blocking, collect_output, consistent
+from dataflow import (
+    CallSink,
+    Graph,
+    InputSource,
+    LogSink,
+    LogSource,
+    autonomous,
+    blocking,
+    collect_output,
+    consistent,
+)
 from dataflow.application import Application
 from dos_client.blocking import open_store
 from dos_server import embedded
@@ -17,10 +29,23 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is 
 WORDS = "word string"
 
 
-def test_two_regions_run_as_one_application_with_one_handle(spark: SparkSession, tmp_path: Path) -> None:
+def any_row(row: dict[str, Any]) -> bool:
+    return bool(row)
+
+
+def note(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(f"{row['word']}\n")
+
+
+def test_two_regions_and_a_board_run_as_one_application_with_one_handle(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     graph = Graph("app")
     words = graph.source("words", InputSource("words", WORDS)).annotate(consistent(period=0.5))
     words.sink("out", LogSink(publish="step"))
+    words.filter("noted", any_row).sink("board", CallSink(partial(note, tmp_path / "seen")))
+    graph.annotate("noted", autonomous)
     again = graph.source("again", LogSource("out", WORDS)).annotate(consistent(period=0.5))
     again.key_by("by_word", "word").count("counts").sink("counted", LogSink())
     with embedded.start(tmp_path / "store") as server:
@@ -40,7 +65,9 @@ def test_two_regions_run_as_one_application_with_one_handle(spark: SparkSession,
         assert {name: status.state for name, status in app.status.items()} == {
             "app.words": RegionState.FINISHED,
             "app.again": RegionState.FINISHED,
+            "app.noted": RegionState.FINISHED,
         }
         table = collect_output(server.url, "app.again", "counted")
     assert table is not None
+    assert sorted((tmp_path / "seen").read_text().split()) == sorted("aba" * 3), "outside of any region"
     assert {row["word"]: row["count"] for row in table.to_pylist()} == {"a": 6, "b": 3}
