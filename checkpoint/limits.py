@@ -23,11 +23,16 @@ flight.
 
 # --- manifest -------------------------------------------------------------------------------------
 manifest_record_bytes_max: Final = control_bytes_max
-manifest_segment_bytes_max: Final = 64 * 1024 * 1024
+manifest_segment_bytes_max: Final = 16 * 1024 * 1024
 """The manifest is rolled (snapshot of the retained cuts, new segment) when this much was appended."""
-cuts_retained: Final = 2
-"""Cuts carried over in a manifest snapshot: the last one, and the one before for a person who must go back.
-"""
+cuts_retained: Final = 5
+"""Cuts that stay restorable unless the user says how many: the last ones."""
+cuts_retained_min: Final = 2
+"""The last one, and the one before for a person who must go back."""
+cuts_retained_max: Final = 1_000
+"""Their numbers are in every cut, and a manifest's snapshot carries them all over."""
+chain_segments_max: Final = 64
+"""A chain of more segments (each reset opens one) begins anew with a snapshot, however short it is."""
 manifest_replay_bytes_max: Final = 1024 * 1024
 """A take-over that had to read more than this begins its segment with a snapshot of the retained cuts."""
 workers_max: Final = 4096
@@ -131,5 +136,5 @@ assert handshake_bytes_max <= control_bytes_max <= data_bytes_max
 assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s
 assert workers_max < senders_max
 assert state_block_bytes_max < data_bytes_max
-assert cuts_retained >= 1
+assert 2 <= cuts_retained_min <= cuts_retained <= cuts_retained_max
 assert request_bytes_max < letters_object_bytes_max

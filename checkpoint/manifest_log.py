@@ -8,7 +8,6 @@ chance are its host's (`manifest_host.py`): no trio here.
 """
 
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
@@ -30,9 +29,10 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import Cut, check_cut, decode_cut, encode_cut
 from checkpoint.core.region import coordinator_directory
+from checkpoint.core.retention import Rolling, keep
 from checkpoint.manifest_host import ManifestClaim, ManifestHost
 from dos_client.errors import QuorumUnavailableError
-from dos_protocol.errors import DosError, FencedError, StaleGenerationError
+from dos_protocol.errors import ClosedError, DosError, FencedError, StaleGenerationError
 from dos_protocol.vocabulary import ObjectInfo
 from journal import (
     ChainWriter,
@@ -44,6 +44,7 @@ from journal import (
     take_over,
 )
 from journal.core.segment import parse_segment_name
+from journal.core.trimming import below
 from journal.ports import ClaimPort
 
 logger: Final = logging.getLogger("dos.checkpoint")
@@ -59,15 +60,22 @@ class ManifestLog:
     """
 
     def __init__(
-        self, host: ManifestHost, region: str, emit: Callable[[Event], None], *, driver: str = ""
+        self,
+        host: ManifestHost,
+        region: str,
+        emit: Callable[[Event], None],
+        *,
+        driver: str = "",
+        rolling: Rolling | None = None,
     ) -> None:
         self._host = host
+        self._rolling = Rolling() if rolling is None else rolling
         self._driver = driver
         self._directory = coordinator_directory(region)
         self._emit = emit
         self._claim: ManifestClaim | None = None
         self._writer: ChainWriter | None = None
-        self._kept: deque[Cut] = deque(maxlen=limits.cuts_retained)
+        self._kept: tuple[Cut, ...] = ()
         self._waiting = ""
         self._given_way_to = 0
         self._tried_at = 0.0
@@ -84,9 +92,9 @@ class ManifestLog:
         except FencedError as error:
             self._superseded(error)
         except DosError as error:
-            lost = self._claim.lost if self._claim is not None else None
-            if lost is not None:  # what could not be read may have been removed by who holds it now
-                self._superseded(lost)
+            newer = await self._held_by_a_newer()
+            if newer is not None:  # what could not be read was taken away by who holds it now (R14)
+                self._superseded(newer)
                 return
             logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
             self._emit(ManifestUnreadable(error))
@@ -94,6 +102,20 @@ class ManifestLog:
     def _superseded(self, by: FencedError) -> None:
         took_s = self._host.now() - self._tried_at
         self._emit(ManifestSuperseded(by.epoch_held, self._host.chance(), took_s))
+
+    async def _held_by_a_newer(self) -> FencedError | None:
+        """Whether our claim was superseded while we read, perhaps on members that we had not heard of yet."""
+        claim = self._claim
+        if claim is None or claim.lost is not None:
+            return None if claim is None else claim.lost
+        try:
+            seen = (await self._host.look(self._directory)).epoch_seen
+        except DosError as error:
+            logger.info("who holds %s cannot be found out: %s", self._directory, error)
+            return None
+        if seen <= claim.epoch:
+            return None
+        return FencedError(f"{self._directory} was claimed with epoch {seen} meanwhile", actual=seen)
 
     async def _try_open(self, order: OpenManifest) -> bool:
         """False when too few members answer now, and waiting may cure it."""
@@ -120,22 +142,33 @@ class ManifestLog:
             return False
         self.waiting("")
         self._opening_s = min(self._host.now() - self._tried_at, limits.claim_patience_s)
-        self._emit(ManifestOpened(epoch, last))
+        self._emit(ManifestOpened(epoch, last, self._kept))
         return True
 
     async def _take_over(self, claim: ClaimPort) -> Cut | None:
         generation = self._host.record.generation
         state = await take_over(claim, CHAIN, generation=generation)
-        self._kept.clear()
+        self._kept = ()
         async with aclosing(cuts_in(read_records(claim, state))) as cuts:
             async for cut in cuts:
-                self._kept.append(cut)
-        long = state.bytes > limits.manifest_replay_bytes_max
+                self._kept = keep(self._kept, cut)
+        long = (
+            state.bytes > self._rolling.manifest_replay_bytes_max
+            or len(state.segments) >= self._rolling.segments_max
+        )
         snapshot = [cut_record(cut) for cut in self._kept] if long else None
         self._writer = await ChainWriter.open(
             claim, CHAIN, state, generation, snapshot=snapshot, pipelined=False
         )
+        self._collect(claim, self._writer)
         return self._kept[-1] if self._kept else None
+
+    @staticmethod
+    def _collect(claim: ClaimPort, writer: ChainWriter) -> None:
+        """What lies below the chain's last snapshot, which is acknowledged, holds nothing but released cuts:
+        it is taken away in the background (R14).
+        """
+        claim.collect(below({CHAIN: writer.floor}))
 
     # --- committing ---------------------------------------------------------------------------------------
 
@@ -148,12 +181,18 @@ class ManifestLog:
         cut = msgspec.structs.replace(order.cut, wall_time_ms=now_ms, driver=self._driver)
         try:
             await writer.wait_synced(writer.append(cut_record(cut)))
-            self._kept.append(cut)
+            self._kept = keep(self._kept, cut)
             self._emit(CutAppended(cut))
-            if writer.bytes_since_snapshot > limits.manifest_segment_bytes_max:
+            if writer.bytes_since_snapshot > self._rolling.manifest_segment_bytes_max:
                 await writer.roll([cut_record(cut) for cut in self._kept])
+                if self._writer is writer and self._claim is not None:
+                    self._collect(self._claim, writer)
         except FencedError as error:
             self._lost(error)
+        except ClosedError:
+            if self._writer is writer:
+                raise
+            logger.debug("the manifest in %s was given up meanwhile", self._directory)
 
     # --- waiting ------------------------------------------------------------------------------------------
 

@@ -14,10 +14,12 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from checkpoint import limits
+from checkpoint.core.retention import Rolling
 from checkpoint.state_blocks import StateFold, decode_block
 from checkpoint.world import world
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
+from journal.core.trimming import Floor
 from journal.ports import ClaimPort
 
 STATE_CHAIN: Final = "state"
@@ -36,7 +38,9 @@ class StateStore:
         restored: ChainState,
         version: int,
         scratch: Scratch | None,
+        rolling: Rolling | None = None,
     ) -> None:
+        self._rolling = Rolling() if rolling is None else rolling
         self._claim = claim
         self._writer = writer
         self._restored = restored
@@ -53,6 +57,7 @@ class StateStore:
         at: Position | None,
         generation: int,
         scratch: Scratch | None = None,
+        rolling: Rolling | None = None,
     ) -> "StateStore":
         """Go to `version`, whose end is the position `at` (None with version 0: nothing), and open a
         segment there.
@@ -65,7 +70,7 @@ class StateStore:
         at = ORIGIN if at is None else at
         chain = await take_over(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
         writer = await ChainWriter.open(claim, STATE_CHAIN, chain, generation, scratch)
-        return cls(claim, writer, chain, version, scratch)
+        return cls(claim, writer, chain, version, scratch, rolling)
 
     @property
     def replayed_bytes(self) -> int:
@@ -76,6 +81,11 @@ class StateStore:
     def end(self) -> Position:
         """Just past the last block appended."""
         return self._writer.end
+
+    @property
+    def floor(self) -> Floor:
+        """The lowest segment that a restore of `version` reads. See `ChainWriter.floor`."""
+        return self._writer.floor
 
     async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
         """(cut, operator, encoded block) of the version opened, oldest first, from its newest snapshot on.
@@ -134,7 +144,9 @@ class StateStore:
         all.
         """
         since = self._writer.bytes_since_snapshot
-        return since > max(limits.snapshot_bytes_min, limits.snapshot_growth * self._snapshot_bytes)
+        if self._writer.segments > self._rolling.segments_max:
+            return True
+        return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * self._snapshot_bytes)
 
     async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
         """Write the whole state of `version` at the start of a new segment, so that a restore begins there.

@@ -8,10 +8,11 @@ a cut needs its division to survive the rollback to that cut. The records are `c
 from collections.abc import Iterable
 from typing import Final
 
-from checkpoint import limits
 from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_sources
+from checkpoint.core.retention import Rolling
 from dos_protocol.errors import LocalProtocolError
 from journal import ChainWriter, Op, Position, Record, Scratch, read_records, take_over
+from journal.core.trimming import Floor
 from journal.ports import ClaimPort
 
 STEPS_CHAIN: Final = "steps"
@@ -20,30 +21,48 @@ STEPS_CHAIN: Final = "steps"
 class StepsLog:
     """The divisions of one worker. Make it with `open`, on the trio loop that holds the claim."""
 
-    def __init__(self, writer: ChainWriter, fold: DivisionFold, replayed_bytes: int) -> None:
+    def __init__(
+        self,
+        writer: ChainWriter,
+        fold: DivisionFold,
+        older: DivisionFold,
+        replayed_bytes: int,
+        rolling: Rolling | None = None,
+    ) -> None:
+        self._rolling = Rolling() if rolling is None else rolling
         self._writer = writer
         self._fold = fold
+        self._older = older
         self._ends: dict[int, Position] = {}
         self.replayed_bytes = replayed_bytes
 
     @classmethod
     async def open(
-        cls, claim: ClaimPort, *, after_step: int, generation: int, scratch: Scratch | None = None
+        cls,
+        claim: ClaimPort,
+        *,
+        after_step: int,
+        kept_after: int = 0,
+        generation: int,
+        scratch: Scratch | None = None,
+        rolling: Rolling | None = None,
     ) -> "StepsLog":
         """Take the chain over at its head and open a segment there; `after_step` is the step of the cut
-        restored.
+        restored, `kept_after` that of the oldest cut retained.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for a division that
         cannot be.
         """
         chain = await take_over(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
-        fold = DivisionFold(after_step)
+        fold, older = DivisionFold(after_step), DivisionFold(min(kept_after, after_step))
         if chain.segments:
             async for _, record in read_records(claim, chain, scratch=scratch):
                 if record.op is Op.DIVISION:
-                    fold.add(decode_division(record.ints, record.strings[0]))
+                    division = decode_division(record.ints, record.strings[0])
+                    fold.add(division)
+                    older.add(division)
         writer = await ChainWriter.open(claim, STEPS_CHAIN, chain, generation, scratch)
-        return cls(writer, fold, chain.bytes)
+        return cls(writer, fold, older, chain.bytes, rolling)
 
     @property
     def last_step(self) -> int:
@@ -51,6 +70,11 @@ class StepsLog:
         `after_step`.
         """
         return self._fold.last_step
+
+    @property
+    def floor(self) -> Floor:
+        """The lowest segment that a take-over reads. See `ChainWriter.floor`."""
+        return self._writer.floor
 
     @property
     def end(self) -> Position:
@@ -73,6 +97,7 @@ class StepsLog:
         text = encode_sources(sources)
         position = self._writer.append(Record(Op.DIVISION, ints=(step, time_ms), strings=(text,)))
         self._fold.add(Division(step, time_ms, sources))
+        self._older.add(Division(step, time_ms, sources))
         for later in [known for known in self._ends if known > step]:
             del self._ends[later]
         self._ends[step] = position
@@ -97,9 +122,12 @@ class StepsLog:
         long.
         """
         self._fold.forget(until)
+        self._older.forget(until)
         self._ends = {step: end for step, end in self._ends.items() if step > until}
-        if self._writer.bytes_since_snapshot > limits.snapshot_bytes_min:
-            await self._writer.roll(self._records(self._fold.between(until, self.last_step)))
+        long = self._writer.bytes_since_snapshot > self._rolling.snapshot_bytes_min
+        if long or self._writer.segments > self._rolling.segments_max:
+            whole = self._older if self._older.last_step >= self.last_step else self._fold
+            await self._writer.roll(self._records(whole.between(until, self.last_step)))
 
     async def aclose(self) -> None:
         """Stop appending."""

@@ -3,8 +3,10 @@
 What a user may choose per region is a field of `WorkerLimits`; its defaults live here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from checkpoint import limits as checkpoint_limits
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -80,9 +82,13 @@ class WorkerLimits:
     step_ms_max: int = step_ms_max
     batch_bytes_max: int = batch_bytes_max
     steps_ahead: int = steps_ahead
+    snapshot_bytes_min: int = field(default_factory=lambda: checkpoint_limits.snapshot_bytes_min)
+    """A worker's chain takes no snapshot before so much was appended behind the last one. What it replaces is
+    deleted when the cuts before it are released: so about so much of each chain is kept, and read again.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead"):
+        for name in ("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead", "snapshot_bytes_min"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above zero, not {getattr(self, name)}")
         if self.steps_ahead > steps_ahead:

@@ -10,37 +10,55 @@ from collections.abc import AsyncGenerator
 
 from checkpoint.core.divisions import Division
 from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.messages import Restore
-from checkpoint.state_store import StateStore
-from checkpoint.steps_log import StepsLog
+from checkpoint.core.messages import Committed, Restore
+from checkpoint.core.retention import Rolling
+from checkpoint.state_store import STATE_CHAIN, StateStore
+from checkpoint.steps_log import STEPS_CHAIN, StepsLog
 from dataflow.worker_messages import CutTaken, StageEnded
 from journal import Scratch
+from journal.core.trimming import below
 from journal.ports import ClaimPort
 
 
 class Journals:
     """See the module. Make it with `open`; `aclose` it before the claim."""
 
-    def __init__(self, order: Restore, state: StateStore, steps: StepsLog) -> None:
+    def __init__(self, claim: ClaimPort, order: Restore, state: StateStore, steps: StepsLog) -> None:
+        self._claim = claim
         self._state = state
         self._steps = steps
         self._after = after_step(order)
-        self._cut_steps = {order.cut: self._after}
+        self._release(order)
 
     @classmethod
     async def open(
-        cls, claim: ClaimPort, order: Restore, *, generation: int, scratch: Scratch | None = None
+        cls,
+        claim: ClaimPort,
+        order: Restore,
+        *,
+        generation: int,
+        scratch: Scratch | None = None,
+        rolling: Rolling | None = None,
     ) -> "Journals":
         """Stand at the cut ordered. Raises what `StateStore.open` and `StepsLog.open` raise."""
         at = None if order.restore is None else order.restore.workers[order.worker].state
-        state = await StateStore.open(claim, version=order.cut, at=at, generation=generation, scratch=scratch)
+        state = await StateStore.open(
+            claim, version=order.cut, at=at, generation=generation, scratch=scratch, rolling=rolling
+        )
         try:
             after = after_step(order)
-            steps = await StepsLog.open(claim, after_step=after, generation=generation, scratch=scratch)
+            steps = await StepsLog.open(
+                claim,
+                after_step=after,
+                kept_after=order.steps_kept_after,
+                generation=generation,
+                scratch=scratch,
+                rolling=rolling,
+            )
         except BaseException:
             await state.aclose()
             raise
-        return cls(order, state, steps)
+        return cls(claim, order, state, steps)
 
     @property
     def replayed_bytes(self) -> int:
@@ -76,20 +94,24 @@ class Journals:
         """Make what a cut took durable; what to vote with, once the sinks are synced as well."""
         state = await self._state.commit(taken.mark.cut, taken.blocks)
         steps = await self._steps.synced(taken.step)
-        self._cut_steps[taken.mark.cut] = taken.step
-        return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks)
+        floors = {STATE_CHAIN: self._state.floor, STEPS_CHAIN: self._steps.floor}
+        return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks, floors=floors)
 
     async def voted(self, taken: CutTaken) -> None:
         """The vote is out: a snapshot that was taken with the cut may follow."""
         if taken.snapshot is not None:
             await self._state.snapshot(taken.snapshot)
 
-    async def published(self, cut: int) -> None:
-        """Divisions below the cut before this one are needed no more: no retained cut goes back there."""
-        before = max((known for known in self._cut_steps if known < cut), default=None)
-        if before is not None:
-            await self._steps.forget(self._cut_steps[before])
-            self._cut_steps = {known: step for known, step in self._cut_steps.items() if known >= before}
+    async def released(self, order: Committed) -> None:
+        """What only released cuts need goes, in the background; the release is acknowledged (R14)."""
+        self._release(order)
+        await self._steps.forget(order.steps_kept_after)
+
+    def _release(self, order: Restore | Committed) -> None:
+        """Both chains stand in this incarnation, their starts acknowledged: what lies below the floors is
+        needed by no cut that is retained, nor by anything that follows one.
+        """
+        self._claim.collect(below(order.floors))
 
     async def aclose(self) -> None:
         """Stop appending."""

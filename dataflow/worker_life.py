@@ -16,8 +16,9 @@ import trio
 
 from checkpoint.core.channel_frames import FrameType
 from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.messages import Restore, Start
+from checkpoint.core.messages import Committed, Restore, Start
 from checkpoint.core.region import worker_directory
+from checkpoint.core.retention import Rolling
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
 from checkpoint.participant import Participant
@@ -85,7 +86,7 @@ class Life:
         self._ending = False
         self._journals: Journals | None = None
         self._to_serve, self._from_circuit = trio.open_memory_channel[
-            StageEnded | Published | SourceWaits | PausedAt
+            StageEnded | Published | SourceWaits | PausedAt | Committed
         ](math.inf)
         self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
         self._loaded = trio.Event()
@@ -112,6 +113,10 @@ class Life:
         assert self._journals is not None, "START before RESTORED"
         self._outputs.replays_until(order.replay_until_step)
         self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
+
+    def committed(self, order: Committed) -> None:
+        """A cut is committed, and others are released by it."""
+        self._to_serve.send_nowait(order)
 
     async def hear(self, link: Link) -> None:
         """A peer has dialled in this incarnation."""
@@ -163,7 +168,10 @@ class Life:
             generation = self._store.record.generation
             journals: Journals = NoJournals()
             if not self._spec.without_cuts:
-                journals = await Journals.open(claim, order, generation=generation, scratch=scratch)
+                rolling = Rolling(snapshot_bytes_min=self._spec.limits.snapshot_bytes_min)
+                journals = await Journals.open(
+                    claim, order, generation=generation, scratch=scratch, rolling=rolling
+                )
             async with aclosing(journals), aclosing(self._outputs), trio.open_nursery() as nursery:
                 self._journals = journals
                 await self._outputs.open(
@@ -213,7 +221,10 @@ class Life:
         """What the circuit hands over, in order: record, then send."""
         async for message in self._from_circuit:
             if isinstance(message, Published):
-                await self._published(message, journals)
+                await self._published(message)
+                continue
+            if isinstance(message, Committed):
+                await journals.released(message)
                 continue
             if isinstance(message, SourceWaits):
                 await self._control.wants_cut(message.step)
@@ -239,8 +250,7 @@ class Life:
             with suppress(StaleIncarnationError):
                 await self._control.failed("operator", message=str(error), operator=error.sink)
 
-    async def _published(self, message: Published, journals: Journals) -> None:
-        await journals.published(message.cut)
+    async def _published(self, message: Published) -> None:
         if message.final:
             self._ending = True
             await self._control.finished()

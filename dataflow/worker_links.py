@@ -112,6 +112,8 @@ class Links:
             elif isinstance(order, RequestCut):
                 self._inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
+                if self._life is not None and self._life.number == order.incarnation:
+                    self._life.committed(order)
                 self._inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
             elif isinstance(order, Pause):
                 self._shared.pausing = order.pause > 0

@@ -6,7 +6,7 @@ reader sees on one page what a chain stands on. Errors are `dos_protocol.errors`
 only.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
 from dos_protocol.errors import FencedError
@@ -89,6 +89,12 @@ class ClaimPort(Protocol):
         ...
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
+
+    def collect(self, garbage: Callable[[str], bool]) -> None:
+        """From now on take away, in the background and on every member, objects of which it says that nobody
+        needs them any more, for ever. Replaces what was given before. FencedError.
+        """
+        ...
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
         """Until the first `size` bytes, with that digest, are synced on the quorum. Members that lack them

@@ -31,6 +31,7 @@ from journal.core.segment import (
     segment_name,
     start_record,
 )
+from journal.core.trimming import Floor
 from journal.limits import append_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, ObjectWriterPort
@@ -69,6 +70,9 @@ class ChainWriter:
         self._mirror: Mirror | None = None
         self._base = 0
         self._snapshot_size = 0
+        self._floor: Floor | None = None
+        self._replaces: Floor | None = None
+        self._segments = 0
 
     @classmethod
     async def open(
@@ -104,6 +108,11 @@ class ChainWriter:
         _check_opening(claim, chain, predecessor)
         writer = cls(claim, chain, generation, scratch, pipelined)
         writer._snapshot_size = predecessor.snapshot_size
+        writer._segments = len(predecessor.segments)
+        for span in predecessor.segments[:1]:
+            lowest = parse_segment_name(span.name)
+            assert lowest is not None, "spans are of segments"
+            writer._floor = lowest.order
         if scratch is not None:
             scratch.keep_only(chain, {span.name for span in predecessor.segments})
         below = predecessor.segments[-1] if predecessor.segments else None
@@ -137,6 +146,21 @@ class ChainWriter:
     def synced(self) -> int:
         """The logical offset up to which this chain is synced on the quorum."""
         return self._base + self._current.synced
+
+    @property
+    def floor(self) -> Floor:
+        """The lowest segment that a replay to `end` reads, (epoch, base). A new snapshot counts once its end
+        is synced on the quorum: before that what it replaces is needed (R14).
+        """
+        assert self._floor is not None, "a writer that is open has a segment"
+        if self._replaces is not None and self.synced >= self._snapshot_size:
+            self._floor, self._replaces = self._replaces, None
+        return self._floor
+
+    @property
+    def segments(self) -> int:
+        """How many segments a replay to `end` reads."""
+        return self._segments
 
     @property
     def bytes_since_snapshot(self) -> int:
@@ -258,7 +282,10 @@ class ChainWriter:
         self._mirror = self._scratch.mirror(start.name) if self._scratch is not None else None
         local = None if self._scratch is None else self._scratch.copy(start.name)
         self._object = self._claim.open_object(start.name, local)
+        self._segments += 1
         self._put(start_record(start))
+        if self._floor is None:
+            self._floor = self._claim.epoch, self._base
         await self._object.wait_synced(self._object.size)
 
     async def _write_snapshot(self, snapshot: Iterable[Record]) -> None:
@@ -269,6 +296,8 @@ class ChainWriter:
             count += 1
         await self._put_in_snapshot(Record(Op.SNAPSHOT_END, ints=(count,)))
         self._snapshot_size = self.end.size
+        self._segments = 1
+        self._replaces = self._claim.epoch, self._base
 
     async def _put_in_snapshot(self, record: Record) -> None:
         self._put(record)

@@ -43,6 +43,7 @@ def run(
     token: bytes = b"",
     data_dir: str | Path | None = None,
     checkpoint_interval: float | None = None,
+    retain: int | None = None,
     scratch: str | Path | None = None,
     coordinator_address: str | None = None,
     port_range: tuple[int, int] | None = None,
@@ -65,6 +66,8 @@ def run(
       process, which keeps its data in `data_dir`, or in a temporary directory.
     - `checkpoint_interval`: seconds between cuts; when not given, the `period` of the graph's
       `consistent(...)`, and without one, 1 second.
+    - `retain`: how many cuts stay restorable, at least 2; 5 when not given. What only older ones need is
+      deleted from the store by itself.
     - `scratch`: a directory on the executors' machines where workers cache; none when not given. Recovery
       never needs it, it makes it faster.
     - `coordinator_address`: the host at which workers dial this driver; `spark.driver.host` when not given.
@@ -97,6 +100,8 @@ def run(
             options = part_options(part)
             if checkpoint_interval is not None:
                 options["checkpoint_interval_s"] = checkpoint_interval
+            if retain is not None:
+                options["retain"] = retain
             spec = RegionSpec(
                 name=part.name,
                 workers=workers,

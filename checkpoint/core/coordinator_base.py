@@ -36,7 +36,7 @@ class CoordinatorBase:
     """Fields and outbox.
 
     Invariants: `incarnation` only rises, and is set by ManifestOpened alone; `pending` is of the present
-    incarnation; `last_cut` is acknowledged on the quorum.
+    incarnation; `last_cut` is acknowledged on the quorum, and `kept` are the cuts that it retains.
     """
 
     def __init__(self, spec: RegionSpec) -> None:
@@ -48,6 +48,7 @@ class CoordinatorBase:
         self.epoch_floor = 0
         """The next incarnation must be above this: a worker's directory was found claimed that high."""
         self.last_cut: Cut | None = None
+        self.kept: tuple[Cut, ...] = ()
         self.pending: PendingCut | None = None
         self.in_doubt: PendingCut | None = None
         """A cut that was handed to the manifest of an earlier incarnation and not acknowledged there."""

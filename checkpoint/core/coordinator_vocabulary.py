@@ -23,6 +23,8 @@ class ManifestOpened:
     incarnation: int
     last_cut: Cut | None
     """The last cut of the chain: the one to restore."""
+    kept: tuple[Cut, ...] = ()
+    """The cuts that are retained, oldest first, `last_cut` the last of them."""
 
 
 @dataclass(frozen=True, slots=True)

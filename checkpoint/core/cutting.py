@@ -18,6 +18,7 @@ from checkpoint.core.messages import (
 )
 from checkpoint.core.region import CutCommitted, RegionState
 from checkpoint.core.region_states import Phase, WorkerEvent, WorkerState
+from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.core.roster import Worker
 from checkpoint.core.voting import PendingCut
 from checkpoint.errors import ManifestError, RegionFailedError
@@ -126,7 +127,10 @@ class Cutting(CoordinatorBase):
         if disagreement:
             self.cut_is_impossible(RegionFailedError(disagreement, remedy="please report this"), now)
             return None
-        cut = pending.build(self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators)
+        retained = retained_with(self.kept, pending.number, self.spec.retain)
+        cut = pending.build(
+            self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators, retained
+        )
         try:
             check_cut(cut, workers=len(self.roster), before=self.last_cut)
         except ManifestError as error:
@@ -148,17 +152,22 @@ class Cutting(CoordinatorBase):
         assert event.cut.cut == pending.number, "one append at a time"
         self.timers.clear("drain")
         self.pending, self.last_cut = None, event.cut
+        self.kept = keep(self.kept, event.cut)
         self.note_commit(pending, now)
-        self.send_all(
-            Committed(
-                job=self.spec.name,
-                incarnation=self.incarnation,
-                epoch=self.incarnation,
-                cut=event.cut.cut,
-                step=event.cut.step,
-                final=pending.final,
+        for worker, link in self.roster.linked():
+            self.send(
+                link,
+                Committed(
+                    job=self.spec.name,
+                    incarnation=self.incarnation,
+                    epoch=self.incarnation,
+                    cut=event.cut.cut,
+                    step=event.cut.step,
+                    final=pending.final,
+                    floors=floors_of(self.kept, worker.index),
+                    steps_kept_after=steps_kept_after(self.kept),
+                ),
             )
-        )
         self.final_committed = pending.final
         if self.phase is Phase.STOPPING:
             self.decide(RegionState.STOPPED, "stopped", now, kind="stopped")

@@ -91,5 +91,6 @@ class DivisionFold:
 
     def forget(self, until: int) -> None:
         """Steps up to `until` are below every retained cut."""
+        until = min(until, self.last_step)
         self._kept = [division for division in self._kept if division.step > until]
-        self.after = max(self.after, min(until, self.last_step))
+        self.after = max(self.after, until)

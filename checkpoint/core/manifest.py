@@ -27,8 +27,11 @@ from checkpoint import limits
 from checkpoint.core.layout import Layout, check_layout
 from checkpoint.errors import ManifestError
 from journal.core.position import Position
+from journal.core.trimming import Floor
 
-CUT_VERSION: Final = 1
+CUT_VERSION: Final = 2
+_READABLE: Final = (1, 2)
+"""Version 1 says nothing of what is retained, nor of what a cut needs of its chains."""
 
 
 class CutFlag(IntFlag):
@@ -58,6 +61,10 @@ class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, dict[str, SplitPosition]] = {}
     sinks: dict[str, Any] = {}
     """Sink name -> JSON of its own making (for a file: bytes and digest)."""
+    floors: dict[str, Floor] = {}
+    """Chain -> the lowest segment, (epoch, base), that a restore of this cut reads: it begins with a snapshot
+    whose end is acknowledged, or is the chain's first. Of a chain that is not named all may be needed.
+    """
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +82,10 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[str, str]
     parent: int = 0
     """The cut this one goes on from, 0 for the first."""
+    retained: tuple[int, ...] = ()
+    """The cuts that are retained from this one on, itself included; acknowledged, it releases all others, for
+    ever (R14). Empty in version 1: it does not say.
+    """
     rolled_back_to: int = 0
     """For a rollback: the cut whose positions these are; 0 for a cut that was voted."""
     phases_s: dict[int, dict[str, float]] = {}
@@ -118,7 +129,7 @@ def decode_cut(flags: int, ints: Iterable[int], text: bytes) -> Cut:
         cut = msgspec.json.decode(text, type=Cut)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ManifestError(f"its record does not decode: {error}", cut=cut_number) from error
-    if cut.version != CUT_VERSION:
+    if cut.version not in _READABLE:
         raise ManifestError(f"version {cut.version} of cuts, {CUT_VERSION} is known here", cut=cut.cut)
     if numbers != (cut.cut, cut.step, cut.incarnation):
         raise ManifestError(
@@ -167,6 +178,7 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None) -> None:
     for worker, part in cut.workers.items():
         _check_worker(cut.cut, worker, part, cut.incarnation)
     check_layout(cut.layout, workers, cut=cut.cut)
+    _check_retained(cut, before)
     if before is not None:
         _check_order(cut, before)
 
@@ -185,12 +197,27 @@ def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> N
                 f"after incarnation {incarnation}",
                 cut=cut,
             )
+    for chain, (epoch, base) in part.floors.items():
+        if not 1 <= epoch <= incarnation or base < 0:
+            raise ManifestError(f"worker {worker}: its chain {chain!r} begins at {epoch}, {base}", cut=cut)
     for source, splits in part.sources.items():
         for split, at in splits.items():
             if at.position < 0 or not 0 <= at.digest < 1 << 64:
                 raise ManifestError(
                     f"worker {worker}: split {split!r} of {source!r} is at {at.position}", cut=cut
                 )
+
+
+def _check_retained(cut: Cut, before: Cut | None) -> None:
+    kept = cut.retained
+    if not kept:
+        return
+    if kept[-1] != cut.cut or kept[0] < 1 or list(kept) != sorted(set(kept)):
+        raise ManifestError(f"it retains {list(kept)}: numbers rise, and the last is its own", cut=cut.cut)
+    if before is not None and before.retained:
+        again = sorted(set(kept[:-1]) - set(before.retained))
+        if again:
+            raise ManifestError(f"it retains {again}, which cut {before.cut} has released", cut=cut.cut)
 
 
 def _check_order(cut: Cut, before: Cut) -> None:

@@ -21,6 +21,7 @@ from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.errors import ControlMessageError
 from dos_protocol.digests import digest64
+from journal.core.trimming import Floor
 
 FailureKind: TypeAlias = Literal["operator", "reset", "peer", "fenced", "store", "manifest", "internal"]
 """operator: user code raised, the region stops for a person.
@@ -156,6 +157,15 @@ class Finished(FromWorker, frozen=True, kw_only=True):
 # --- coordinator to worker ------------------------------------------------------------------------
 
 
+class Releasing(Message, frozen=True, kw_only=True):
+    """Messages that say what the worker's chains need no more, by a release that is acknowledged (R14)."""
+
+    floors: dict[str, Floor] = {}
+    """Chain -> the lowest segment that any retained cut needs; what lies below may be deleted."""
+    steps_kept_after: int = 0
+    """Divisions of steps up to this one are needed by no retained cut."""
+
+
 class Peer(msgspec.Struct, frozen=True):
     """Where a worker listens for exchange links."""
 
@@ -163,7 +173,7 @@ class Peer(msgspec.Struct, frozen=True):
     port: int
 
 
-class Restore(Message, frozen=True, kw_only=True):
+class Restore(Releasing, frozen=True, kw_only=True):
     """Stand at this cut (`restore` None and `cut` 0: at the beginning). Sent only upon an acknowledged
     start (R8, R11).
 
@@ -191,7 +201,7 @@ class RequestCut(Message, frozen=True, kw_only=True):
     final: bool = False
 
 
-class Committed(Message, frozen=True, kw_only=True):
+class Committed(Releasing, frozen=True, kw_only=True):
     """Cut `cut` is in the manifest on the quorum. Sinks publish; after a final one the worker answers
     FINISHED.
     """

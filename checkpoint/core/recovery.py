@@ -27,6 +27,7 @@ from checkpoint.core.messages import Failed, Join, Refusal, Restore, Restored, S
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from checkpoint.core.region_states import Phase, PhaseEvent, WorkerEvent, WorkerState
+from checkpoint.core.retention import floors_of, steps_kept_after
 from checkpoint.core.roster import Worker, launch_delay_s
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFailedError, RegionFencedError
 
@@ -56,6 +57,7 @@ class Recovery(Pausing):
         self.move(PhaseEvent.OPENED)
         self.timers.clear("open")
         self.incarnation, self.last_cut, self.superseded = event.incarnation, event.last_cut, 0
+        self.kept = event.kept
         self.layout = event.last_cut.layout if event.last_cut else even_layout(len(self.roster))
         self._settle_doubt(now)
         for worker in self.roster:
@@ -169,6 +171,8 @@ class Recovery(Pausing):
                     restore=self.last_cut,
                     peers=self.roster.peers(),
                     layout=self.layout,
+                    floors=floors_of(self.kept, worker.index),
+                    steps_kept_after=steps_kept_after(self.kept),
                 ),
             )
 

@@ -86,6 +86,8 @@ class RegionSpec:
     listen_host: str = "127.0.0.1"
     port_range: tuple[int, int] | None = None
     """First and last port to try; None: any free one."""
+    retain: int = limits.cuts_retained
+    """How many cuts stay restorable, at least 2. What only older ones need is deleted."""
     answer_requests: bool = True
     """Whether this driver looks for requests in the store (`dos region`) and answers them."""
 
@@ -98,6 +100,10 @@ class RegionSpec:
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a time above 0, not {getattr(self, name)}")
+        if not limits.cuts_retained_min <= self.retain <= limits.cuts_retained_max:
+            raise ValueError(
+                f"retain is {limits.cuts_retained_min} to {limits.cuts_retained_max} cuts, not {self.retain}"
+            )
         if self.trigger not in ("periodic", "operator"):
             raise ValueError(f"trigger is 'periodic' or 'operator', not {self.trigger!r}")
         if self.max_consecutive_reset_attempts < 0:

@@ -54,7 +54,14 @@ class PendingCut:
             return ""
         return f"workers put cut {self.number} at different steps: {steps}"
 
-    def build(self, parent: Cut | None, layout: Layout, fingerprint: str, operators: dict[str, str]) -> Cut:
+    def build(
+        self,
+        parent: Cut | None,
+        layout: Layout,
+        fingerprint: str,
+        operators: dict[str, str],
+        retained: tuple[int, ...] = (),
+    ) -> Cut:
         """The cut of all votes. Call when none is missing and they agree; wall time is put in when it is
         written.
         """
@@ -71,6 +78,7 @@ class PendingCut:
             fingerprint=fingerprint,
             operators=operators,
             parent=parent.cut if parent else 0,
+            retained=retained,
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
         )
 

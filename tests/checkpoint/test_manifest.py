@@ -1,5 +1,6 @@
 """Cuts as records: what is written comes back; each thing that can be wrong is refused with its reason."""
 
+import itertools
 import json
 
 import msgspec
@@ -20,8 +21,11 @@ from checkpoint.core.manifest import (
     decode_cut,
     encode_cut,
 )
+from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.errors import FingerprintMismatchError, ManifestError
 from journal.core.position import Position
+from journal.core.segment import segment_name
+from journal.core.trimming import below
 
 u64 = st.integers(0, 2**64 - 1)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
@@ -109,7 +113,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"the record says \[6, 40, 3\], its text \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), "the record says"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 do not go with its text"),
-        (edited(version=2), "version 2 of cuts"),
+        (edited(version=3), "version 3 of cuts"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
@@ -276,6 +280,16 @@ def test_the_newest_line_of_divisions_counts_and_has_no_hole(after, goes_back_to
     assert fold.between(0, 10**6) == [d for n, d in sorted(line.items()) if n > after + 2]
 
 
+def test_a_line_that_is_forgotten_whole_goes_on_where_it_ended() -> None:
+    fold = DivisionFold(3)
+    for step in (4, 5):
+        fold.add(Division(step, 0, {}))
+    fold.forget(5)
+    assert (fold.after, fold.last_step) == (5, 5)
+    fold.add(Division(6, 0, {}))
+    assert fold.last_step == 6
+
+
 def test_a_chain_trimmed_above_the_cut_gives_nothing_to_replay_and_a_hole_is_an_error() -> None:
     fold = DivisionFold(3)
     fold.add(Division(7, 1, {}))
@@ -284,3 +298,81 @@ def test_a_chain_trimmed_above_the_cut_gives_nothing_to_replay_and_a_hole_is_an_
     fold.add(Division(5, 3, {}))
     with pytest.raises(ManifestError, match="the division of step 8 follows that of step 5"):
         fold.add(Division(8, 4, {}))
+
+
+GOLDEN_VERSION_1 = (
+    0,
+    (5, 40, 3),
+    (
+        b'{"cut":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
+        b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{}}},"layout":'
+        b'{"shard_bits":16,"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"splits":{}},'
+        b'"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"rolled_back_to":0,"phases_s":{},'
+        b'"driver":"","version":1}'
+    ),
+)
+"""As it was written before cuts said what is retained."""
+
+
+def test_a_cut_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
+    cut = decode_cut(*GOLDEN_VERSION_1)
+    check_cut(cut, workers=1)
+    assert (cut.version, cut.retained, cut.workers[0].floors) == (1, (), {})
+    assert encode_cut(cut).ints == (5, 40, 3)
+    assert floors_of(keep((), cut), 0) == {}, "all of its chains may be needed"
+
+
+@pytest.mark.parametrize(
+    ("retained", "before", "text"),
+    [
+        ((3, 4, 5), (3, 4), None),
+        ((4, 5), (), None),
+        ((4,), (), "its own"),
+        ((4, 6), (), "its own"),
+        ((5, 5), (), "numbers rise"),
+        ((0, 5), (), "numbers rise"),
+        ((2, 5), (3, 4), r"retains \[2\], which cut 4 has released"),
+    ],
+)
+def test_what_is_released_is_never_retained_again(retained, before, text) -> None:
+    # EVIDENCE-OF: P-6
+    cut, older = a_cut(retained=retained), a_cut(cut=4, parent=3, retained=before)
+    if text is None:
+        check_cut(cut, workers=2, before=older)
+        return
+    with pytest.raises(ManifestError, match=text):
+        check_cut(cut, workers=2, before=older)
+
+
+floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integers(1, 4), st.integers(0, 9)))
+
+
+@given(st.lists(floors, min_size=1, max_size=12), st.integers(2, 5))
+def test_nothing_that_a_retained_cut_needs_is_ever_garbage(given_floors, retain) -> None:
+    # EVIDENCE-OF: P-6
+    kept, every = (), {}
+    for number, chains in enumerate(given_floors, 1):
+        cut = a_cut(
+            cut=number,
+            parent=number - 1,
+            step=number,
+            workers={0: worker_cut(floors=chains)},
+            retained=retained_with(kept, number, retain),
+        )
+        kept, every[number] = keep(kept, cut), chains
+        assert [one.cut for one in kept] == list(cut.retained) == sorted(every)[-retain:]
+        garbage = below(floors_of(kept, 0))
+        for chain, epoch, base in itertools.product(("state", "steps", "out-x"), range(1, 5), range(10)):
+            needed = any((epoch, base) >= every[one.cut].get(chain, (0, 0)) for one in kept)
+            if garbage(segment_name(chain, epoch, base)):
+                assert not needed
+                assert chain != "out-x"
+        assert not garbage("state")
+        assert steps_kept_after(kept) == kept[0].step
+
+
+def test_a_cut_of_the_old_format_among_the_retained_keeps_everything() -> None:
+    old, new = a_cut(cut=4, parent=3, version=1), a_cut(workers={0: worker_cut(floors={"state": (3, 9)})})
+    assert floors_of((old, new), 0) == {}
+    assert floors_of((new,), 0) == {"state": (3, 9)}
+    assert [cut.cut for cut in keep(keep(keep((), old), a_cut()), a_cut(cut=6))] == [5, 6]

@@ -115,8 +115,9 @@ async def test_cuts_are_found_again_by_the_next_incarnation(keepers) -> None:
         assert isinstance(first, CutAppended)
         assert first.cut.wall_time_ms > 0
         second = await keeper.append(a_cut(2, 1))
-        assert await keeper.open(above=0, held=1) == ManifestOpened(2, second.cut)
-        assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.cut)
+        kept = (first.cut, second.cut)
+        assert await keeper.open(above=0, held=1) == ManifestOpened(2, second.cut, kept)
+        assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.cut, kept)
 
 
 async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(keepers) -> None:
@@ -124,7 +125,7 @@ async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(kee
     async with keepers(2) as (older, newer):
         await older.open()
         committed = await older.append(a_cut(1, 1))
-        assert await newer.open() == ManifestOpened(2, committed.cut)
+        assert await newer.open() == ManifestOpened(2, committed.cut, (committed.cut,))
         lost = await older.append(a_cut(2, 1))
         assert isinstance(lost, ManifestLost)
         assert (lost.incarnation, lost.epoch_held) == (1, 2)
@@ -153,7 +154,7 @@ async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(keepers, m
             pass
         assert isinstance(await older.append(a_cut(2, 1)), ManifestLost)
         opened = await older.open(held=1)
-        assert opened == ManifestOpened(8, committed.cut)
+        assert opened == ManifestOpened(8, committed.cut, (committed.cut,))
 
 
 async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart(keepers) -> None:

@@ -11,7 +11,7 @@ part, to one member; a writer that died can still have deliveries under way. Mem
 damaged.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import trio
@@ -204,12 +204,28 @@ class MemoryClaim:
         self.objects: dict[str, MemoryObject] = {}
         self.settled: list[tuple[str, int]] = []
         self.changed = trio.Event()
+        self.garbage: Callable[[str], bool] = lambda _: False
 
     def join(self, server: MemoryServer) -> None:
         """One more member answers the claim."""
         if server.up:
             server.claim(self.directory, self.epoch, self.writer_id)
             self.answers[server.server_id] = server.entries(self.directory)
+            self._sweep(server)
+
+    def collect(self, garbage: Callable[[str], bool]) -> None:
+        """At once on the members that are there and claimed, on others when they join."""
+        if self.lost is not None:
+            raise self.lost
+        self.garbage = garbage
+        for server in self.members():
+            self._sweep(server)
+
+    def _sweep(self, server: MemoryServer) -> None:
+        if server.held_epoch(self.directory) == self.epoch:
+            there = server.objects.get(self.directory, {})
+            for name in [name for name in there if self.garbage(name)]:
+                del there[name]
 
     def members(self) -> list[MemoryServer]:
         """The members that answered and are up."""

@@ -10,6 +10,7 @@ from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, Ma
 from checkpoint.core.cutting import Cutting
 from checkpoint.core.messages import Prepared
 from checkpoint.core.recovery import Recovery
+from checkpoint.core.retention import floors_of, keep
 from checkpoint.core.voting import PendingCut
 from checkpoint.manifest_log import ManifestLog, cut_record
 from checkpoint.state_store import StateStore, _records
@@ -17,10 +18,13 @@ from checkpoint.steps_log import StepsLog
 from dataflow.core.heard import Heard
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
+from dataflow.worker_journals import Journals
 from dataflow.worker_messages import Arrived
 from dataflow.worker_run import Incarnation
 from dos_protocol.errors import ClosedError, DosError, FencedError
-from journal import take_over
+from journal import ORIGIN, LostBytesError, take_over
+from journal.core.trimming import below
+from journal.core.walk import TakeOver
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.regions.life import Life
 from tests.sim.regions.region import has_region
@@ -119,7 +123,7 @@ def commits_are_not_waited_for() -> list[Patch]:
             return
         try:
             end = self._writer.append(cut_record(order.cut))
-            self._kept.append(order.cut)
+            self._kept = keep(self._kept, order.cut)
             self._emit(CutAppended(order.cut))
             await self._writer.wait_synced(end)
         except FencedError as error:
@@ -281,7 +285,7 @@ def own_memory_beats_the_manifest() -> list[Patch]:
 
     def opened(self: Recovery, event: ManifestOpened, now: float) -> None:
         known = event.last_cut if self.last_cut is None else self.last_cut
-        original(self, ManifestOpened(event.incarnation, known), now)
+        original(self, ManifestOpened(event.incarnation, known, event.kept), now)
 
     return [(Recovery, "on_manifest_opened", opened)]
 
@@ -323,3 +327,38 @@ def barrier_overtakes_data() -> list[Patch]:
         (Alignment, "missing", only_some),
         (Alignment, "_entry", entry),
     ]
+
+
+@of_regions("R14: DELETE before the release is acknowledged")
+def deletes_when_it_votes() -> list[Patch]:
+    """A worker takes a cut that it votes for as committed, and deletes what that one needs no more."""
+    original = Journals.prepare
+
+    async def prepare(self: Journals, taken: Any) -> Any:
+        part = await original(self, taken)
+        self._claim.collect(below(part.floors))
+        return part
+
+    return [(Journals, "prepare", prepare)]
+
+
+@of_regions("R14: released past the oldest cut retained")
+def only_the_last_cut_has_floors() -> list[Patch]:
+    def floors(kept: Any, worker: int) -> Any:
+        return floors_of(kept[-1:], worker)
+
+    return [(cutting, "floors_of", floors), (recovery, "floors_of", floors)]
+
+
+@of_regions("R14: what is not there is empty")
+def a_missing_segment_is_empty() -> list[Patch]:
+    """Too much was deleted, and a take-over that finds nothing at its position says that nothing was."""
+    at_position = TakeOver._at_position
+
+    def empty(self: TakeOver, at: Any) -> Any:
+        try:
+            return at_position(self, at)
+        except LostBytesError:
+            return self._found(ORIGIN)
+
+    return [*only_the_last_cut_has_floors(), (TakeOver, "_at_position", empty)]

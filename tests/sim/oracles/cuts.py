@@ -46,12 +46,18 @@ def check_cuts(region: Region, audit: Auditor) -> None:
     for before, cut in pairwise(chain):
         if cut.cut <= before.cut or cut.parent != before.cut or cut.incarnation < before.incarnation:
             raise ViolationError("O7", f"cut {cut.cut} of {cut.incarnation} stands behind cut {before.cut}")
-    shown = region.record.shown.values()
-    lost = [cut.cut for cut in shown if not any(same(cut, one) for one in chain)]
+    by_number = {cut.cut: cut for cut in chain}
+    lost = [
+        cut.cut
+        for cut in region.record.shown.values()
+        if (not same(cut, by_number[cut.cut]) if cut.cut in by_number else not _released(cut.cut, chain))
+    ]
     if lost:
         raise ViolationError(
             "O7", f"cuts {lost} were committed, the manifest has {[one.cut for one in chain]}"
         )
+    if chain:
+        _check_retained(region, audit)
     for cut in chain:
         votes = region.record.votes.get((cut.incarnation, cut.cut))
         if votes != cut.workers:
@@ -64,6 +70,26 @@ def check_cuts(region: Region, audit: Auditor) -> None:
             raise ViolationError(
                 "O7", f"cut {number} restores worker {worker} with {counts}, it had shown {dict(expected)}"
             )
+
+
+def _released(number: int, chain: list[Cut]) -> bool:
+    """Whether the manifest's last cut says that this one is needed no more."""
+    return bool(chain) and number < chain[-1].cut and number not in chain[-1].retained
+
+
+def _check_retained(region: Region, audit: Auditor) -> None:
+    """The last `retain` cuts that were committed are there, and every one of them was restored."""
+    last, retain = audit.cuts[-1], region.spec.retain
+    committed = sorted(cut.cut for cut in region.record.shown.values())
+    if set(committed[-retain:]) - {cut.cut for cut in audit.retained} or len(last.retained) > retain:
+        raise ViolationError(
+            "O7", f"cuts {committed[-retain:]} are to be kept, cut {last.cut} retains {list(last.retained)}"
+        )
+    read = {number for number, _ in audit.counts}
+    if read != set(last.retained):
+        raise ViolationError(
+            "O7", f"of the cuts retained {list(last.retained)} only {sorted(read)} are there"
+        )
 
 
 def _check_cut(region: Region, cut: Cut) -> None:

@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.limits import cuts_retained
 from checkpoint.state_blocks import StateFold, decode_block
 from dos_client.errors import QuorumUnavailableError
 from journal import Op, read_records, take_over
@@ -41,11 +40,16 @@ class Auditor(Process):
                     self.cuts.append(decode_cut(record.flags, record.ints, record.strings[0]))
         claim.close()
         for worker in range(self.region.spec.workers):
-            for cut in self.cuts[-cuts_retained:]:
+            for cut in self.retained:
                 claim = await self._claim(worker_directory(name, worker))
                 self.counts[cut.cut, worker] = await self._state(claim, cut, worker)
                 claim.close()
         self.done = True
+
+    @property
+    def retained(self) -> list[Cut]:
+        """What the manifest promises to be restorable."""
+        return [cut for cut in self.cuts if cut.cut in self.cuts[-1].retained]
 
     async def _claim(self, directory: str) -> RegionClaim:
         while True:

@@ -68,7 +68,7 @@ class Driver(Process):
         self.launcher = Launcher(self)
         self.chance = region.chance.stream(f"driver {name}")
         host = Host(self, region.network, region.store, region.history, self.chance)
-        self.manifest = ManifestLog(host, region.spec.name, self.post)
+        self.manifest = ManifestLog(host, region.spec.name, self.post, rolling=region.rolling)
         self._links: dict[int, Channel] = {}
         self._last_link = 0
         self._orders: deque[OpenManifest | AppendCut] = deque()

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint.core.channel_frames import Frame, FrameType
 from checkpoint.core.handshake import Hello
-from checkpoint.core.messages import Failed, Finished, Paused, Prepared, Restore, Restored, Start
+from checkpoint.core.messages import (
+    Committed,
+    Failed,
+    Finished,
+    Paused,
+    Prepared,
+    Restore,
+    Restored,
+    Start,
+)
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError
 from dataflow import limits
@@ -75,7 +84,7 @@ class Life:
         self._heard = Heard(spec.name, worker.index, spec.workers, order.incarnation)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
-        self._to_serve: deque[StageEnded | Published | PausedAt] = deque()
+        self._to_serve: deque[StageEnded | Published | PausedAt | Committed] = deque()
         self._to_vote: deque[CutTaken] = deque()
         self._changed = Signal()
         self._blocks_out = 0
@@ -97,6 +106,11 @@ class Life:
             self._to_vote.append(message)
         elif isinstance(message, StageEnded | Published | PausedAt):
             self._to_serve.append(message)
+        self._changed.set()
+
+    def committed(self, order: Committed) -> None:
+        """A cut is committed, and others are released by it."""
+        self._to_serve.append(order)
         self._changed.set()
 
     def start(self, order: Start) -> None:
@@ -153,7 +167,9 @@ class Life:
         directory = worker_directory(region.spec.name, worker.index)
         self.claim = await worker.host.claim(directory, self.number)
         assert self.claim is not None, "its patience has no end"
-        journals = self._journals = await Journals.open(self.claim, order, generation=store.generation)
+        journals = self._journals = await Journals.open(
+            self.claim, order, generation=store.generation, rolling=region.rolling
+        )
         await self._load(journals)
         for index, peer in enumerate(order.peers):
             if index != worker.index:
@@ -189,8 +205,10 @@ class Life:
             while not self._to_serve:
                 await self._worker.wait(self._changed)
             message = self._to_serve.popleft()
+            if isinstance(message, Committed):
+                await journals.released(message)
+                continue
             if isinstance(message, Published):
-                await journals.published(message.cut)
                 if message.final:
                     self._finishing = True
                     self._worker.report(Finished(job="", worker=self._worker.index))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import End, PauseWanted
 from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.core.retention import Rolling
 from dataflow import Graph
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
@@ -52,6 +53,16 @@ def _plan() -> GraphPlan:
     by_word.sink("rows", RegionSink(_no_part))
     by_word.count("count").sink("counts", RegionSink(_no_part))
     return graph.plan()
+
+
+def _short(chance: Random) -> Rolling:
+    """Chains that begin anew often, so that much is deleted."""
+    return Rolling(
+        snapshot_bytes_min=chance.choice([500, 2_000, 8_000]),
+        segments_max=chance.choice([2, 4, 64]),
+        manifest_segment_bytes_max=chance.choice([4_000, 20_000]),
+        manifest_replay_bytes_max=chance.choice([4_000, 20_000]),
+    )
 
 
 def _no_part(worker: int) -> Part:
@@ -95,6 +106,9 @@ class Region:
             suspect_after_s=4.0,
             orphan_timeout_s=8.0,
         )
+        kept = self.chance.stream("region retention")
+        self.rolling = Rolling() if kept.random() < 0.3 else _short(kept)
+        self.spec = replace(self.spec, retain=kept.choice([2, 2, 3, 5]))
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
         self.output = Output(workers)
         self.record = Record(self)

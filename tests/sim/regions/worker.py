@@ -300,6 +300,7 @@ class Worker(Process):
             elif isinstance(order, RequestCut):
                 self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
+                self.life.committed(order)
                 self.inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0

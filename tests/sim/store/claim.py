@@ -23,6 +23,7 @@ from dos_client.core.claim import (
     hopes_for,
     nobody_has,
 )
+from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Goal, View
 from dos_client.core.window import Window
@@ -121,6 +122,10 @@ class SimWriter:
             self._claim.sealed(target)
 
 
+def _nothing(_: str) -> bool:
+    return False
+
+
 class SimClaim:
     """See the module. `answers`, `lost`, `epoch` and the rest as in `dos_client.writing.claim`."""
 
@@ -144,6 +149,7 @@ class SimClaim:
         self._changed = Signal()
         self._links = [Link(self, member) for member in store.record.members]
         self._tag = 0
+        self.garbage: Garbage = _nothing
         self._tasks = [process.start(f"link {link.member.address}", link.run()) for link in self._links]
 
     @property
@@ -243,6 +249,19 @@ class SimClaim:
         self._enter(target)
         return SimWriter(self, target)
 
+    def collect(self, garbage: Garbage) -> None:
+        """See `dos_client.writing.collecting`."""
+        self.check()
+        going = [target for target in self.targets.values() if garbage(target.name)]
+        assert all(target.window is None for target in going), "what is being written is no garbage"
+        self.garbage = garbage
+        for target in going:
+            del self.targets[target.name]
+        for link in self._links:
+            for target in going:
+                link.drop(target)
+            link.sweep()
+
     def close(self) -> None:
         """Give it up: what is under way may or may not arrive."""
         if self._machine.state is not ClaimState.CLOSED:
@@ -251,6 +270,9 @@ class SimClaim:
 
     def on_append(self, name: str, offset: int, data: bytes) -> None:
         """For the history of the run: what this writer put where."""
+
+    def collected(self, server_id: bytes, name: str) -> None:
+        """For the history of the run: a copy is gone."""
 
     # What the links use
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import Refusal, climb, judge_fenced
+from dos_client.core.collecting import Collecting
 from dos_client.core.replica import (
     AGREED,
     Agreed,
@@ -24,19 +25,23 @@ from dos_client.core.replica import (
     ReplicaState,
 )
 from dos_client.core.window import Chunk, append_id
-from dos_client.limits import session_worked_s
+from dos_client.limits import collect_pause_s, delete_timeout_s, session_worked_s
 from dos_client.writing.catch_up import fold_at
 from dos_protocol.errors import (
+    BeingAppendedError,
     BrokenConnectionError,
+    BusyError,
     CorruptError,
     DosError,
     FencedError,
+    NotFoundError,
     PoisonedError,
     RefusedError,
     RemoteProtocolError,
+    UnsupportedError,
 )
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import Append, DirectoryOpened, ObjectInfo, Watermark
+from dos_protocol.vocabulary import Append, Delete, Deleted, DirectoryOpened, ObjectInfo, Watermark
 from tests.sim.store.session import Session
 
 if TYPE_CHECKING:
@@ -68,6 +73,9 @@ class Link:
         self._attempting = False
         self._worked = False
         self._woken = False
+        self._dropped: set[str] = set()
+        self._held = Collecting()
+        self._sweeping: Session | None = None
 
     async def run(self) -> None:
         """Sessions, one after the other, until the claim ends."""
@@ -143,9 +151,11 @@ class Link:
         session.on_append_refused = self._append_refused
         for copy in list(self._copies.values()):
             self._discover(copy)
+        self._held.entered(self._infos)
+        self.sweep()
 
     def _left(self, why: str) -> None:
-        self.session = None
+        self.session = self._sweeping = None
         self._attempting = False
         self._active.clear()
         for copy in self._copies.values():
@@ -163,6 +173,41 @@ class Link:
         self._know(target)
         if self.session is not None:
             self._discover(self._copies[target.name])
+
+    def drop(self, target: "SimTarget") -> None:
+        """The claim has that object no longer: it may be taken away."""
+        copy = self._copies.pop(target.name)
+        self._active.pop(target.name, None)
+        self._dropped.add(target.name)
+        if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
+            copy.replica.handle(Left("nobody needs it any more"), self.claim.process.now)
+        self._held.made(target.name)
+
+    def sweep(self) -> None:
+        """Take away what is garbage, one at a time."""
+        if self.session is not None and self._sweeping is None and self._held.next(self.claim.garbage):
+            self._sweeping = self.session
+            self._start(self._sweep(self.session))
+
+    async def _sweep(self, session: Session) -> None:
+        sometimes = self.claim.process.world.sometimes
+        while self._sweeping is session and (name := self._held.next(self.claim.garbage)) is not None:
+            try:
+                await session.ask(Delete(name), Deleted, delete_timeout_s)
+            except NotFoundError:
+                self._held.gone(name)
+            except (BusyError, BeingAppendedError):
+                await self.claim.process.sleep(collect_pause_s)
+            except (PoisonedError, UnsupportedError):
+                self._held.put_off(name)
+            except DosError:
+                break
+            else:
+                self._held.gone(name)
+                sometimes["collected"] += 1
+                self.claim.collected(self.server_id, name)
+        if self._sweeping is session:
+            self._sweeping = None
 
     def sealed(self, target: "SimTarget") -> None:
         copy = self._active.pop(target.name, None)
@@ -249,6 +294,8 @@ class Link:
 
     def _watermark(self, mark: Watermark) -> None:
         copy = self._copies.get(mark.name)
+        if copy is None and mark.name in self._dropped:
+            return
         if copy is None:
             raise RemoteProtocolError(f"a watermark of {mark.name}, not appended to here")
         if copy.replica.told(mark.received, mark.synced):

@@ -156,7 +156,7 @@ class Server(Process):
                 look = partial(self.storage.look, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
-                self.machine.tails_judged += isinstance(effect, v.LoadObject)
+                self.machine.notes(effect)
                 work = thread_work(self.storage, effect)
                 self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
@@ -197,6 +197,8 @@ class Server(Process):
         for name, synced in infos:
             if directory == LOOSE:
                 self.machine.loose[name].told(synced, synced)
+            if (directory, name) in self.machine.removing:
+                continue
             if synced >= told.get((directory, name), 0):
                 told[directory, name] = synced
 
@@ -209,6 +211,8 @@ class Server(Process):
         self._count(event)
         if isinstance(event, v.RecordStored) and event.trouble is v.Trouble.NONE:
             self.machine.records.append(decode_store_record(event.record))
+        if isinstance(event, v.Removed):
+            self.machine.removing.discard((event.directory, event.name))
         if isinstance(event, v.MendInstalled) and event.found is not None:
             self.machine.mended(event.directory, event.name, event.found.size)
         self.feed(event)
@@ -275,6 +279,8 @@ class Machine:
         self.told: dict[tuple[str, str], int] = {}
         self.loose = LooseFiles(self)
         self.damaged: dict[str, bool] = {}
+        self.removing: set[tuple[str, str]] = set()
+        self.removed = 0
         self.had_errors = False
         self.copies_mended = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
@@ -297,6 +303,14 @@ class Machine:
         kept = self.disk.stable("store")
         return decode_store_record(kept) if kept else None
 
+    def notes(self, effect: v.Effect) -> None:
+        """What is asked of its disk. From here on an object being removed may go, with a crash too."""
+        self.tails_judged += isinstance(effect, v.LoadObject)
+        if isinstance(effect, v.RemoveObject):
+            self.removing.add((effect.directory, effect.name))
+            self.told.pop((effect.directory, effect.name), None)
+            self.removed += 1
+
     def mended(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
         self.told[directory, name] = size
@@ -312,6 +326,7 @@ class Machine:
         if self.up:
             return
         was_without_power, self.without_power = self.without_power, False
+        self.removing.clear()
         try:
             self.server = self.life(self)
         except (CorruptDataError, OSError) as error:

@@ -36,7 +36,7 @@ class StoryWorld(World):
     def feed(self, driver: Driver, event: Any) -> None:
         name = f"driver {driver.number + 1}"
         match event:
-            case ManifestOpened(incarnation, last):
+            case ManifestOpened(incarnation, last, _):
                 goes_on = f"it goes on from {cut_in_words(last)}"
                 self.told.say(f"{name}'s start is acknowledged: incarnation {incarnation}; {goes_on}")
             case CutAppended(cut):
