@@ -85,6 +85,20 @@ class NoRegionError(DosError):
         self.regions = tuple(regions)
 
 
+class CutReleasedError(DosError):
+    """The cut cannot be restored any more: the manifest has released it, and what it needed may be deleted.
+    `retained`: the cuts that can be.
+    """
+
+    remedy = "take one that is retained, or run the region with a larger `retain` from now on"
+
+    def __init__(self, region: str, cut: int, retained: tuple[int, ...]) -> None:
+        known = ", ".join(map(str, retained)) or "none"
+        super().__init__(f"cut {cut} of region {region} was released; retained are {known}")
+        self.cut = cut
+        self.retained = retained
+
+
 class NoAnswerError(DosError):
     """No driver of the region answered in time. What the manifest tells is in the message."""
 

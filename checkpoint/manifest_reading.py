@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory
-from checkpoint.errors import NoRegionError
+from checkpoint.core.retention import keep
+from checkpoint.errors import CutReleasedError, ManifestError, NoRegionError
 from checkpoint.manifest_log import CHAIN, cuts_in
 from dos_client import Store
 from journal import look_chain, read_records
@@ -34,6 +35,24 @@ class ManifestView:
     @property
     def last(self) -> Cut | None:
         return self.cuts[-1] if self.cuts else None
+
+    @property
+    def retained(self) -> tuple[int, ...]:
+        """Numbers of the cuts that can be restored, rising: the others are released (R14)."""
+        kept: tuple[Cut, ...] = ()
+        for cut in self.cuts:
+            kept = keep(kept, cut)
+        return tuple(cut.cut for cut in kept)
+
+    def restorable(self, number: int) -> Cut:
+        """The cut of that number. Raises CutReleasedError, or ManifestError if there never was one."""
+        for cut in self.cuts:
+            if cut.cut == number and number in self.retained:
+                return cut
+        last = self.last.cut if self.last is not None else 0
+        if 0 < number < last:
+            raise CutReleasedError(self.region, number, self.retained)
+        raise ManifestError(f"region {self.region} has {last} as its last one", cut=number)
 
 
 async def regions_of(store: Store) -> list[str]:

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import trio
 from checkpoint import limits as checkpoint_limits
 from checkpoint.coordinator import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
+from checkpoint.manifest_reading import ManifestView, read_manifest
 from dataflow import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.worker import WorkerSpec, run_worker
@@ -46,7 +49,9 @@ class ThreadLauncher:
             self._control.worker_ended(worker, attempt, None)
 
 
-def run_in_threads(graph: Graph, store: str, watch: Watch, limits: WorkerLimits) -> RegionControl:
+def run_in_threads(
+    graph: Graph, store: str, watch: Watch, limits: WorkerLimits, retain: int = 5
+) -> RegionControl:
     plan = graph.plan()
     spec = RegionSpec(
         name="words",
@@ -55,6 +60,7 @@ def run_in_threads(graph: Graph, store: str, watch: Watch, limits: WorkerLimits)
         job_key=b"k" * 32,
         operators=plan.operators,
         checkpoint_interval_s=0.1,
+        retain=retain,
     )
     control = RegionControl(spec, observer=watch)
     address = control.listen()
@@ -93,8 +99,8 @@ def segments_of(store_url: str, worker: int) -> set[tuple[str, str]]:
 def test_a_restore_begins_at_the_newest_snapshot(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_limits, "snapshot_bytes_min", 20_000)
     monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 2)
+    limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
     path = tmp_path / "input.txt"
     with path.open("w") as file:
         for number in range(60_000):
@@ -102,7 +108,7 @@ def test_a_restore_begins_at_the_newest_snapshot(
     trio.run(lambda: init_store(one_server.url))
     watch = Watch()
     graph = slow_word_count([path], tmp_path / "out", repeat=8)
-    control = run_in_threads(graph, one_server.url, watch, SMALL_STEPS)
+    control = run_in_threads(graph, one_server.url, watch, limits, retain=1_000)
     for round_ in (1, 2):
         watch.cuts(3 * round_)
         control.reset()
@@ -116,3 +122,56 @@ def test_a_restore_begins_at_the_newest_snapshot(
         segments = segments_of(one_server.url, worker)
         epochs = [epoch for epoch, _ in segments]
         assert len(epochs) > len(set(epochs)), "a snapshot is a new segment of the same epoch"
+
+
+# EVIDENCE-OF: P-6, P-9
+def test_a_store_stays_as_small_as_the_cuts_that_are_retained(
+    one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers write several times what the store has at any time, and the last cuts are restorable."""
+    monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 1)
+    monkeypatch.setattr(checkpoint_limits, "manifest_segment_bytes_max", 20_000)
+    limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
+    path = tmp_path / "input.txt"
+    with path.open("w") as file:
+        for number in range(60_000):
+            file.write(f"word{number * 7919 % 997} and{number % 7} another\n")
+    trio.run(lambda: init_store(one_server.url))
+    watch, sizes = Watch(), list[int]()
+    control = run_in_threads(
+        slow_word_count([path], tmp_path / "out", repeat=9), one_server.url, watch, limits, retain=2
+    )
+    for cuts in range(8, 48, 4):
+        watch.cuts(cuts)
+        sizes.append(bytes_of(one_server))
+        if cuts == 24:
+            control.reset()
+    hurry(tmp_path / "out")
+    assert control.wait(WAIT_S), control.status()
+    assert control.status().state is RegionState.FINISHED, control.exception()
+    assert last_counts(tmp_path / "out") == dict(true_counts([path], 9))
+    view, written = trio.run(lambda: written_by(one_server.url))
+    assert [cut.cut for cut in view.cuts if cut.cut in view.retained] == [
+        view.cuts[-2].cut,
+        view.cuts[-1].cut,
+    ]
+    assert max(sizes) < written / 2, f"{sizes}, of {written} bytes written"
+    assert max(sizes[5:]) < 2 * max(sizes[:5]), f"it grows: {sizes}"
+
+
+def bytes_of(server: ServerProcess) -> int:
+    """What the region's journals take on the server's disk."""
+    found = 0
+    for folder in (server.data / "d").iterdir():
+        for name in list(folder.iterdir()):
+            with suppress(FileNotFoundError):
+                found += name.stat().st_size if not name.name.startswith(".") else 0
+    return found
+
+
+async def written_by(store_url: str) -> tuple[ManifestView, int]:
+    """The manifest, and all that was ever appended to the state and steps chains, up to the last cut."""
+    async with open_store(store_url) as store:
+        view = await read_manifest(store, "words")
+    assert view.last is not None
+    return view, sum(part.state.size + part.steps.size for part in view.last.workers.values())

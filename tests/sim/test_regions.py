@@ -65,7 +65,7 @@ def test_without_faults_a_region_runs_through_and_is_restored_at_its_end() -> No
 def test_what_released_cuts_needed_goes_from_the_servers() -> None:
     """Most of the runs delete, and none of the oracles misses anything: see the batches above."""
     # EVIDENCE-OF: P-9
-    result = run_seed(SEEDS[2])
+    result = run_seed(SEEDS[1])
     assert not result.violation
     assert result.history.sometimes["collected"] > 10
 

@@ -58,8 +58,8 @@ def _plan() -> GraphPlan:
 def _short(chance: Random) -> Rolling:
     """Chains that begin anew often, so that much is deleted."""
     return Rolling(
-        snapshot_bytes_min=chance.choice([500, 2_000, 8_000]),
-        segments_max=chance.choice([2, 4, 64]),
+        snapshot_bytes_min=chance.choice([300, 300, 1_000, 4_000]),
+        segments_max=chance.choice([1, 1, 2, 64]),
         manifest_segment_bytes_max=chance.choice([4_000, 20_000]),
         manifest_replay_bytes_max=chance.choice([4_000, 20_000]),
     )
@@ -107,8 +107,8 @@ class Region:
             orphan_timeout_s=8.0,
         )
         kept = self.chance.stream("region retention")
-        self.rolling = Rolling() if kept.random() < 0.3 else _short(kept)
-        self.spec = replace(self.spec, retain=kept.choice([2, 2, 3, 5]))
+        self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
+        self.spec = replace(self.spec, retain=kept.choice([2, 2, 2, 3, 5]))
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
         self.output = Output(workers)
         self.record = Record(self)
