@@ -144,6 +144,9 @@ class NoJournals(Journals):
     async def division_synced(self, step: int) -> None:
         """Nobody waits for it."""
 
+    async def released(self, order: Committed) -> None:
+        """Nothing to let go."""
+
     async def aclose(self) -> None:
         """Nothing to stop."""
 

@@ -58,6 +58,7 @@ class Machine:
         self.was_full = False
         self.wiped = False
         self.told: dict[tuple[str, str], int] = {}
+        self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
         self.disk = FateDisk()
         self.disk.on_cut = self.power_cut
@@ -105,7 +106,20 @@ class Machine:
             return send(effect)
 
         server._perform[v.Send] = overheard
+        self._watch_removals(server._perform)
         self._note(self.name, "is up")
+
+    def _watch_removals(self, perform: dict[type, Any]) -> None:
+        """From the asking on an object that is removed may go, with a crash too."""
+        remove = perform[v.RemoveObject]
+        self.removing.clear()
+
+        def watched(effect: v.RemoveObject) -> Any:
+            self.removing.add((effect.directory, effect.name))
+            self.told.pop((effect.directory, effect.name), None)
+            return remove(effect)
+
+        perform[v.RemoveObject] = watched
 
     def _remember(self, core: Any, effect: v.Send) -> None:
         """What this machine has promised to have on its platters."""
@@ -120,6 +134,8 @@ class Machine:
         if directory is None:  # its connection is gone: nobody hears it
             return
         for name, synced in infos:
+            if (directory, name) in self.removing:
+                continue
             self.told[directory, name] = max(self.told.get((directory, name), 0), synced)
 
     def kill(self) -> None:

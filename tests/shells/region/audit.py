@@ -11,13 +11,13 @@ import trio
 
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.limits import cuts_retained
 from checkpoint.manifest_log import CHAIN, cuts_in
 from checkpoint.state_store import StateStore
 from dataflow.outputs import StepRows, read_output
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store
 from journal import look_chain, read_records
 from tests.shells.region.process import RegionProcess
+from tests.sim.regions.audit import retained_of
 
 if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
@@ -55,7 +55,7 @@ class Auditor(RegionProcess):
             if kind != "file":
                 self.region.output.logs[sink] = await read_all(store, name, sink)
         for worker in range(self.region.spec.workers):
-            for cut in self.cuts[-cuts_retained:]:
+            for cut in retained_of(self.cuts):
                 self.counts[cut.cut, worker] = await self._state(store, cut, worker)
         self.done = True
 

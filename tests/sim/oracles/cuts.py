@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.core.manifest import Cut
 from tests.sim.history import ViolationError
-from tests.sim.regions.audit import Auditor
+from tests.sim.regions.audit import Auditor, retained_of
 from tests.sim.regions.output import counts_of
 from tests.sim.regions.record import same
 from tests.sim.regions.region import Region
@@ -81,7 +81,7 @@ def _check_retained(region: Region, audit: Auditor) -> None:
     """The last `retain` cuts that were committed are there, and every one of them was restored."""
     last, retain = audit.cuts[-1], region.spec.retain
     committed = sorted(cut.cut for cut in region.record.shown.values())
-    if set(committed[-retain:]) - {cut.cut for cut in audit.retained} or len(last.retained) > retain:
+    if set(committed[-retain:]) - {cut.cut for cut in retained_of(audit.cuts)} or len(last.retained) > retain:
         raise ViolationError(
             "O7", f"cuts {committed[-retain:]} are to be kept, cut {last.cut} retains {list(last.retained)}"
         )

@@ -16,6 +16,11 @@ from tests.sim.regions.claiming import Host, RegionClaim
 from tests.sim.regions.region import Region
 
 
+def retained_of(cuts: list[Cut]) -> list[Cut]:
+    """What a manifest with these cuts promises to be restorable."""
+    return [cut for cut in cuts if cut.cut in cuts[-1].retained]
+
+
 class Auditor(Process):
     """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `done`: all is
     read."""
@@ -40,16 +45,11 @@ class Auditor(Process):
                     self.cuts.append(decode_cut(record.flags, record.ints, record.strings[0]))
         claim.close()
         for worker in range(self.region.spec.workers):
-            for cut in self.retained:
+            for cut in retained_of(self.cuts):
                 claim = await self._claim(worker_directory(name, worker))
                 self.counts[cut.cut, worker] = await self._state(claim, cut, worker)
                 claim.close()
         self.done = True
-
-    @property
-    def retained(self) -> list[Cut]:
-        """What the manifest promises to be restorable."""
-        return [cut for cut in self.cuts if cut.cut in self.cuts[-1].retained]
 
     async def _claim(self, directory: str) -> RegionClaim:
         while True:
