@@ -27,8 +27,8 @@ class QuorumUnavailableError(DosError):
 
     remedy = "start the missing members, replace one (`dos store replace`), mend damage (`dos store repair`)"
 
-    def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
-        super().__init__("; ".join([message, *missing]))
+    def __init__(self, message: str, missing: Sequence[str] = (), *, remedy: str = "") -> None:
+        super().__init__("; ".join([message, *missing]), remedy=remedy)
         self.missing = tuple(missing)
 
 

@@ -128,7 +128,8 @@ def replace(
         typer.Option(
             "--other-is-gone",
             help="Your word that OLD is gone for good, and that nobody goes on with it elsewhere. Needed, and"
-            " taken, only when too few members are there to agree: of two members, one is dead.",
+            " taken, only when too few members are there to agree: of two, one is dead; or one is dead"
+            " while another was being added, which is given up by it.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -49,7 +49,7 @@ class Quorums:
     Invariants: `sets` has one or two sets, the first is of the members that are in; `ack_quorum` is Qa in it,
     `claims_needed` is F, the most that any set needs."""
 
-    __slots__ = ("_acks", "_claims", "ack_quorum", "claims_needed", "members", "sets")
+    __slots__ = ("_acks", "_claims", "_covers", "ack_quorum", "claims_needed", "members", "sets")
 
     def __init__(self, record: StoreRecord) -> None:
         old = frozenset(member.server_id for member in record.voters)
@@ -63,6 +63,10 @@ class Quorums:
         elif filled is not None:
             self.sets = (old, old | {filled.server_id})
             self._acks = self._claims = (len(old), len(old) + 1)
+        before = record.ack_quorum
+        self._covers = tuple(len(group) - before + 1 for group in self.sets)
+        if filled is not None and replaced is None:
+            self._covers = (len(old) - before + 1, 1)
         self.ack_quorum = self._acks[0]
         self.claims_needed = max(self._claims)
         self.members: frozenset[bytes] = frozenset().union(*self.sets)
@@ -96,10 +100,9 @@ class Quorums:
 
     def cover(self, members: Collection[bytes], without: bytes = b"") -> bool:
         """Whether these members, leaving out `without`, hold between them every acknowledged byte, whatever
-        that one held: N - Qa + 1 in each set."""
-        present = frozenset(members) - {without}
-        needed = [len(group) - acks + 1 for group, acks in zip(self.sets, self._acks, strict=True)]
-        return self._in_each(present, needed)
+        that one held: N - Qa + 1 in each set. While one is added, of the members "in": what is acknowledged
+        now is everywhere, but what was before it is on Qa of those alone."""
+        return self._in_each(frozenset(members) - {without}, self._covers)
 
     def _in_each(self, present: frozenset[bytes], needed: Sequence[int]) -> bool:
         return all(len(group & present) >= least for group, least in zip(self.sets, needed, strict=True))

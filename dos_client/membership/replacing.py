@@ -16,7 +16,7 @@ from dos_client.core.override_log import OTHER_IS_GONE, Override
 from dos_client.core.quorum import filled_member, replaced_member
 from dos_client.core.recovery import Standing, era, forced
 from dos_client.core.replacement import Plan, Step, add, finish, plan
-from dos_client.errors import LossError, ReplacementError
+from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
 from dos_client.limits import install_timeout_s, look_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.filling import Filling, Progress, ReplaceProgress
@@ -160,12 +160,27 @@ async def add_member(
     Interrupted, it is begun again with the same arguments. Raises as `replace_member`."""
     tell = Teller(progress)
     async with open_store(parse_url(url), token=token, client=client) as store:
-        async with open_record_log(store) as records:
-            if records.last.generation > store.record.generation:
-                await _install(store, records.last)
-            await add_to(store, records, parse_address(new), tell)
+        try:
+            async with open_record_log(store) as records:
+                if records.last.generation > store.record.generation:
+                    await _install(store, records.last)
+                await add_to(store, records, parse_address(new), tell)
+        except QuorumUnavailableError as error:
+            raise _all_are_needed(store.record, error) from error
         tell.phase("done")
         return store.record
+
+
+def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> QuorumUnavailableError:
+    """The same, with the way out when a member is lost while another is being added."""
+    filled = filled_member(record)
+    if filled is None or filled.state != "adding":
+        return error
+    return QuorumUnavailableError(
+        f"while {filled.address} is being added every member is needed: {error.args[0]}",
+        remedy="start the missing one and say the same again; or if it is gone for good, give the addition"
+        " up: dos store replace OLD NEW --other-is-gone",
+    )
 
 
 async def add_to(store: Store, records: RecordLog, new: str, tell: "Teller") -> None:

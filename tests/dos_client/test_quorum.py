@@ -87,6 +87,19 @@ def test_while_one_is_added_quorums_meet_those_of_the_smaller_and_the_larger_sto
     assert all(take & held for take in takes for held in claimed), "who was fenced before stays fenced"
 
 
+@pytest.mark.parametrize(("n", "qa"), [(n, qa) for n, qa in SIZES if n < 5])
+def test_while_one_is_added_members_cover_only_what_a_quorum_of_before_cannot_have_alone(
+    n: int, qa: int
+) -> None:
+    """What is acknowledged meanwhile is everywhere, what was before is on Qa: who covers has one of those."""
+    letters = "abcd"[:n]
+    before, during = Quorums(record(letters, qa)), Quorums(add(record(letters, qa), server_id("j"), "j:1"))
+    acks = [set(one) for one in subsets(before.members) if before.can_acknowledge(one)]
+    covers = [set(one) for one in subsets(during.members) if during.cover(one)]
+    assert all(cover & ack for cover in covers for ack in acks)
+    assert {server_id(letter) for letter in letters[: n - qa + 1]} in covers
+
+
 def test_with_the_replaced_member_dead_the_two_others_go_on() -> None:
     during = Quorums(record("abc", 2, 2, joining="j", after="c"))
     assert during.can_acknowledge([server_id("a"), server_id("b")])

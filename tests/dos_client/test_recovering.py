@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from dos_client import LossError, ReplacementError, StoreNotReadyError, init_store, open_store
+from dos_client import (
+    LossError,
+    QuorumUnavailableError,
+    ReplacementError,
+    StoreNotReadyError,
+    init_store,
+    open_store,
+)
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE
 from dos_client.core.recovery import era
 from dos_client.membership.record_log import read_overrides
@@ -260,6 +267,41 @@ async def test_damage_that_nobody_can_mend_is_given_up_by_word(five: Threads) ->
     assert any("idle: claimed at epoch" in line for line in done.details)
     record = await replace_member(url, old=gone.location, new=five[3].location)
     assert five[3].location in [one.address for one in record.voters]
+
+
+async def test_a_member_lost_while_another_is_added_is_replaced_by_word(five: Threads) -> None:
+    """An addition needs everybody. The way out gives it up: by the person's word the survivors go on with a
+    new server in the place of the lost one; the store may be made larger afterwards."""
+    # EVIDENCE-OF: P-5, P-10
+    one, two, gone, added, new = five
+    url = url_of([one, two, gone])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    with trio.CancelScope() as scope:
+        await add_member(
+            url, new=added.location, progress=lambda now: scope.cancel() if now.phase == "filling" else None
+        )
+    await wipe(gone)
+    await on(gone)
+    with pytest.raises(QuorumUnavailableError, match="give the addition up: dos store replace OLD"):
+        await add_member(url, new=added.location)
+    with pytest.raises(ReplacementError, match="say the same with --other-is-gone"):
+        await replace_member(url, old=gone.location, new=new.location)
+    done = await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
+    assert [m.address for m in done.voters] == [one.location, two.location, new.location]
+    assert (len(done.members), done.ack_quorum) == (3, 2)
+    assert await content_of(new, "idle", "o0") == CONTENT
+    now = url_of([one, two, new])
+    async with claimed([one, two, new], "live") as (_, claim):
+        await off(one)
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"on two of three again"))
+    await on(one)
+    with pytest.raises(ReplacementError, match="belongs to store"):
+        await add_member(now, new=added.location)
+    await wipe(added)
+    await on(added)
+    assert len((await add_member(now, new=added.location)).voters) == 4
 
 
 async def test_a_store_is_made_one_larger_under_a_live_writer(five: Threads) -> None:

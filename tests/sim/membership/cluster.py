@@ -222,13 +222,28 @@ class MembershipCluster(Cluster):
         mended."""
         for job in self.jobs:
             if not job.over and not any(one.alive for one in job.operators):
-                self.try_job(job)
+                if job.what == "add" and self.lost and job.tries > 1:
+                    self._give_up_adding(job)
+                else:
+                    self.try_job(job)
         if self.healed and not self.busy() and self.closing is None:
-            job = self._half_done() or (self.replacement(self._person) if self.lost else None)
+            half_done = self._half_done()
+            if self.lost and (half_done is None or half_done.what == "add"):
+                half_done = self.replacement(self._person)
+            job = half_done
             if job is None:
                 job = self.closing = Job("repair")
             self.begin(job)
         self.world.after(PERSON_S * (0.5 + self._person.random()), self._look_after)
+
+    def _give_up_adding(self, job: Job) -> None:
+        """While one is added all are needed, and one is lost: that one is replaced first, as the command
+        says. Who was being added stays away: it is not empty any more."""
+        job.given_up = True
+        self.history.sometimes["operator gives an addition up"] += 1
+        replacement = self.replacement(self._person)
+        if replacement is not None:
+            self.begin(replacement)
 
     def _told(self, operator: Operator, error: DosError | None) -> None:
         job = operator.job
@@ -236,6 +251,13 @@ class MembershipCluster(Cluster):
             job.last_error = str(error)
             self.note(operator.name, f"{type(error).__name__}: {error}")
             self.history.sometimes[f"operator: {type(error).__name__}"] += 1
+            word = job.word
+            if "without --other-is-gone" in error.remedy:
+                job.word = False
+            elif "with --other-is-gone" in error.remedy and self._is_lost(job.old):
+                job.word = True
+            if job.word != word:
+                return  # the same again, as it says
             if not job.alone or (self.healed and isinstance(error, ReplacementError)):
                 job.given_up = True  # the person looks at what there is now
             return
@@ -244,6 +266,10 @@ class MembershipCluster(Cluster):
         if not job.done:
             job.done = True
             self._changed_to(job)
+
+    def _is_lost(self, named: str) -> bool:
+        """Whether the person knows that this member's disk is gone."""
+        return any(named in (id_text(was), machine.address) for machine, was in self.lost.items())
 
     def _changed_to(self, job: Job) -> None:
         record = job.record
