@@ -155,8 +155,8 @@ class Storage(StoredReads):
             with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
                 found = self._recover(directory, name, file.handle, mark)
         except OSError as error:
-            log.error("object %s/%s cannot be read: %s", directory, name, error)
-            return lost(mark.synced if mark is not None else 0)
+            log.error("object %s/%s cannot be used: %s", directory, name, error)
+            return _without(mark.synced if mark is not None else 0, error)
         if found.letter == NO_ROOM:
             return found
         if found.corrupt:
@@ -179,7 +179,7 @@ class Storage(StoredReads):
             self._folders[directory].marks.write(Mark(name, found.size, root=found.root), durable=True)
         except OSError as error:
             log.error("mark of %s/%s: %s", directory, name, error)
-            return lost(found.size)
+            return _without(found.size, error)
         return found
 
     def _recover(self, directory: str, name: str, handle: int, mark: Mark | None) -> Found:
@@ -366,3 +366,10 @@ class Storage(StoredReads):
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)
             folder.durable = True
+
+
+def _without(durable: int, error: OSError) -> Found:
+    """What an object is that could not be brought to a durable state: nothing, until there is room if that is
+    all it wants, as some file systems do also for bytes that are written again in their place."""
+    found = lost(durable)
+    return found.uncut(1) if trouble_of(error) is v.Trouble.NO_SPACE else found

@@ -1,5 +1,8 @@
 """Torn tails that found no room for their copy (row N of `recovery`): judged again when there is room.
 
+So is an object that found no room to be written again in its place, as a start does with what no mark
+vouches for, on file systems that want room for that; of such a one nothing is served before.
+
 Until then the object is CORRUPT from there on: the tail may not be cut before a copy of it is on stable
 storage, and nothing may be appended behind it. Nothing of it is damaged, though, so nobody has to mend it,
 and nobody has to restart the server: the watch of the space looks each second anyhow.
@@ -87,9 +90,7 @@ class Tails:
             text = f"{place}: its torn tail was looked at again, and it is damaged from {new.corrupt_from} on"
             self._tables.effects.append(looks.Tell(text))
             return
-        text = (
-            f"{place}: there was room to copy its torn tail aside; {new.synced} bytes of it are in use again"
-        )
+        text = f"{place}: there was room to bring it in order; {new.synced} bytes of it are in use again"
         self._tables.effects.append(looks.Tell(text, bad=False))
         text = f"{old.name} is in use again: claim {directory.name} again, and compare"
         self._claims.end_writers(directory, text, directory.claim.epoch)

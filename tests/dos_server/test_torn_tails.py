@@ -238,6 +238,23 @@ def test_a_mark_that_cannot_be_read_leaves_it_for_the_next_try() -> None:
     assert not stat(server, session).corrupt
 
 
+def test_an_object_that_finds_no_room_to_be_written_again_is_in_use_when_there_is_room() -> None:
+    """No mark vouches for it, so a start writes it again; where a file system wants room for that, too."""
+    # EVIDENCE-OF: P-1, P-2
+    server = Harness(FakeDisk())
+    server.disk.put("d/dir/o", GOOD)
+    server.disk.fail_at("write", "d/dir/o", errno.ENOSPC)
+    server.start()
+    session = claimed(server, 1)
+    assert stat(server, session).corrupt
+    assert stat(server, session).synced == 0, "nothing of it is known to be durable"
+    room(server)
+    server.settle()
+    session = claimed(server, 2)
+    info = stat(server, session)
+    assert (info.corrupt, info.synced) == (False, 3)
+
+
 def test_an_object_that_was_removed_is_not_judged_again() -> None:
     server = without_room()
     session = claimed(server, 1)
