@@ -76,6 +76,19 @@ REGRESSIONS: Final = (
         "O4 knew of a segment and of a claim's epoch that only disks had had which a backup replaced",
     ),
     Regression(
+        300873,
+        "2026-11-22",
+        "c1cbbb7",
+        "an object that found no room to be written again in its place was unusable until the next start",
+        "tests/dos_server/test_torn_tails.py",
+    ),
+    Regression(
+        301811,
+        "2026-11-22",
+        "c1cbbb7",
+        "O12 asked again for what a server cannot know to have lost, once its object was damaged again",
+    ),
+    Regression(
         202406,
         "2026-11-22",
         "7ec4a46",

@@ -16,13 +16,14 @@ class PowerCutError(BaseException):
 
 class SimDisk(MemoryDisk):
     """See the module. `cut_in`: so many calls from now the power goes; `failing`: methods that fail with that
-    error for as long as they are here; `unreadable`: sectors of files that cannot be read, (path, number)."""
+    error for as long as they are here; `unreadable`: sectors that cannot be read, by the file they belong to,
+    whatever its name is: a new copy in the place of an old one has other sectors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cut_in: int | None = None
         self.failing: dict[str, int] = {}
-        self.unreadable: dict[tuple[str, int], None] = {}
+        self.unreadable: list[tuple[_Node, int]] = []
 
     def _called(self, method: str, what: str) -> None:
         self.calls.clear()
@@ -59,10 +60,21 @@ class SimDisk(MemoryDisk):
         return super().read_stored(handle, position, count)
 
     def _may_be_read(self, handle: int, position: int, count: int) -> None:
-        path = self._node(handle)[1]
+        node, path = self._node(handle)
         for bad, sector in self.unreadable:
-            if bad == path and position < (sector + 1) * SECTOR and sector * SECTOR < position + count:
+            if bad is node and position < (sector + 1) * SECTOR and sector * SECTOR < position + count:
                 raise OSError(errno.EIO, f"sector {sector} cannot be read", path)
+
+    def spoil(self, path: str, sector: int) -> None:
+        """That sector of a file on the platters gives an error from now on."""
+        node = self._find(path, durable=True)
+        assert node is not None, f"{path} is on the platters"
+        self.unreadable.append((node, sector))
+
+    def is_unreadable(self, path: str) -> bool:
+        """Whether a file on the platters has such a sector."""
+        node = self._find(path, durable=True)
+        return any(bad is node for bad, _ in self.unreadable)
 
     def write_back(self) -> None:
         """What programs see is on the platters: the kernel has found the time."""

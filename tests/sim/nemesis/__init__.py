@@ -75,12 +75,8 @@ OF_OPERATORS: Final[dict[str, Kind]] = {
     "second_operator": membership.second_operator,
 }
 """Kinds that only runs with an operator have."""
-BESIDE_OPERATORS: Final = (
-    *("kill_server", "power_cut", "power_cut_all", "power_cut_midway", "pause_server", "full_disk"),
-    *("pause_writer", "zombie", "kill_writer", "rival", "block", "slow", "reset", "slow_disk"),
-    *("sync_error", "write_error", "flip", "wipe"),
-)
-"""Other kinds that they have: those that were tried with them. Plays know no change of members."""
+BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
+"""Other kinds that they have. Plays know no change of members."""
 ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **OF_OPERATORS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""

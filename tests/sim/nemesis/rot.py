@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dos_server.core.extent import MAGIC
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.machines import down_for
+from tests.sim.oracles.platters import payload_at
 from tests.support.fake_disk import SECTOR
 
 if TYPE_CHECKING:
@@ -92,9 +93,19 @@ def rot(
     change = CHANGES[number] if number is not None else rng.choice(CHANGES)
     machine.disk.damage(path, lambda data: change(data, rng), cached=cached)
     if machine.disk.stable(path) != before:
-        machine.damaged[path] = True
+        _note(machine, path, before)
         cluster.note(machine.name, f"{path} is damaged: {change.__name__[1:]}")
         cluster.history.sometimes["damaged at rest"] += 1
+
+
+def _note(machine: "Machine", path: str, before: bytes | None) -> None:
+    """That object is damaged; `before`: its file until now. What the machine cannot know any more to have
+    lost, because a power cut took the mark as well, it has not told in the life in which this happens."""
+    if not machine.damaged.get(path, True):
+        _, directory, name = path.split("/")
+        told = machine.told.get((directory, name), 0)
+        machine.told[directory, name] = min(told, len(payload_at(before, path)))
+    machine.damaged[path] = True
 
 
 def _kind(number: int) -> Kind:
@@ -128,5 +139,5 @@ def unreadable_sector(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         path = rng.choice([rng.choice(paths), paths[-1]])
         data = machine.disk.stable(path)
         assert data is not None, "objects have durable names"
-        machine.disk.unreadable[path, rng.randrange(-(-len(data) // SECTOR))] = None
-        machine.damaged[path] = True
+        machine.disk.spoil(path, rng.randrange(-(-len(data) // SECTOR)))
+        _note(machine, path, data)

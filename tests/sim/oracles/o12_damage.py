@@ -55,8 +55,9 @@ class Damage(Oracle):
 
     @staticmethod
     def _lacks(machine: "Machine", path: str, told: int) -> bool:
-        unreadable = any(bad == path for bad, _ in machine.disk.unreadable)
-        return not unreadable and len(payload_at(machine.disk.stable(path), path)) < told
+        return (
+            not machine.disk.is_unreadable(path) and len(payload_at(machine.disk.stable(path), path)) < told
+        )
 
     @staticmethod
     def _reports(server: "Server", state: ObjectState) -> bool:
