@@ -1,6 +1,6 @@
 """`./run bench`: measures everything in one go and writes docs/benchmarks.md with the machine it came from.
 
-    bench.py [server] [store] [replay] [wordcount] [memory] [--pairs N] [--quick] [--long]
+    bench.py [server] [store] [replay] [wordcount] [memory] [checkpoint] [--pairs N] [--quick] [--long]
 
 Without names all are measured and the file is written; with names the figures are only printed. What is
 compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from checkpoint_rows import measure_checkpoint  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from store_rows import measure_store  # noqa: E402
@@ -156,6 +157,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "replay": measure_replay,
     "wordcount": measure_wordcount,
     "memory": measure_memory,
+    "checkpoint": measure_checkpoint,
 }
 
 
@@ -206,6 +208,16 @@ Everything ran on it: clients, servers and Spark.
   Beside it the same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots,
   one file a micro-batch, stopped at {baseline_s:.0f} s: the words of the micro-batches that were
   committed by then, over the time to the last commit.
+- **Checkpoint**: regions of two worker processes over three servers, a cut each second; two producers
+  write keys into the store, a reader follows the output log by step. *Cut*: from its request to its
+  commit, while nothing else is sent; PyFlink's as its REST interface tells it (end to end, RocksDB,
+  incremental). *Recovery*: from the SIGKILL of one of two processes with state (a worker; Spark's
+  executor in `local-cluster[2,1,1024]`; one of two TaskManagers, started again at once) until output is
+  visible that holds input sent after the kill, or for PyFlink after it went back; 5,000 rows/s come in
+  meanwhile. *Latency*: from before a batch is sent until the reader has the step's output, or the cut
+  is committed; Spark's until `foreachBatch` has the result. Our input and output are on two of three
+  disks, synced; theirs is a socket, and output without any sink; their state is one copy on the local
+  disk, not synced.
 - **Memory**: the high-water mark of resident memory; with idle connections, which have said HELLO and their
   directory, resident memory now; while an object grows, what is added for each GB in its second half.
 """
@@ -244,6 +256,9 @@ def main() -> int:
         baseline_s=60.0,
         large_object_mb=1000,
         chain_mb=200,
+        checkpoint_scale=1.0,
+        recoveries=5,
+        latency_s=20.0,
     )
     if options.quick:
         effort = Effort(
@@ -255,6 +270,9 @@ def main() -> int:
             baseline_s=20.0,
             large_object_mb=100,
             chain_mb=50,
+            checkpoint_scale=0.05,
+            recoveries=2,
+            latency_s=5.0,
         )
     rows = []
     for name in options.names or MEASURES:

@@ -26,6 +26,9 @@ class Effort:
     baseline_s: float
     large_object_mb: int
     chain_mb: int
+    checkpoint_scale: float
+    recoveries: int
+    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,184 @@
+"""The same questions to Spark's micro-batches: recovery and latency of `groupBy().agg()`, RocksDB state.
+
+    benchmarks/checkpoint_spark.py recovery KEYS ROUNDS     # local-cluster: an executor's JVM is killed
+    benchmarks/checkpoint_spark.py latency ROWS_PER_S SECONDS
+
+Changelog checkpoints on the local disk, two shuffle partitions, the next batch as soon as one is done; the
+source is a socket, whose lines the driver keeps in memory. Output counts as visible when `foreachBatch` has
+the batch's result. Prints one line of JSON.
+"""
+
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from word_feed import WordFeed
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+PART_KEYS = 50_000
+PACE_S = 0.02
+RECOVERY_ROWS_PER_S = 5_000
+LATENCY_KEYS = 10_000
+WARM_BATCHES = 3
+CAP_S = 600.0
+"""A wait that is longer has gone wrong."""
+
+
+def session(master: str, folder: Path) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.executor.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    builder = SparkSession.builder.master(master).appName("dos yardstick")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+class Query:
+    """The count of keys; `seen` has, for each batch, when it was visible and the last line in it."""
+
+    def __init__(self, spark: SparkSession, feed: WordFeed, folder: Path) -> None:
+        self.seen: list[tuple[float, float]] = []
+        self.keys = 0
+        self.changed = threading.Condition()
+        lines = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", feed.port).load()
+        parts = F.split("value", " ")
+        words = lines.select(parts[0].alias("word"), parts[1].cast("long").alias("sent"))
+        counts = words.groupBy("word").agg(F.count("*").alias("n"), F.max("sent").alias("sent"))
+        self.query = (
+            counts.writeStream.outputMode("update")
+            .foreachBatch(self._batch)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .start()
+        )
+
+    def _batch(self, rows: DataFrame, number: int) -> None:
+        del number
+        last, new = rows.agg(F.max("sent"), F.sum((F.col("n") == 1).cast("long"))).collect()[0]
+        with self.changed:
+            self.keys += new or 0
+            self.seen.append((time.time(), (last or 0) / 1e6))
+            self.changed.notify_all()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + CAP_S
+        with self.changed:
+            while not condition():
+                if not self.query.isActive or time.monotonic() > deadline:
+                    raise RuntimeError(f"the query did not get there: {self.query.exception()}")
+                self.changed.wait(0.1)
+
+    def visible(self, sent: float) -> float:
+        """When a line sent at `sent`, or later, was visible."""
+        self.until(lambda: any(last >= sent for _, last in self.seen))
+        return next(when for when, last in self.seen if last >= sent)
+
+
+def executors_of(driver: int) -> list[int]:
+    """The JVMs of executors, below a driver of local-cluster."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(b"CoarseGrainedExecutorBackend" in word for word in words) and _is_below(
+                entry.name, driver
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def _is_below(pid: str, ancestor: int) -> bool:
+    while int(pid) > 1:
+        if int(pid) == ancestor:
+            return True
+        pid = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    return False
+
+
+def recovery(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
+    """Seconds from the SIGKILL of an executor until output is visible that holds input sent after it."""
+    with ExitStack() as stack:
+        spark = session("local-cluster[2,1,1024]", folder)
+        stack.callback(spark.stop)
+        feed = WordFeed()
+        stack.callback(feed.close)
+        query = Query(spark, feed, folder)
+        for begin in range(0, keys, PART_KEYS):
+            feed.send(range(begin, min(begin + PART_KEYS, keys)), timed=False)
+        query.until(lambda: query.keys >= keys)
+        print(f"Spark has {query.keys:,} keys after {len(query.seen)} batches", file=sys.stderr, flush=True)
+        feed.paced(keys, RECOVERY_ROWS_PER_S, PACE_S)
+        seconds = []
+        for _ in range(rounds):
+            batches = len(query.seen)
+            query.until(lambda batches=batches: len(query.seen) >= batches + WARM_BATCHES)
+            os.kill(executors_of(os.getpid())[0], signal.SIGKILL)
+            killed = time.time()
+            seconds.append(round(query.visible(killed) - killed, 3))
+            print(f"Spark is back after {seconds[-1]} s", file=sys.stderr, flush=True)
+        query.query.stop()
+    return {"keys": keys, "seconds": seconds}
+
+
+def latency(folder: Path, rows_per_s: float, seconds: float) -> dict[str, Any]:
+    """From before a line is sent until its batch is visible; the first seconds, until it runs, left out."""
+    with ExitStack() as stack:
+        spark = session("local[2]", folder)
+        stack.callback(spark.stop)
+        feed = WordFeed()
+        stack.callback(feed.close)
+        query = Query(spark, feed, folder)
+        feed.send(range(LATENCY_KEYS), timed=False)
+        query.until(lambda: query.keys >= LATENCY_KEYS)
+        sent: list[float] = []
+        feed.paced(LATENCY_KEYS, rows_per_s, PACE_S, sent)
+        batches = len(query.seen)
+        query.until(lambda: len(query.seen) >= batches + WARM_BATCHES)
+        begun = time.time()
+        query.until(lambda: time.time() > begun + seconds)
+        feed.rest()
+        of_interest = [when for when in sent if begun <= when <= begun + seconds]
+        found = [query.visible(when - 1e-6) - when for when in of_interest]
+        query.query.stop()
+    cuts = statistics.quantiles(found, n=100)
+    percentiles = {"p50_ms": round(cuts[49] * 1000, 1), "p99_ms": round(cuts[98] * 1000, 1)}
+    return {"rows_per_s": rows_per_s, "batches": len(found), **percentiles}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="dos-yardstick-", ignore_cleanup_errors=True) as name:
+        if sys.argv[1] == "recovery":
+            figures = recovery(Path(name), int(sys.argv[2]), int(sys.argv[3]))
+        else:
+            figures = latency(Path(name), float(sys.argv[2]), float(sys.argv[3]))
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

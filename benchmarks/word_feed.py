@@ -1,0 +1,75 @@
+"""A socket that gives lines to whoever connects: the input of the yardsticks, Spark and Flink.
+
+A line is a key and, in microseconds, when it was sent; 0 for those that only make the state. Who reads
+cannot ask for a line again: both yardsticks keep what they took in memory, or lose it, which costs them
+less than our region's input, which is on two disks before it is read.
+"""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+
+class WordFeed:
+    """A listener of its own port. `send` goes to the reader that connected last."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._reader: socket.socket | None = None
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                reader, _ = self._listener.accept()
+            except OSError:
+                return
+            reader.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._changed:
+                self._reader = reader
+                self._changed.notify_all()
+
+    def send(self, keys: Iterable[int], *, timed: bool = True) -> float:
+        """Lines for these keys; when they were sent. They are lost when nobody reads."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reader is not None)
+            reader = self._reader
+        now = time.time()
+        stamp = int(now * 1e6) if timed else 0
+        assert reader is not None
+        try:
+            reader.sendall("".join(f"k{key:07d} {stamp}\n" for key in keys).encode())
+        except OSError:
+            with self._changed:
+                if self._reader is reader:
+                    self._reader = None
+        return now
+
+    def paced(self, keys: int, rows_per_s: float, pace_s: float, sent: list[float] | None = None) -> None:
+        """Begin to send at that rate, a batch each `pace_s`, until `close`."""
+        threading.Thread(target=self._pace, args=(keys, rows_per_s, pace_s, sent), daemon=True).start()
+
+    def _pace(self, keys: int, rows_per_s: float, pace_s: float, sent: list[float] | None) -> None:
+        rng, begun, done = random.Random(2), time.monotonic(), 0
+        while not self._stop.wait(pace_s):
+            due = int((time.monotonic() - begun) * rows_per_s) - done
+            if due > 0:
+                when = self.send(rng.randrange(keys) for _ in range(due))
+                done += due
+                if sent is not None:
+                    sent.append(when)
+
+    def rest(self) -> None:
+        """No more by pace."""
+        self._stop.set()
+
+    def close(self) -> None:
+        self.rest()
+        self._listener.close()
+        if self._reader is not None:
+            self._reader.close()
