@@ -1,0 +1,170 @@
+"""A source that is fed from the store: which pieces a step takes, and that a replay takes the same."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.manifest import SplitPosition
+from dataflow import limits
+from dataflow.errors import InputChangedError, InputReadError
+from dataflow.feed_buffer import FeedBuffer
+from dataflow.sources.base import Division
+from dataflow.sources.fed import FedReader, owner_by_name
+from dos_protocol.digests import digest64
+
+SCHEMA = pa.schema([("split", pa.string()), ("number", pa.int64())])
+
+
+def stream(rows: list[dict[str, object]], schema: pa.Schema = SCHEMA) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema))
+    return bytes(sink.getvalue())
+
+
+def pieces_of(split: str, count: int) -> list[InputPiece]:
+    """`count` pieces of two rows, with holes between them as segments make them."""
+    pieces, at, digest = [], 0, 0
+    for index in range(count):
+        data = stream([{"split": split, "number": 2 * index + k} for k in range(2)])
+        begin = at + 7
+        at, digest = begin + len(data), digest64(data, digest)
+        pieces.append(InputPiece(split, begin, at, digest, 2, data))
+    return pieces
+
+
+def a_reader(buffer: FeedBuffer, positions: dict[str, SplitPosition] | None = None) -> FedReader:
+    reader = FedReader(SCHEMA, "input 'x'")
+    reader.reset_to(positions or {})
+    reader.attach(buffer)
+    return reader
+
+
+def filled(pieces: list[InputPiece]) -> FeedBuffer:
+    buffer = FeedBuffer()
+    for piece in pieces:
+        buffer.put(piece)
+    return buffer
+
+
+Step = tuple[Division, list[dict[str, object]], dict[str, SplitPosition]]
+
+
+def steps_read(seed: int) -> tuple[list[InputPiece], list[Step]]:
+    """Pieces of three splits that came in random order while steps were read: the pieces, and what steps
+    took.
+    """
+    chance = random.Random(seed)
+    waiting = [pieces_of(split, 12) for split in ("a", "b", "c")]
+    every = [piece for pieces in waiting for piece in pieces]
+    buffer = FeedBuffer()
+    reader = a_reader(buffer)
+    steps: list[Step] = []
+    while any(waiting) or reader.has_input:
+        for _ in range(chance.randint(0, 6)):
+            pieces = chance.choice(waiting)
+            if pieces:
+                buffer.put(pieces.pop(0))
+        rows: list[dict[str, object]] = []
+        for _ in range(chance.randint(1, 4)):
+            batch = reader.read(chance.choice([1, 500, 2000]))
+            rows += [] if batch is None else batch.batch.to_pylist()
+            if any(waiting) and chance.random() < 0.3:
+                pieces = next(pieces for pieces in waiting if pieces)
+                buffer.put(pieces.pop(0))
+        steps.append((reader.take_division(), rows, reader.positions()))
+    return every, steps
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_replay_of_divisions_gives_the_same_rows_in_the_same_order(seed: int) -> None:
+    every, steps = steps_read(seed)
+    reader = a_reader(filled(every))
+    for division, rows, positions in steps:
+        assert reader.can_replay(division)
+        assert [row for batch in reader.replay(division) for row in batch.batch.to_pylist()] == rows
+        assert reader.take_division() == division
+        assert reader.positions() == positions
+    assert sum(len(rows) for _, rows, _ in steps) == 72
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_from_the_positions_of_any_step_reading_goes_on_with_what_follows(seed: int) -> None:
+    every, steps = steps_read(seed)
+    for index, (_, _, positions) in enumerate(steps[:-1]):
+        at = {split: stand.position for split, stand in positions.items()}
+        behind = [piece for piece in every if piece.end > at.get(piece.split, 0)]
+        reader = a_reader(filled(behind), positions)
+        division, rows, _ = steps[index + 1]
+        assert [row for batch in reader.replay(division) for row in batch.batch.to_pylist()] == rows
+
+
+def test_no_busy_split_holds_up_the_others() -> None:
+    reader = a_reader(filled([*pieces_of("busy", 50), *pieces_of("quiet", 1)]))
+    first = reader.read(1)
+    assert first is not None
+    assert set(reader.take_division()) == {"busy"}
+    second = reader.read(1)
+    assert second is not None
+    assert set(reader.take_division()) == {"quiet"}
+
+
+def test_a_replay_waits_for_what_is_not_there_and_gets_it_without_regard_to_room() -> None:
+    pieces = pieces_of("a", 3)
+    wide = [piece._replace(data=bytes(limits.feed_split_bytes_max)) for piece in pieces]
+    buffer = filled(wide[:1])
+    reader = a_reader(buffer)
+    division, _, _ = steps_of_all(pieces)
+    assert not buffer.has_room("a")
+    assert not reader.can_replay(division)
+    assert buffer.has_room("a"), "a replay wants it"
+    for piece in wide[1:]:
+        buffer.put(piece)
+    assert reader.can_replay(division)
+    assert not buffer.has_room("a")
+
+
+def steps_of_all(pieces: list[InputPiece]) -> Step:
+    reader = a_reader(filled(pieces))
+    batch = reader.read(1 << 20)
+    assert batch is not None
+    return reader.take_division(), batch.batch.to_pylist(), reader.positions()
+
+
+def test_input_that_is_not_what_was_read_is_refused() -> None:
+    pieces = pieces_of("a", 3)
+    division, _, _ = steps_of_all(pieces)
+    other = [pieces[0], pieces[1], pieces[2]._replace(digest=5)]
+    with pytest.raises(InputChangedError, match=r"input 'x', a.*expected content with digest"):
+        a_reader(filled(other)).replay(division)
+    with pytest.raises(InputChangedError, match="expected a step from 0, found 9"):
+        a_reader(filled(pieces), {"a": SplitPosition(9)}).replay(division)
+    longer = [pieces[0], pieces[1], pieces[2]._replace(end=pieces[2].end + 1)]
+    with pytest.raises(InputChangedError, match="expected a piece that ends there"):
+        a_reader(filled(longer)).replay(division)
+
+
+def test_rows_that_are_none_or_of_other_columns_say_whose_they_are() -> None:
+    (piece,) = pieces_of("a", 1)
+    with pytest.raises(InputReadError, match=r"the bytes from 7 to \d+ of input 'x', a are no rows"):
+        a_reader(filled([piece._replace(data=b"nonsense")])).read(1)
+    other = stream([{"number": 1}], pa.schema([("number", pa.int64())]))
+    with pytest.raises(InputReadError, match="have columns number bigint, and split string, number bigint"):
+        a_reader(filled([piece._replace(data=other)])).read(1)
+
+
+def test_it_is_at_its_end_when_all_is_taken_and_nothing_more_will_come() -> None:
+    buffer = filled(pieces_of("a", 1))
+    reader = a_reader(buffer)
+    assert (reader.has_input, reader.exhausted) == (True, False)
+    buffer.complete()
+    assert not reader.exhausted
+    assert reader.read(1) is not None
+    assert (reader.has_input, reader.exhausted) == (False, True)
+
+
+def test_every_worker_knows_who_reads_a_split() -> None:
+    owners = [owner_by_name(f"p{number}", 4) for number in range(400)]
+    assert {owners.count(worker) > 50 for worker in range(4)} == {True}
