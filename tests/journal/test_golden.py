@@ -2,8 +2,8 @@
 wrong.
 
 `v0-example.journal` is the original's, entry by entry from its published dump; `v1-every-op.journal` has one
-record of each operation. To add a file for a new version: write it once with that version, and keep it for
-ever.
+record of each operation there was then, `v1-inputs.journal` those of input handles. To add a file for a new
+version: write it once with that version, and keep it for ever.
 """
 
 from pathlib import Path
@@ -48,7 +48,17 @@ V1_EVERY_OP = [
     Record(Op.OUTPUT, 2**64 - 1, (341,), (b"word\t1\n", b""), flags=0x00FF),
 ]
 
-FILES = [("v0-example.journal", 0, V0_EXAMPLE), ("v1-every-op.journal", 1, V1_EVERY_OP)]
+V1_INPUTS = [
+    Record(Op.INPUT, ints=(1, 0, 0, 2, 0, 1_732_147_200_000), strings=(b"a part", b"")),
+    Record(Op.INPUT, ints=(1, 1, 1, 1, 0x7FC1E4A75B2C9D10, 1_732_147_200_000), strings=(b"the last", b"17")),
+    Record(Op.INPUT_CLOSED, ints=(1_732_147_200_123,), strings=(b'{"producers":{"till-1":4242}}',)),
+]
+
+FILES = [
+    ("v0-example.journal", 0, V0_EXAMPLE),
+    ("v1-every-op.journal", 1, V1_EVERY_OP),
+    ("v1-inputs.journal", 1, V1_INPUTS),
+]
 
 
 @pytest.mark.parametrize(("name", "version", "records"), FILES)
@@ -70,6 +80,7 @@ def test_the_golden_files_themselves_have_not_changed() -> None:
     assert found == {
         "v0-example.journal": (314, 0xFB24429ADC7734EF),
         "v1-every-op.journal": (1036, 0x191337EE5DCBEB5F),
+        "v1-inputs.journal": (285, 0x69726897C341A971),
     }
 
 
