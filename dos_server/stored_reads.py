@@ -4,9 +4,9 @@ Rules of this file: reading, and which errors of the disk are damage. What comes
 `core.scrub` say.
 """
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
@@ -38,7 +38,8 @@ class StoredReads:
     def read(self, effect: v.ReadData) -> v.GotData:
         """Verified content, or where it is damaged."""
         try:
-            with self._reading(effect.directory, effect.name) as (read, seed):
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+                read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
                 return v.GotData(effect, read_content(read, seed, effect.place, effect.start, effect.end))
         except DamagedExtentError as damage:
             log.error("%s/%s: %s", effect.directory, effect.name, damage)
@@ -50,7 +51,8 @@ class StoredReads:
     def digest(self, effect: v.ReadDigest) -> v.GotDigest:
         """The prefix digest at a size, or where what it needs is damaged."""
         try:
-            with self._reading(effect.directory, effect.name) as (read, seed):
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+                read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
                 return v.GotDigest(effect, prefix_fold(read, seed, effect.place, effect.size).value)
         except DamagedExtentError as damage:
             log.error("%s/%s: %s", effect.directory, effect.name, damage)
@@ -64,9 +66,8 @@ class StoredReads:
         began = clock()
         try:
             with self._files.use(f"{OBJECTS}/{asked.directory}/{asked.name}") as file:
-                handle = file.handle
                 chain = verify_part(
-                    lambda position, count: self._disk.read_stored(handle, position, count),
+                    partial(self._disk.read_stored, file.handle),
                     object_seed(asked.directory, asked.name),
                     asked.chain,
                     asked.goal,
@@ -79,9 +80,3 @@ class StoredReads:
             at, _ = _meaning(f"{asked.directory}/{asked.name}", error, asked.chain.offset)
             return Looked(asked, None, at, str(error), clock() - began)
         return Looked(asked, chain, None, "", clock() - began)
-
-    @contextlib.contextmanager
-    def _reading(self, directory: str, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
-        with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
-            disk, handle = self._disk, file.handle
-            yield (lambda position, count: disk.read(handle, position, count)), object_seed(directory, name)

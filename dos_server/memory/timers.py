@@ -4,6 +4,7 @@ Rules of this file: when. What is called must not block, and order is by time, t
 """
 
 import heapq
+import math
 from collections.abc import Callable
 from itertools import count
 
@@ -16,14 +17,15 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._lot = trio.lowlevel.ParkingLot()
+        self._sleep = trio.CancelScope()
+        """What `run` waits in: its deadline is when the next is due."""
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call it so much later."""
         due = trio.current_time() + seconds
         heapq.heappush(self._heap, (due, next(self._numbers), call))
         if self._heap[0][0] == due:
-            self._lot.unpark_all()
+            self._sleep.deadline = due
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -31,5 +33,5 @@ class Timers:
         while True:
             while heap and heap[0][0] <= trio.current_time():
                 heapq.heappop(heap)[2]()
-            with trio.move_on_at(heap[0][0] if heap else float("inf")):
-                await self._lot.park()
+            with trio.CancelScope(deadline=heap[0][0] if heap else math.inf) as self._sleep:
+                await trio.sleep_forever()
