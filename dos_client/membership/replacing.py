@@ -110,7 +110,7 @@ async def _go_on_without(
     if not other_is_gone:
         raise ReplacementError(
             f"of {len(now.record.voters)} members only {there} is there, and replacing one needs them both"
-            if len(now.record.voters) == 2
+            if len(now.record.voters) == 2 and len(now.present) == 1
             else f"too few members are there to agree on a replacement; missing: {missing}",
             remedy=f"start {missing}; or if it is gone for good, and nobody goes on with it elsewhere,"
             " say the same with --other-is-gone",

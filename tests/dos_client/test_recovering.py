@@ -304,6 +304,31 @@ async def test_a_member_lost_while_another_is_added_is_replaced_by_word(five: Th
     assert len((await add_member(now, new=added.location)).voters) == 4
 
 
+@pytest.mark.parametrize("place", ["another", "the same"])
+async def test_a_server_lost_while_it_is_added_is_replaced_by_word(five: Threads, place: str) -> None:
+    """All members are there, and nothing goes on without the one that was to come."""
+    # EVIDENCE-OF: P-10
+    one, two, added, other = five[:4]
+    url = url_of([one, two])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    with trio.CancelScope() as scope:
+        await add_member(
+            url, new=added.location, progress=lambda now: scope.cancel() if now.phase == "filling" else None
+        )
+    with pytest.raises(ReplacementError):
+        await replace_member(url, old=added.location, new=other.location, other_is_gone=True)
+    await wipe(added)
+    await on(added)
+    new = added if place == "the same" else other
+    with pytest.raises(ReplacementError, match="say the same with --other-is-gone"):
+        await replace_member(url, old=added.location, new=new.location)
+    done = await replace_member(url, old=added.location, new=new.location, other_is_gone=True)
+    assert [m.address for m in done.voters] == [one.location, two.location, new.location]
+    assert (len(done.members), done.ack_quorum) == (3, 2)
+    assert await content_of(new, "idle", "o0") == CONTENT
+
+
 async def test_a_store_is_made_one_larger_under_a_live_writer(five: Threads) -> None:
     # EVIDENCE-OF: P-5
     await init_store(url_of(five[:2]))
