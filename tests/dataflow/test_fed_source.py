@@ -165,6 +165,15 @@ def test_it_is_at_its_end_when_all_is_taken_and_nothing_more_will_come() -> None
     assert (reader.has_input, reader.exhausted) == (False, True)
 
 
+def test_a_batch_without_rows_is_read_and_passed_over() -> None:
+    empty = InputPiece("a", 0, 9, 5, 0, stream([]))
+    reader = a_reader(filled([empty]))
+    batch = reader.read(1)
+    assert batch is not None
+    assert (batch.batch.num_rows, batch.batch.schema) == (0, SCHEMA)
+    assert reader.positions() == {"a": SplitPosition(9, 5)}
+
+
 def test_every_worker_knows_who_reads_a_split() -> None:
     owners = [owner_by_name(f"p{number}", 4) for number in range(400)]
     assert {owners.count(worker) > 50 for worker in range(4)} == {True}
