@@ -33,8 +33,8 @@ def era(generation: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Who is left of a store. `record`: the newest known; `present`: its members that are in and answer,
-    where they answer; `lost`: the others that are in, and one that is being added and does not answer, for
-    whom everybody waits; `highest`: the highest generation seen."""
+    where they answer; `lost`: the others, with one that joins or is being added and does not answer: others
+    may wait for it; `highest`: the highest generation seen."""
 
     record: StoreRecord
     present: tuple[Member, ...]
@@ -67,7 +67,7 @@ def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> Standin
     return Standing(
         record,
         present,
-        tuple(one for one in record.members if one.state != "joining" and one.server_id not in ours),
+        tuple(one for one in record.members if one.server_id not in ours),
         quorums.can_take_over(ours),
         quorums.cover(ours),
         max(generations, default=record.generation),

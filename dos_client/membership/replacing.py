@@ -69,7 +69,7 @@ async def replace_member(
     override = None
     if now is None or not now.complete:
         now = need_store(now, seen)
-        override = await _go_on_without(
+        override, old_name = await _go_on_without(
             now, seen, old_name, new_address, token=token, client=client, other_is_gone=other_is_gone
         )
     async with open_store(parsed, token=token, client=client) as store:
@@ -94,8 +94,15 @@ async def replace_member(
 
 async def _go_on_without(
     now: Standing, seen: Survey, old: str, new: str, *, token: bytes, client: str, other_is_gone: bool
-) -> Override:
-    """Too few members are there: force the record of those, and of the new one; or refuse, with words."""
+) -> tuple[Override, str]:
+    """Too few members are there: force the record of those, and of the new one; or refuse, with words.
+
+    Where all are there but the one that joins in the place of another, the record of those alone, and the
+    replacement begins anew. Returns who is to be replaced then."""
+    filled, replaced = filled_member(now.record), replaced_member(now.record)
+    anew = replaced if now.lost == (filled,) else None
+    if anew is not None and filled is not None and old in (anew.address, id_text(anew.server_id)):
+        old = id_text(filled.server_id)
     missing = ", ".join(one.address for one in now.lost)
     there = ", ".join(one.address for one in now.present)
     if not now.covered:
@@ -118,11 +125,11 @@ async def _go_on_without(
     answer = await probe(new, token=token, client=client)
     await must_be_new(new, token, client)
     try:
-        record = forced(now, Member(answer.server_id, new))
+        record = forced(now, Member(answer.server_id, new) if anew is None else None)
     except ValueError as error:
         raise ReplacementError(str(error)) from error
     await force(record, seen, token=token, client=client)
-    return entry(OTHER_IS_GONE, record, now)
+    return entry(OTHER_IS_GONE, record, now), old if anew is None else id_text(anew.server_id)
 
 
 async def _replace(

@@ -329,6 +329,35 @@ async def test_a_server_lost_while_it_is_added_is_replaced_by_word(five: Threads
     assert await content_of(new, "idle", "o0") == CONTENT
 
 
+@pytest.mark.parametrize("named", ["the one that joined", "the one it replaced"])
+async def test_of_two_members_the_one_that_joins_is_lost_and_another_takes_its_part(
+    five: Threads, named: str
+) -> None:
+    # EVIDENCE-OF: P-10
+    one, two, joins, new = five[:4]
+    url = url_of([one, two])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    with trio.CancelScope() as scope:
+        await replace_member(
+            url,
+            old=two.location,
+            new=joins.location,
+            progress=lambda now: scope.cancel() if now.phase == "filling" else None,
+        )
+    await wipe(joins)
+    await on(joins)
+    old = (joins if named == "the one that joined" else two).location
+    with pytest.raises(ReplacementError, match="say the same with --other-is-gone"):
+        await replace_member(url, old=old, new=new.location)
+    done = await replace_member(url, old=old, new=new.location, other_is_gone=True)
+    assert [(m.address, m.state) for m in done.members] == [(one.location, "in"), (new.location, "in")]
+    assert done.ack_quorum == 2
+    assert await content_of(new, "idle", "o0") == CONTENT
+    async with open_store(url_of([one, new])) as store:
+        assert (await read_overrides(store))[-1].finished
+
+
 async def test_a_store_is_made_one_larger_under_a_live_writer(five: Threads) -> None:
     # EVIDENCE-OF: P-5
     await init_store(url_of(five[:2]))
