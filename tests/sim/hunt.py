@@ -8,6 +8,7 @@ Rules of this file: a hunt runs seed after seed, from its first one on, with one
 objects or the code breaks. Hunts are independent of each other, so they go to as many processes as wanted.
 """
 
+import gc
 import json
 import logging
 import statistics
@@ -22,10 +23,12 @@ from typing import Annotated
 import typer
 
 from tests.sim.bugs import BUGS, planted
+from tests.sim.campaign import prepare_process
 from tests.sim.engine.chance import Chance
 from tests.sim.run import run_seed
 
 SEEDS_MAX = 500
+_COLLECTED_EACH = 25
 STARTS_APART = 1_000_000
 """Between the first seeds of hunts: no two run the same."""
 
@@ -55,6 +58,8 @@ def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
     seeds = islice((seed for seed in count(first) if may_show(Chance(seed))), seeds_max)
     with planted(name):
         for number, seed in enumerate(seeds, 1):
+            if number % _COLLECTED_EACH == 0:
+                gc.collect()
             try:
                 result = run_seed(seed)
             except Exception as error:  # a bug may break anything
@@ -131,7 +136,7 @@ def all_hunts(
     known = {(one.name, one.first) for one in done}
     firsts = [1 + STARTS_APART * number for number in range(starts)]
     wanted = [(name, first) for first in firsts for name in names if (name, first) not in known]
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=prepare_process) as pool:
         running = [pool.submit(hunt, name, first, seeds_max) for name, first in wanted]
         for future in as_completed(running):
             yield future.result()
