@@ -69,16 +69,15 @@ def sync_begins_when_it_ends() -> list[Patch]:
 
     def begin(self: Any) -> None:
         while (effect := self._sync_threads.next_due()) is not None:
+            self._writes.sync_began(effect)
             self._sync_threads.begin(effect)
 
-    original = ObjectServer._hear
+    def ended(self: Any, event: Any) -> None:
+        self._writes.sync_ended(event)
+        self._feed_one(v.SyncBegins(event.directory, event.name))
+        self._hear(event)
 
-    def hear(self: Any, event: Any) -> None:
-        if isinstance(event, v.Synced):
-            self._feed_one(v.SyncBegins(event.directory, event.name))
-        original(self, event)
-
-    return [(ObjectServer, "_begin_syncs", begin), (ObjectServer, "_hear", hear)]
+    return [(ObjectServer, "_begin_syncs", begin), (ObjectServer, "_sync_ended", ended)]
 
 
 @bug("R2, row 18")

@@ -31,18 +31,9 @@ def old_set_alone_acknowledges() -> list[Patch]:
 
     def init(self: Quorums, record: StoreRecord) -> None:
         original(self, record)
-        self.sets = self.sets[:1]
+        self.sets, self._acks, self._claims = self.sets[:1], self._acks[:1], self._claims[:1]
 
-    def watermark(self: Quorums, sizes: Any) -> int:
-        return int(sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[record_quorum(self) - 1])
-
-    def record_quorum(self: Quorums) -> int:
-        return min(self.ack_quorum, len(self.sets[0]))
-
-    def in_each(self: Quorums, present: frozenset[bytes], needed: Any) -> bool:
-        return len(self.sets[0] & present) >= needed[0]
-
-    return [(Quorums, "__init__", init), (Quorums, "watermark", watermark), (Quorums, "_in_each", in_each)]
+    return [(Quorums, "__init__", init)]
 
 
 @bug("decision 0010: carry_claims", where=has_operator)
