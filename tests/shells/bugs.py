@@ -33,7 +33,7 @@ def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[
     return keep
 
 
-for _breaks, _patches in REGION_BUGS:
+for _breaks, _, _patches in REGION_BUGS:
     bug(_breaks)(_patches)
 
 

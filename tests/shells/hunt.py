@@ -2,23 +2,22 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from itertools import count, islice
 
 from tests.shells.bugs import BUGS, planted
 from tests.shells.region.bugs import REGION_BUGS
 from tests.shells.region.region import RUNS_WITH_ONE
-from tests.shells.run import run_seed
+from tests.shells.run import plan_of, run_seed
 
 SEEDS_MAX = 40
-_OF_REGIONS = {patches.__name__ for _, patches in REGION_BUGS}
+_OF_REGIONS = {patches.__name__: needs for _, needs, patches in REGION_BUGS}
 
 
 def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
-    """Seeds run until a violation (or a crash) shows it, and what showed; 0 when none did. A bug of regions
-    is looked for in seeds that have one."""
-    step = RUNS_WITH_ONE if name in _OF_REGIONS else 1
+    """Seeds run until a violation (or a crash) shows it, and what showed; 0 when none did."""
     with planted(name):
-        for number in range(1, 1 + seeds_max):
-            seed = number * step
+        for number, seed in enumerate(islice(_seeds_for(name), seeds_max), start=1):
             try:
                 result = run_seed(seed)
             except Exception as error:  # a bug may break anything
@@ -26,6 +25,15 @@ def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
             if result.violation:
                 return number, result.violation
     return 0, "not found"
+
+
+def _seeds_for(name: str) -> Iterator[int]:
+    """A bug of regions is looked for in seeds that have one, and the fault that it needs."""
+    if name not in _OF_REGIONS:
+        return count(1)
+    needs = _OF_REGIONS[name]
+    seeds = count(RUNS_WITH_ONE, RUNS_WITH_ONE)
+    return (seed for seed in seeds if not needs or needs in {fault.kind for fault in plan_of(seed)})
 
 
 def main() -> None:

@@ -92,6 +92,13 @@ def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
         ("connections_are_not_closed", 5),
         ("who_is_held_back_stays_so", 5),
         ("waiters_are_not_woken_by_the_end", 5),
+        ("silence_of_workers_is_not_noticed", 5),
+        ("orphans_are_not_noticed", 5),
+        ("links_outlive_their_incarnation", 3),
+        ("a_life_begins_before_the_last_has_ended", 5),
+        ("votes_do_not_wait_for_the_state", 3),
+        ("votes_do_not_wait_for_output_logs", 3),
+        ("listeners_are_not_closed", 2),
     ],
 )
 def test_a_planted_bug_is_found(name: str, seeds_max: int) -> None:

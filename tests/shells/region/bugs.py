@@ -9,8 +9,7 @@ from typing import Any
 
 import trio
 
-from checkpoint import answering, coordinator_shell, letterbox, link, requesting
-from checkpoint.coordinator_shell import RegionShell
+from checkpoint import coordinator_shell, link
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.participant import Ended, Send, Tick
 from checkpoint.participant import Participant
@@ -19,22 +18,21 @@ from checkpoint.world import world
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_life import Life
 from dataflow.worker_outputs import Outputs
-from dos_client import chance
 from tests.sim.bugs.catalogue import Patch
 
-REGION_BUGS: list[tuple[str, Callable[[], list[Patch]]]] = []
-"""What each breaks, and its patches."""
+REGION_BUGS: list[tuple[str, str, Callable[[], list[Patch]]]] = []
+"""What each breaks, the fault without which it does nothing ('' for none), and its patches."""
 
 
-def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+def bug(breaks: str, needs: str = "") -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        REGION_BUGS.append((breaks, patches))
+        REGION_BUGS.append((breaks, needs, patches))
         return patches
 
     return keep
 
 
-@bug("O11")
+@bug("O11", needs="power_cut_worker")
 def silence_of_workers_is_not_noticed() -> list[Patch]:
     """The coordinator waits for heartbeats as long as it takes."""
 
@@ -44,7 +42,7 @@ def silence_of_workers_is_not_noticed() -> list[Patch]:
     return [(coordinator_shell, "Coordinator", core)]
 
 
-@bug("O10")
+@bug("O10", needs="power_cut_driver")
 def orphans_are_not_noticed() -> list[Patch]:
     """A worker sends its heartbeats, and does not look whether any come back."""
 
@@ -82,7 +80,7 @@ def a_life_begins_before_the_last_has_ended() -> list[Patch]:
     return [(Life, "end", end)]
 
 
-@bug("R12")
+@bug("R12", needs="slow_disk")
 def votes_do_not_wait_for_the_state() -> list[Patch]:
     """The state is on its way to the servers when the vote goes out."""
     original = StateStore.commit
@@ -128,12 +126,6 @@ def votes_do_not_wait_for_output_logs() -> list[Patch]:
     return [(Outputs, "synced", synced)]
 
 
-@bug("O11")
-def who_waits_for_divisions_is_not_woken() -> list[Patch]:
-    """A peer's DURABLE is noted, and nobody looks again."""
-    return [(Outputs, "heard", lambda self, peer, step: self._durable.of_peer(peer, step))]
-
-
 @bug("O10")
 def listeners_are_not_closed() -> list[Patch]:
     async def listen(host: str, ports: Any) -> Any:
@@ -143,39 +135,3 @@ def listeners_are_not_closed() -> list[Patch]:
         return found
 
     return [(link, "_listen", listen)]
-
-
-@bug("O10")
-def letters_keep_their_claims() -> list[Patch]:
-    """Who has written a letter does not give the claim up."""
-
-    async def write(store: Any, directory: str, data: bytes, *, roll_bytes: int = 1 << 20) -> None:
-        view = await store.look(directory)
-        claim = await store.claim(directory, view.epoch_seen + 1, chance.fresh_id())
-        writer = await letterbox._writer(claim, len(data), roll_bytes)
-        await writer.wait_synced(writer.append(data))
-
-    return [(answering, "write_letters", write), (requesting, "write_letters", write)]
-
-
-@bug("O11")
-def an_opening_waits_for_the_one_before() -> list[Patch]:
-    """What the old incarnation still waits for at the store is not given up."""
-    original = RegionShell._perform
-
-    def perform(self: Any, effect: Any) -> None:
-        opening, self._opening = self._opening, None
-        original(self, effect)
-        self._opening = opening
-
-    return [(RegionShell, "_perform", perform)]
-
-
-@bug("O10")
-def a_link_given_up_is_not_closed() -> list[Patch]:
-    """Whoever gives up a link on the way lets go of it without a word."""
-
-    async def drop(stream: Any) -> None:
-        await trio.lowlevel.cancel_shielded_checkpoint()
-
-    return [(link, "_drop", drop)]

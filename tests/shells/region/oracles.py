@@ -2,13 +2,15 @@
 
 O10  a process that has ended left nothing open; between two there is one link each way; tasks are bounded;
      workers whose driver is gone end too
-O11  after the heal the region finishes (`phases`)
+O11  who is silent is given up in time; after the heal the region finishes (`phases`)
 
 O7 and O8 are the first tier's: `tests.sim.regions.record` on the way, `tests.sim.oracles.cuts` at the end.
 """
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
+
+import trio
 
 from dos_server.memory.network import here
 from tests.sim.history import ViolationError
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 TASKS_MAX: Final = 150
 """Of one process: those of its links, of its store's sessions and of what it waits for."""
+
+NOTICED_S: Final = 3.0
+"""Virtual seconds that a launcher and its driver's store may take, besides."""
 
 
 def check_closed(process: "RegionProcess") -> None:
@@ -50,6 +55,17 @@ def check_tasks(region: "ShellRegion") -> None:
     for process in region.processes:
         if tasks[process.name] > TASKS_MAX:
             raise ViolationError("O10", f"{process.name} has {tasks[process.name]} tasks")
+
+
+def check_silence(region: "ShellRegion") -> None:
+    """O11: who is silent is given up, long before a cut or a restore is overdue. Raises ViolationError."""
+    for worker in region.workers:
+        since = worker.silent_since
+        if since is None or worker.given_up or not worker.driver.alive:
+            continue
+        silent = trio.current_time() - since
+        if silent > region.spec.suspect_after_s + NOTICED_S:
+            raise ViolationError("O11", f"{worker.name} is silent for {silent:.0f} s, and not given up")
 
 
 def check_orphans(region: "ShellRegion") -> None:

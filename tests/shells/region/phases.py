@@ -15,7 +15,7 @@ from checkpoint.core.region import answers_directory, requests_directory
 from checkpoint.participant import Participant
 from dos_client import ObjectWriter
 from dos_protocol.digests import Buffer
-from tests.shells.oracles import check_nothing_left
+from tests.shells.oracles import check_ends, check_nothing_left
 from tests.shells.region import oracles
 from tests.shells.region.audit import Auditor
 from tests.shells.region.nemesis import strike
@@ -110,6 +110,8 @@ async def _watch(region: "ShellRegion") -> None:
         await trio.sleep(0.25)
         region.guarded(oracles.check_links, region)
         region.guarded(oracles.check_tasks, region)
+        region.guarded(oracles.check_silence, region)
+        region.guarded(check_ends, region.cluster)
 
 
 async def _finish(region: "ShellRegion", otherwise: str) -> None:

@@ -64,6 +64,8 @@ class Worker(RegionProcess):
         self.index = index
         self.attempt = attempt
         self.power_is_off = self.given_up = False
+        self.silent_since: float | None = None
+        """When its machine lost its power, if its driver knew it."""
         self.shared = Shared()
         plan = region.plan_for(self)
         self.inbox = Mailbox()
@@ -155,4 +157,6 @@ class Worker(RegionProcess):
     def power_cut(self) -> None:
         if self.alive:
             self.power_is_off = True
+            if self.shared.incarnation:
+                self.silent_since = trio.current_time()
             super().power_cut()
