@@ -11,7 +11,8 @@ that made them, 16 hexadecimal digits. The newest one is gone on with if *every*
 copies are prefixes of the longest, and there is room. Otherwise a new one is begun: the tail of a writer
 that died on a member that is away cannot contradict what comes after it then (docs/decisions/0100).
 
-Reading: committed bytes alone, from where one was; a look tells how much there is.
+Reading: committed bytes alone, from where one was; a look tells how much there is. Only the newest few
+objects are looked at; the writers take older ones away.
 """
 
 import re
@@ -30,8 +31,6 @@ from dos_protocol.limits import digest_block_bytes
 from dos_protocol.vocabulary import ObjectInfo
 
 _NAME: Final = re.compile(r"[0-9a-f]{16}")
-_OBJECTS_READ: Final = 4
-"""The newest objects that are looked at: older ones have got their last bytes long ago."""
 
 
 class LetterReader:
@@ -61,8 +60,8 @@ class LetterReader:
         for name in sorted(name for name in sizes if name >= self._from):
             if sizes[name].synced > self._read.get(name, 0):
                 await self._read_on(name)
-        kept = sorted(self._read)[-_OBJECTS_READ:]
-        self._from = kept[0] if len(kept) == _OBJECTS_READ else self._from
+        kept = sorted(self._read)[-limits.letters_objects_kept :]
+        self._from = kept[0] if len(kept) == limits.letters_objects_kept else self._from
         self._read = {name: self._read[name] for name in kept}
         self._readers = {name: reader for name, reader in self._readers.items() if name in self._read}
         found, self._found = self._found, []
@@ -99,6 +98,7 @@ async def write_letters(
             async with claim:
                 writer = await _writer(claim, len(data), roll_bytes)
                 await writer.wait_synced(writer.append(data))
+                await _tidy(claim, writer.name)
                 return
         except FencedError:  # somebody else writes too: it is done within a moment
             attempt += 1
@@ -127,6 +127,18 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
     base_digest = (await session.stat(newest, base)).digest if base else 0
     tail = await session.get(newest, base, longest.synced - base) if longest.synced > base else b""
     return claim.resume_object(newest, base, base_digest, tail)
+
+
+async def _tidy(claim: Claim, newest: str) -> None:
+    """Objects that nobody looks at any more go: what was written is acknowledged in `newest`, and readers
+    look at the few objects up to it (R14). What is not gone soon goes with a later writer.
+    """
+    there = sorted({newest, *_longest(claim.answers.values())})
+    if len(there) > limits.letters_objects_kept:
+        oldest = there[-limits.letters_objects_kept]
+        with suppress(FencedError):  # somebody else writes now, and tidies
+            claim.collect(lambda name: _NAME.fullmatch(name) is not None and name < oldest)
+            await claim.wait_collected(limits.letters_tidy_s)
 
 
 def _longest(answers: Iterable[dict[str, ObjectInfo]]) -> dict[str, ObjectInfo]:

@@ -35,6 +35,8 @@ chain_segments_max: Final = 64
 """A chain of more segments (each reset opens one) begins anew with a snapshot, however short it is."""
 manifest_replay_bytes_max: Final = 1024 * 1024
 """A take-over that had to read more than this begins its segment with a snapshot of the retained cuts."""
+manifest_looks_max: Final = 5
+"""A reader whose manifest began anew while it read looks so often."""
 workers_max: Final = 4096
 
 # --- state blocks ---------------------------------------------------------------------------------
@@ -71,6 +73,12 @@ letters_object_bytes_max: Final = 4 * 1024 * 1024
 """Requests, or answers, go on in a new object when theirs would be longer: nobody reads more than this to
 find the newest.
 """
+letters_objects_kept: Final = 4
+"""The newest objects of requests, or answers, are looked at: older ones have got their last bytes long ago,
+and are taken away.
+"""
+letters_tidy_s: Final = 1.0
+"""A writer of letters waits so long for older objects to go; a later one takes what is left."""
 requests_open_max: Final = 1_000
 """Accepted and not done. More are refused."""
 request_ids_kept_max: Final = 10_000

@@ -5,18 +5,22 @@ Rules of this file: reads, and checks what it reads. Only committed records come
 take-over could still leave out is not shown.
 """
 
+import logging
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from checkpoint import limits
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import keep
 from checkpoint.errors import CutReleasedError, ManifestError, NoRegionError
 from checkpoint.manifest_log import CHAIN, cuts_in
 from dos_client import Store
-from journal import look_chain, read_records
+from dos_protocol.errors import NotFoundError
+from journal import LostBytesError, look_chain, read_records
 from journal.core.segment import parse_segment_name
 
+logger = logging.getLogger("dos.checkpoint")
 _SUFFIX = coordinator_directory("")
 
 
@@ -74,9 +78,19 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     names = {name for objects in view.answers.values() for name in objects}
     if not view.epoch_seen and not any(_is_manifest(name) for name in names):
         raise NoRegionError(region, await regions_of(store))
+    for _ in range(limits.manifest_looks_max - 1):
+        try:
+            return ManifestView(region, view.epoch_seen, await _cuts(store, directory))
+        except (LostBytesError, NotFoundError) as error:
+            logger.info("%s: %s; looking again, its writer may have begun it anew", directory, error)
+    return ManifestView(region, view.epoch_seen, await _cuts(store, directory))
+
+
+async def _cuts(store: Store, directory: str) -> list[Cut]:
+    """As the chain is now. What it began with may go while it is read, when its writer has begun it anew."""
     state = await look_chain(store, directory, CHAIN)
     async with aclosing(cuts_in(read_records(store, state, directory=directory))) as cuts:
-        return ManifestView(region, view.epoch_seen, [cut async for cut in cuts])
+        return [cut async for cut in cuts]
 
 
 def _is_manifest(name: str) -> bool:

@@ -24,6 +24,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.manifest_reading import read_manifest
 from dos_client import Store
 from dos_client.cli.support import AsJson, TokenFile, fill_help, print_json
+from dos_protocol.errors import DosError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +44,9 @@ CutNumber = Annotated[
 def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
     """List the committed cuts of a region, oldest first: step, time, size of the workers' state, phases.
 
-    A long manifest begins anew with its last cuts; earlier ones are not listed then. "state" is how much each
+    A cut is retained, and can be restored, or released: the region keeps its last ones (`retain`), and what
+    only older ones needed is deleted. A long manifest begins anew with those retained; earlier ones are not
+    listed then. "state" is how much each
     worker ever wrote to its state chain up to the cut.
 
     Example: dos cuts ls dos://h1,h2,h3 wordcount
@@ -55,7 +58,8 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
 
     async def work(store: Store) -> dict[str, Any]:
         view = await read_manifest(store, name)
-        return {"name": name, "epoch": view.epoch, "cuts": [cut_row(cut) for cut in view.cuts]}
+        retained = view.retained
+        return {"name": name, "epoch": view.epoch, "cuts": [cut_row(cut, retained) for cut in view.cuts]}
 
     found = in_store(url, token_file, work)
     if as_json:
@@ -83,6 +87,8 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
 
 def _note(row: dict[str, Any]) -> str:
     words = ["final"] if row["final"] else []
+    if "retained" in row:
+        words.append("retained" if row["retained"] else "released")
     if row["rolledBackTo"]:
         words.append(f"back to {row['rolledBackTo']}")
     return ", ".join(words)
@@ -188,8 +194,9 @@ def diff(
 ) -> None:
     """Show what lies between two cuts: how far each split advanced, what was written, how many keys changed.
 
-    Counting keys reads all state blocks from each worker's last snapshot on; --no-keys does without, and
-    without pyarrow. A number is negative when the region went back between the two.
+    Counting keys reads all state blocks from each worker's last snapshot on, for which both cuts must be
+    retained; --no-keys does without, and without pyarrow. A number is negative when the region went back
+    between the two.
 
     Example: dos cuts diff dos://h1,h2,h3 wordcount
 
@@ -204,7 +211,16 @@ def diff(
         after = cut_of(view, second)
         found = cut_diff(before, after)
         changed = _state_reader() if keys else None
-        found["state"] = await changed(store, name, before, after) if changed is not None else None
+        if changed is not None:  # the blocks of the cut that was released may be gone
+            for cut in (before, after):
+                view.restorable(cut.cut)
+        try:
+            found["state"] = await changed(store, name, before, after) if changed is not None else None
+        except DosError:  # were they released while we read?
+            view = await read_manifest(store, name)
+            for cut in (before, after):
+                view.restorable(cut.cut)
+            raise
         return found
 
     found = in_store(url, token_file, work)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.core.manifest import Cut
-from checkpoint.errors import ManifestError, NoAnswerError, NoRegionError
+from checkpoint.errors import CutReleasedError, ManifestError, NoAnswerError, NoRegionError
 from checkpoint.manifest_reading import ManifestView, read_manifest, regions_of
 from dos_client import BadUrlError, Store, open_store, parse_url
 from dos_client.cli.support import NEGATIVE, REFUSED, count_text, fail, read_token, run
@@ -95,7 +95,7 @@ async def _told_as_answers(work: Callable[[], Awaitable[T]]) -> T:
     """What is no trouble of the store is a negative answer."""
     try:
         return await work()
-    except (NoRegionError, NoAnswerError, ManifestError) as error:
+    except (NoRegionError, NoAnswerError, ManifestError, CutReleasedError) as error:
         fail(str(error), NEGATIVE)
 
 
@@ -105,7 +105,9 @@ async def view_of(store: Store, name: str) -> ManifestView:
 
 
 def cut_of(view: ManifestView, number: int | None, *, back: int = 0) -> Cut:
-    """The cut of that number, or the last but `back`. Ends the program if there is none."""
+    """The cut of that number, or the last but `back`. Ends the program if there is none; raises
+    CutReleasedError.
+    """
     numbers = [cut.cut for cut in view.cuts]
     if number is None:
         if len(numbers) <= back:
@@ -114,6 +116,8 @@ def cut_of(view: ManifestView, number: int | None, *, back: int = 0) -> Cut:
                 NEGATIVE,
             )
         return view.cuts[-1 - back]
+    if view.last is not None and 0 < number < view.last.cut and number not in numbers:
+        return view.restorable(number)  # which raises: it was released, and the manifest has forgotten it
     if number not in numbers:
         known = f"it shows {_ranges(numbers)}" if numbers else "it shows none"
         fail(f"the manifest of region {view.region} has no cut {number}: {known}", NEGATIVE)

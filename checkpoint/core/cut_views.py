@@ -4,15 +4,17 @@ Rules of this file: plain JSON values out, in the spelling of `progress.py`; wha
 state that changed) is put in by others.
 """
 
+from collections.abc import Container
 from typing import Any
 
 from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
 from journal.core.position import Position
 
 
-def cut_row(cut: Cut) -> dict[str, Any]:
-    """What one line says of a cut."""
-    return {
+def cut_row(cut: Cut, retained: Container[int] | None = None) -> dict[str, Any]:
+    """What one line says of a cut. `retained`: the cuts that can be restored, if that is to be said."""
+    known = {} if retained is None else {"retained": cut.cut in retained}
+    return known | {
         "cut": cut.cut,
         "step": cut.step,
         "incarnation": cut.incarnation,

@@ -79,7 +79,7 @@ class Claim:
         self._machine = ClaimMachine(self._quorums)
         self._links: dict[bytes, Link] = {}
         self.standing = Standing(self)
-        self._reads = ClaimReads(self)
+        self.reads = ClaimReads(self)
         self._nursery: trio.Nursery | None = None
         self._change = trio.Event()
         self._end = trio.Event()
@@ -142,7 +142,7 @@ class Claim:
         Hedged: when one is slow, another is asked too. A session that is just being made anew is waited for.
         Raises QuorumUnavailableError or BrokenConnectionError when no claimed member can answer for some
         seconds, else what members answered."""
-        return await self._reads.read(name, offset, max_bytes, member)
+        return await self.reads.read(name, offset, max_bytes, member)
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopy | None = None) -> None:
         """Have the prefix of that size, with that digest, synced on a quorum of claimed members (R7).
@@ -198,6 +198,10 @@ class Claim:
         Raises LocalProtocolError for an object being written, FencedError, ClosedError."""
         self.check()
         collecting.collect(self, garbage)
+
+    async def wait_collected(self, timeout_s: float) -> bool:
+        """Until no connected member holds any of it; False: not in time. Raises FencedError, ClosedError."""
+        return await collecting.wait_collected(self, timeout_s)
 
     async def aclose(self) -> None:
         """End the sessions. Bytes not yet acknowledged may or may not arrive. Waits raise ClosedError."""
@@ -298,13 +302,9 @@ class Claim:
                 log.info("%s", self.lost)
         self._finish()
 
-    def drop_ahead(self) -> None:
-        """What was read ahead may be of an object that is gone."""
-        self._reads.drop_ahead()
-
     def _finish(self) -> None:
         self._end.set()
-        self._reads.drop_ahead()
+        self.reads.drop_ahead()
         self.standing.look()
         for target in self.targets.values():
             target.wake_all()

@@ -66,10 +66,24 @@ async def delete(claim: "Claim", name: str) -> None:
     try:
         await link.connection.delete(name)
         claim.answers.get(link.server_id, {}).pop(name, None)
-        claim.drop_ahead()
+        claim.reads.drop_ahead()
         link.copies.forget(name)
     finally:
         claim.deleting.discard(name)
+
+
+async def wait_collected(claim: "Claim", timeout_s: float) -> bool:
+    """See `Claim.wait_collected`."""
+
+    def left() -> bool:
+        links = (link for link in claim.links() if link.connection is not None)
+        return any(link.copies.held.next(claim.garbage) is not None for link in links)
+
+    with trio.move_on_after(timeout_s):
+        while left():
+            claim.check()
+            await claim.wait_changed(1.0)
+    return not left()
 
 
 async def sweep(copies: "Copies") -> None:
@@ -101,6 +115,7 @@ async def sweep(copies: "Copies") -> None:
             held.gone(name)
             copies.forget(name)
             claim.answers.get(copies.server_id, {}).pop(name, None)
-            claim.drop_ahead()
+            claim.reads.drop_ahead()
             claim.store.counts.collected_objects += 1
             log.debug("%s/%s is gone on %s", claim.directory, name, connection.address)
+        claim.changed()

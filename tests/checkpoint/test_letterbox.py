@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import trio
 
+from checkpoint import limits
 from checkpoint.core.request_records import Request, Skipped, encode_record
 from checkpoint.letterbox import LetterReader, write_letters
 from dos_client import init_store, open_store
@@ -190,3 +191,25 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
             assert [int(one.id, 16) for one in await reader.poll()] == [2, 3]
 
     trio.run(main)
+
+
+def test_objects_that_nobody_looks_at_any_more_are_taken_away(shared) -> None:
+    # EVIDENCE-OF: P-9
+    directory = "tidy.answers"
+
+    async def play():
+        async with open_store(shared) as store:
+            reader = LetterReader(store, directory)
+            found = []
+            for number in range(12):
+                await write_letters(store, directory, data(number), roll_bytes=1)
+                found += await reader.poll()
+            assert [one.id for one in found] == [letter(number).id for number in range(12)]
+
+            async def few() -> bool:
+                return len(await objects(store, directory)) <= limits.letters_objects_kept
+
+            await until(few)
+            assert max(await objects(store, directory)) == f"{(await store.look(directory)).epoch_seen:016x}"
+
+    trio.run(play)

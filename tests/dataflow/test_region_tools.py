@@ -202,9 +202,11 @@ def test_a_region_that_cannot_be_has_an_end_without_a_start(tmp_path: Path, monk
 
 
 def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: str, tmp_path: Path) -> None:
-    with running(store, tmp_path, "cuts", passes=3) as control:
+    with running(store, tmp_path, "cuts", passes=3, retain=1_000) as control:
         assert control.awaitTermination(WAIT_S)
-    with running(store, tmp_path, "cuts", passes=4) as control:  # the inputs have grown by a pass
+    with running(
+        store, tmp_path, "cuts", passes=4, retain=1_000
+    ) as control:  # the inputs have grown by a pass
         assert control.awaitTermination(WAIT_S)
     last = control.status().last_cut
     listed = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
@@ -237,6 +239,16 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     back = json.loads(dos("cuts", "diff", store, "cuts", last, 1, "--json"))
     assert back["steps"] == -whole["steps"]
     assert [one.split(":")[0] for one in back["state"]["unknown"]] == ["worker 0", "worker 1"]
+
+    with running(store, tmp_path, "cuts", passes=5, retain=2) as control:
+        assert control.awaitTermination(WAIT_S)
+    listed = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
+    assert [one["retained"] for one in listed["cuts"]] == [False] * (len(listed["cuts"]) - 2) + [True, True]
+    assert "released" in dos("cuts", "ls", store, "cuts")
+    kept = ", ".join(str(one["cut"]) for one in listed["cuts"] if one["retained"])
+    released = dos("cuts", "diff", store, "cuts", 1, kept.split(", ")[-1], code=1)
+    assert f"cut 1 of region cuts was released; retained are {kept}" in " ".join(released.split())
+    assert "steps in" in dos("cuts", "diff", store, "cuts", 1, 2, "--no-keys"), "its record is there still"
 
     assert "has no cut 9999: it shows 1 to" in dos("cuts", "show", store, "cuts", 9999, code=1)
     assert "no region 'nobody'" in dos("cuts", "ls", store, "nobody", code=1)
