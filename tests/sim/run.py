@@ -89,7 +89,9 @@ class Cluster:
         self.victim = topology.choice(self.machines)
         self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 2]))]
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
-        self.pace_s = chance.stream("pace").choice(PACES_S)
+        pace_s = chance.stream("pace").choice(PACES_S)
+        self.paces_s = {one: pace_s if many else PACES_S[0] for one, many in self.pipelined.items()}
+        """Of a directory's writers. Who waits for each record is quick, or there is nothing to wait for."""
         if has_region(chance):
             self.directories = []
         self.writers: list[Writer] = []
@@ -160,7 +162,7 @@ class Cluster:
             self.history,
             chance,
             pipelined=self.pipelined[directory],
-            pace_s=self.pace_s,
+            pace_s=self.paces_s[directory],
         )
         writer.skew = chance.uniform(-0.1, 0.1)
         self.writers.append(writer)

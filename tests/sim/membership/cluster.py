@@ -73,7 +73,7 @@ class MembershipCluster(Cluster):
             self.history,
             chance,
             pipelined=self.pipelined[directory],
-            pace_s=self.pace_s,
+            pace_s=self.paces_s[directory],
         )
         writer.skew = chance.uniform(-0.1, 0.1)
         self.writers.append(writer)
