@@ -58,8 +58,8 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
     """A take-over goes by what the members said when they were looked at."""
     look, member_claimed = looking.SimStore.look, SimClaim.member_claimed
 
-    async def looked(self: looking.SimStore, directory: str) -> Any:
-        self.seen = await look(self, directory)  # type: ignore[attr-defined]
+    async def looked(self: looking.SimStore, directory: str, **how: Any) -> Any:
+        self.seen = await look(self, directory, **how)  # type: ignore[attr-defined]
         return self.seen  # type: ignore[attr-defined]
 
     def claimed(self: SimClaim, link: Any, opened: DirectoryOpened) -> None:
