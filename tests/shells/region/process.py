@@ -55,6 +55,8 @@ class RegionProcess(Client):
             self.failure = f"{type(error).__name__}: {error}"
             self.note(f"ends: {self.failure}")
             self.region.saw(f"{self.kind} ended: {type(error).__name__}")
+            if not self.alive:
+                return  # it was killed: whatever it says in its last moment is heard by nobody
             if isinstance(error, ViolationError):
                 self.cluster.fail(error)
             elif not isinstance(error, _MAY_END):

@@ -43,6 +43,7 @@ class Threads:
             self._scopes[scope] = None
             try:
                 await trio.sleep(takes_s[0])
+                await trio.lowlevel.checkpoint_if_cancelled()
                 result = call(*args)
                 await trio.sleep(takes_s[1])
                 return result

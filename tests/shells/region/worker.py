@@ -124,6 +124,7 @@ class Worker(RegionProcess):
                 continue
             if isinstance(message, LinksEnded):
                 return message
+            await trio.lowlevel.checkpoint_if_cancelled()  # who was killed does not do the next thing
             step = self.shared.step
             self.loop.turn(message)
             produced = message is None and self.shared.step != step
