@@ -80,8 +80,9 @@ class LooseFile:
 
     @property
     def damaged(self) -> bool:
-        """Whether the run has damaged it."""
-        return self.path in self.machine.damaged
+        """Whether the run has damaged it, or its disk gave errors: then its server may say that it is
+        damaged, as of any object there (O12)."""
+        return self.path in self.machine.damaged or self.machine.had_errors
 
     def _free_for(self, session: Any, what: str) -> None:
         if self.holder is not None and self.holder is not session and self.holder.lives:
