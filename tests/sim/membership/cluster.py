@@ -146,8 +146,10 @@ class MembershipCluster(Cluster):
 
     def lose(self, machine: Machine, fresh_id: bytes) -> None:
         """Its disk is gone."""
-        if self.is_member(machine):
-            self.lost[machine] = machine.identity
+        known = self.lost.get(machine)
+        still_named = known is not None and any(one.member(known) is not None for one in self.in_force())
+        if self.is_member(machine) and not still_named:
+            self.lost[machine] = machine.identity  # else who joins in its own place is lost: as before
         machine.kill()
         machine.lose_disk(fresh_id)
 
@@ -191,6 +193,9 @@ class MembershipCluster(Cluster):
         record = self.in_force()[-1]
         filled, replaced = filled_member(record), replaced_member(record)
         new = next((one for one in self.machines if filled and one.identity == filled.server_id), None)
+        if new is None and filled is not None and replaced is not None:  # who joined is lost as well
+            there = [one for one in self.machines if one.address == filled.address and one.up]
+            new = next(iter(self.spares or there), None)
         if new is None:
             return None
         word = bool(self.lost) and len(record.members) == 2
