@@ -23,7 +23,7 @@ def check_mended(cluster: "MembershipCluster") -> None:
         member = cluster.record.member(machine.identity)
         for (directory, name), told in machine.told.items() if member is not None else ():
             if directory == LOOSE:
-                continue  # of one server alone, never claimed: P-5 is about stores, and repair leaves it alone
+                continue  # of one server alone, never claimed: repair leaves it alone, as it should
             path = f"d/{directory}/{name}"
             data = machine.disk.content(path) or b""
             whole, end = whole_of(data, object_seed(directory, name))
