@@ -239,7 +239,15 @@ class Participant:
 
     async def paused(self, pause: int, step: int) -> None:
         """The order to pause of that number is carried out, after that step."""
-        await self._report(Paused(job=self._spec.job, worker=self._spec.worker, pause=pause, step=step))
+        await self._report(
+            Paused(
+                job=self._spec.job,
+                worker=self._spec.worker,
+                pause=pause,
+                step=step,
+                counters=self._counters(),
+            )
+        )
 
     async def finished(self) -> None:
         """The final cut is committed and everything of it is published."""

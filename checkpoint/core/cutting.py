@@ -152,6 +152,8 @@ class Cutting(CoordinatorBase):
         assert event.cut.cut == pending.number, "one append at a time"
         self.timers.clear("drain")
         self.pending, self.last_cut = None, event.cut
+        for worker in self.roster:
+            worker.step = max(worker.step, event.cut.step)
         self.kept = keep(self.kept, event.cut)
         self.note_commit(pending, now)
         for worker, link in self.roster.linked():

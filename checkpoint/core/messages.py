@@ -144,10 +144,13 @@ class WantsCut(FromWorker, frozen=True, kw_only=True):
 
 
 class Paused(FromWorker, frozen=True, kw_only=True):
-    """Order `pause` is carried out: this worker has ended `step` and takes no input in later ones."""
+    """Order `pause` is carried out: this worker has ended `step` and takes no input in later ones. Counters come
+    with it, so that nobody who sees the region paused sees older ones.
+    """
 
     pause: int
     step: int
+    counters: Counters
 
 
 class Finished(FromWorker, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ class Pausing(Cutting):
             return Refusal("UNEXPECTED", f"worker {worker.index} paused by order {message.pause}, not wanted")
         worker.paused = message.pause
         worker.step = max(worker.step, message.step)
+        worker.counters = message.counters
         self.cut_if_overdue(now)
         self._note_paused()
         return None

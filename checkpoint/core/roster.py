@@ -7,6 +7,8 @@ decided in `coordinator.py`.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from checkpoint import limits
 from checkpoint.core.messages import Counters, Join, Peer
 from checkpoint.core.region import WorkerStatus
@@ -58,7 +60,7 @@ class Worker:
             pid=join.pid if join else 0,
             host=join.host if join else "",
             scratch=join.scratch if join else "",
-            counters=self.counters,
+            counters=structs.replace(self.counters, step=max(self.step, self.counters.step)),
             replayed_bytes=self.replayed_bytes,
             restore_seconds=self.restore_seconds,
             error=self.error,

@@ -11,7 +11,7 @@ from checkpoint.core.coordinator_vocabulary import (
     ResetWanted,
     StopWanted,
 )
-from checkpoint.core.messages import Pause, Paused, RequestCut, Restored
+from checkpoint.core.messages import Counters, Pause, Paused, RequestCut, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.request_desk import Looked, Order
 from tests.checkpoint.test_coordinator_core import Scene
@@ -28,7 +28,7 @@ def committed(scene: Scene, cut: int, step: int) -> None:
 def paused(scene: Scene) -> Scene:
     """Both workers stand at step 4, and cut 1 is of step 5."""
     scene.play(PauseWanted(on=True))
-    scene.all_hear(Paused, pause=scene.core.pause, step=4)
+    scene.all_hear(Paused, pause=scene.core.pause, step=4, counters=Counters(step=4))
     committed(scene, 1, step=5)
     assert scene.state is RegionState.PAUSED
     scene.take()
@@ -39,9 +39,9 @@ def test_all_are_told_and_when_all_stand_a_cut_is_asked_for_and_then_it_is_pause
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
     assert [order.pause for _, order in scene.sent(Pause)] == [1, 1]
-    scene.hear(0, Paused, pause=1, step=4)
+    scene.hear(0, Paused, pause=1, step=4, counters=Counters(step=4))
     assert scene.sent(RequestCut) == []
-    scene.hear(1, Paused, pause=1, step=3)
+    scene.hear(1, Paused, pause=1, step=3, counters=Counters(step=3))
     assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
     assert scene.state is RegionState.RUNNING
     committed(scene, 1, step=5)
@@ -53,8 +53,8 @@ def test_where_a_cut_came_before_a_step_that_was_made_another_one_follows() -> N
     """Worker 1 was behind, and flagged its step 3; worker 0 had ended step 4 by then."""
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
-    scene.hear(0, Paused, pause=1, step=4)
-    scene.hear(1, Paused, pause=1, step=2)
+    scene.hear(0, Paused, pause=1, step=4, counters=Counters(step=4))
+    scene.hear(1, Paused, pause=1, step=2, counters=Counters(step=2))
     scene.take()
     for worker in (0, 1):
         scene.vote(worker, 1, step=3)
@@ -69,7 +69,7 @@ def test_where_a_cut_came_before_a_step_that_was_made_another_one_follows() -> N
 def test_a_region_that_has_taken_nothing_since_its_last_cut_is_paused_without_another() -> None:
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
-    scene.all_hear(Paused, pause=1, step=0)
+    scene.all_hear(Paused, pause=1, step=0, counters=Counters(step=0))
     assert scene.state is RegionState.PAUSED
     assert scene.sent(RequestCut) == []
 
@@ -91,7 +91,7 @@ def test_it_goes_on_when_it_is_told_to_and_an_answer_to_the_order_before_counts_
     assert scene.state is RegionState.RUNNING
     scene.play(PauseWanted(on=True))
     assert [order.pause for _, order in scene.sent(Pause)] == [2, 2]
-    scene.all_hear(Paused, pause=1, step=9)
+    scene.all_hear(Paused, pause=1, step=9, counters=Counters(step=9))
     assert len(scene.take(Refused)) == 2
     assert scene.state is RegionState.RUNNING
 
@@ -114,7 +114,7 @@ def test_after_a_reset_workers_are_told_again_behind_their_start() -> None:
     orders = [type(message).__name__ for link, message in scene.sent(object) if link == scene.links[0]]
     assert orders[-2:] == ["Start", "Pause"]
     assert scene.state is RegionState.RUNNING
-    scene.all_hear(Paused, pause=1, step=5)
+    scene.all_hear(Paused, pause=1, step=5, counters=Counters(step=5))
     assert scene.state is RegionState.PAUSED
 
 

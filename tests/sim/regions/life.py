@@ -214,8 +214,10 @@ class Life:
                     self._worker.report(Finished(job="", worker=self._worker.index))
                 continue
             if isinstance(message, PausedAt):
-                said = Paused(job="", worker=self._worker.index, pause=message.pause, step=message.step)
-                self._worker.report(said)
+                worker = self._worker
+                at, counters = message.step, worker.counters()
+                said = Paused(job="", worker=worker.index, pause=message.pause, step=at, counters=counters)
+                worker.report(said)
                 continue
             journals.record(message)
             for peer, frames in message.frames.items():

@@ -272,9 +272,9 @@ class Worker(Process):
     def _tick(self, due: float) -> None:
         if self._armed == due:
             self._armed = None
-            self.handle(Tick(due, self._counters()))
+            self.handle(Tick(due, self.counters()))
 
-    def _counters(self) -> Counters:
+    def counters(self) -> Counters:
         shared, claim = self.shared, self.life.claim if self.life is not None else None
         return Counters(
             step=shared.step,
