@@ -144,8 +144,8 @@ class WantsCut(FromWorker, frozen=True, kw_only=True):
 
 
 class Paused(FromWorker, frozen=True, kw_only=True):
-    """Order `pause` is carried out: this worker has ended `step` and takes no input in later ones. Counters come
-    with it, so that nobody who sees the region paused sees older ones.
+    """Order `pause` is carried out: this worker has ended `step` and takes no input in later ones. Its
+    counters come with it, so that nobody who sees the region paused sees older ones.
     """
 
     pause: int
