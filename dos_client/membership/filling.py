@@ -77,6 +77,19 @@ class Wanted:
         return sum(info.synced for info in self.objects.values())
 
     @property
+    def loose(self) -> bool:
+        """Nobody ever claimed it: its files were acknowledged by single servers, not by a quorum, and those
+        of one name on several are no copies of each other (docs/decisions/0050).
+        """
+        return self.epoch == 0
+
+    def leave(self, name: str, why: str) -> None:
+        """This file stays where it is."""
+        del self.objects[name], self.sources[name]
+        self.there.pop(name, None)
+        log.warning("filling %s: %s is left where it is: %s", self.directory, name, why)
+
+    @property
     def done(self) -> int:
         return sum(min(self.there.get(name, 0), info.synced) for name, info in self.objects.items())
 
@@ -197,6 +210,9 @@ class Filling:
                 continue
             source = await self._reader(wanted, name)
             if (await source.stat(name, info.synced)).digest != info.digest:
+                if wanted.loose:
+                    wanted.leave(name, "servers have different ones, each acknowledged by itself")
+                    return
                 raise ReplacementError(
                     f"{wanted.directory}/{name} has different contents on {wanted.sources[name].address} and"
                     f" {server_id.hex()}: which one counts is not known here"
@@ -210,9 +226,12 @@ class Filling:
         opened = await self._store.reopened(self._joining, wanted.directory)
         there = {info.name: info for info in opened.entries}
         missing = []
-        for name, info in wanted.objects.items():
+        for name, info in list(wanted.objects.items()):
             copy = there.get(name, ObjectInfo(name))
             wanted.there[name] = copy.synced
+            if wanted.loose and copy.synced and not await self._agree(wanted, copy, info):
+                wanted.leave(name, "the new server has one of its own")
+                continue
             if copy.corrupt or copy.poisoned:
                 raise ReplacementError(f"the new server's disk failed on {wanted.directory}/{name}")
             if copy.synced < info.synced:
@@ -223,6 +242,15 @@ class Filling:
                     remedy="stop it, empty its data directory, start it, and name it again as the new server",
                 )
         return missing, opened
+
+    async def _agree(self, wanted: Wanted, copy: ObjectInfo, info: ObjectInfo) -> bool:
+        """Whether what the joining member has of a file is the beginning of what it is to have, or more."""
+        if copy.corrupt or copy.poisoned:
+            return False
+        if copy.synced >= info.synced:
+            return await self._digest_there(wanted.directory, copy, info.synced) == info.digest
+        source = await self._reader(wanted, copy.name)
+        return (await source.stat(copy.name, copy.synced)).digest == copy.digest
 
     async def _digest_there(self, directory: str, copy: ObjectInfo, size: int) -> int:
         if copy.synced == size:

@@ -34,6 +34,7 @@ from tests.dos_client.support import (
     url_of,
 )
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.v0_client import V0Connection
 
 pytestmark = pytest.mark.trio
 Threads = list[ThreadServer]
@@ -337,12 +338,42 @@ async def test_contents_that_contradict_each_other_stop_the_replacement(four: Th
     for server, data in ((four[0], b"this"), (four[1], b"that, longer")):
         async with connect(server.url) as one:
             one.server_record = None  # behind the store's back
-            async with await one.unclaimed("d") as claim:
+            async with await one.claim("d", 1, new_writer()) as claim:
                 writer = claim.open_object("x")
                 await writer.wait_synced(writer.append(data))
     await off(four[2])
     with pytest.raises(ReplacementError, match="different contents"):
         await replace_member(url, old=four[2].location, new=four[3].location)
+
+
+async def test_where_nobody_ever_claimed_files_that_differ_stay_where_they_are(four: Threads) -> None:
+    """Clients of version 0 write to one server. Theirs stop no replacement, and take no other's place."""
+    # EVIDENCE-OF: P-1, P-5
+    url = url_of(four[:3])
+    record = await init_store(url)
+    joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
+    for server in four:
+        await hand_over(server.location, joining)
+    for server, name, data in (
+        (four[0], "f", b"this"),
+        (four[1], "f", b"that, longer"),
+        (four[1], "g", b"only here"),
+        (four[3], "g", b"another one"),
+        (four[1], "h", b"goes along"),
+        (four[3], "h", b"goes"),
+    ):
+        with V0Connection(server.address) as client:
+            client.use("loose")
+            client.append(name, 0)
+            client.send(data)
+            assert client.finish()[-1][1] > 0
+            client.close()
+    await replace_member(url, old=four[2].location, new=four[3].location)
+    assert await content_of(four[0], "loose", "f") == b"this"
+    assert await content_of(four[1], "loose", "f") == b"that, longer"
+    assert not (four[3].data / "d" / "loose" / "f").exists()
+    assert await content_of(four[3], "loose", "g") == b"another one"
+    assert await content_of(four[3], "loose", "h") == b"goes along"
 
 
 async def test_a_new_server_with_another_content_is_never_let_in(four: Threads) -> None:

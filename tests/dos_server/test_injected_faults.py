@@ -138,7 +138,7 @@ def test_an_object_whose_fsync_hangs_holds_up_no_other(one_server: ServerProcess
                 written(wire, f"quick{number}", b"abc")
                 written(other, f"quick{number}", b"abc")
             assert wire.ask(m.Stat("slow")).info.synced == len(good)
-            assert told_of(wire, "slow") == 0, "no watermark told more than the first, which was waited for"
+            assert told_of(wire, "slow") <= len(good), "no watermark tells of what is not durable"
             assert content_of(wire, "slow") == good, "nothing that is not durable is read"
         wire.wait_synced("slow", len(good) + 4)
 

@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIVENESS_S = 120.0
 """Virtual seconds. After the heal: sessions notice silence in 15 s, members come back in 2 s."""
 LIVENESS_AWAY_S = 360.0
-"""So much more for each second that a server is away, in a run with a region: to open its manifest takes some
-ten ways there, and drivers that meet wait several openings for each other (R17)."""
+"""So much more for each second that a server is away: to take over, or to open a manifest, takes some ten
+ways there, and contenders that meet wait several attempts for each other (R17)."""
 NEW_RECORDS = 3
 
 
@@ -141,8 +141,6 @@ class Cluster:
 
     def liveness_s(self) -> float:
         """How long work may take to go on after the heal. The promise (P-10) names no time."""
-        if self.region is None:
-            return LIVENESS_S
         return LIVENESS_S + LIVENESS_AWAY_S * max(
             self.network.latency_s(one.name, "w1") for one in self.machines
         )

@@ -24,7 +24,7 @@ FOUND_SOON = {
     "manifest_start_is_not_waited_for": 1,
     "longest_state_is_restored": 12,
     "votes_of_any_incarnation": 40,
-    "old_markers_count": 4,
+    "old_markers_count": 12,
     "barrier_overtakes_data": 4,
     "channel_state_is_dropped": 2,
     "sources_are_ahead_of_the_cut": 6,

@@ -102,6 +102,7 @@ class Writer(Process):
         """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
         superseded = 0
         while True:
+            began = self.now
             try:
                 await self._one_claim()
             except FencedError as error:
@@ -121,7 +122,8 @@ class Writer(Process):
             finally:
                 if self.claim is not None:
                     self.claim.close()
-            longest_s = min(_SUPERSEDED_WAIT_MAX_S, 0.1 * 2.0**superseded)
+            # In proportion to what an attempt takes, as drivers do: on far stores none had its time alone.
+            longest_s = min(_SUPERSEDED_WAIT_MAX_S, (0.1 + self.now - began) * 2.0**superseded)
             await self.sleep(0.1 + longest_s * self.chance.random())
         self.alive = False
 
