@@ -66,14 +66,14 @@ class Application:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            _wait(running[0], _POLL_S if left is None else min(left, _POLL_S))
+            running[0].wait(_POLL_S if left is None else min(left, _POLL_S))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until every part has ended, well or not; False at the time-out."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for part in self.parts.values():
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if not _wait(part, left):
+            if not part.wait(left):
                 return False
         return True
 
@@ -123,7 +123,3 @@ def _status(part: Any) -> RegionStatus:
     found = part.status
     status: RegionStatus = found() if callable(found) else found
     return status
-
-
-def _wait(part: Any, timeout: float | None) -> bool:
-    return bool(part.wait(timeout))

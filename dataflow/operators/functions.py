@@ -11,6 +11,7 @@ array. Columns of another type are cast if nothing is lost by it. With a control
 argument of either.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -60,9 +61,9 @@ class FunctionSpec(OperatorSpec):
             return operator
         return ThreadedOperator(operator, name=context.operator, threads=self.threads)
 
+    @abstractmethod
     def open_one(self, context: OperatorContext) -> Operator:
         """The operator that one thread runs."""
-        raise NotImplementedError
 
     def bound(self, context: OperatorContext) -> UserFunction:
         """The user's function of a row or batch alone."""

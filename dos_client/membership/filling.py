@@ -236,7 +236,10 @@ class Filling:
                 raise ReplacementError(f"the new server's disk failed on {wanted.directory}/{name}")
             if copy.synced < info.synced:
                 missing.append(name)
-            elif await self._digest_there(wanted.directory, copy, info.synced) != info.digest:
+            elif (
+                not wanted.loose
+                and await self._digest_there(wanted.directory, copy, info.synced) != info.digest
+            ):
                 raise ReplacementError(
                     f"{wanted.directory}/{name} has another content on the new server",
                     remedy="stop it, empty its data directory, start it, and name it again as the new server",

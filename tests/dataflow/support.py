@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import trio
 
 from dataflow import FileSink, FileSource, Graph
 from dataflow.sinks.tsv import parse_row
+from dos_client import init_store
+from tests.support.servers import ServerProcess, url_of
 
 
 def split_words(batch: pa.RecordBatch) -> pa.Array:
@@ -55,3 +58,10 @@ def last_counts(directory: Path) -> dict[str, int]:
         assert int(count) > last.get(word, 0), f"{word!r}: {count} after {last.get(word, 0)}"
         last[word] = int(count)
     return last
+
+
+def made(servers: list[ServerProcess]) -> str:
+    """The URL of a new store of these servers."""
+    url = url_of(servers)
+    trio.run(lambda: init_store(url))
+    return url

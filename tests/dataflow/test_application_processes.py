@@ -5,7 +5,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,32 +23,16 @@ from dataflow import (
     autonomous,
     collect_output,
     consistent,
-    local,
 )
 from dataflow.application import Application
 from dataflow.blocking import close_input, open_producer
 from dataflow.local import run_local
 from dos_client.blocking import open_store
-from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.support import true_counts
-from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, made, unhurried
-from tests.support.servers import ServerProcess
+from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, unhurried
 
-pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start at once."""
-    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 
 @contextmanager

@@ -14,9 +14,7 @@ from dataflow.operators.control import ControlOperator
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
-from tests.dataflow.test_region_processes import finished, forks, kill, running, shared_store
-
-__all__ = ["forks", "shared_store"]
+from tests.dataflow.test_region_processes import finished, kill, running
 
 COLUMNS = pa.schema([("sensor", pa.string()), ("max", pa.int64())])
 

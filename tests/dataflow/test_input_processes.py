@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,31 +13,18 @@ import pytest
 import trio
 
 from checkpoint.core.region import RegionState, ResetReport
-from dataflow import Graph, InputSource, LogSink, SchemaError, StepRows, blocking, local, read_output
+from dataflow import Graph, InputSource, LogSink, SchemaError, StepRows, blocking, read_output
 from dos_client import open_store
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
 from dos_protocol.errors import FencedError
-from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.producer_process import SCHEMA, rows_of
-from tests.dataflow.test_region_processes import finished, made, running
+from tests.dataflow.support import made
+from tests.dataflow.test_region_processes import finished, running
 from tests.support.servers import ServerProcess, three_servers
 
 __all__ = ["three_servers"]
-pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start at once."""
-    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
-
-
-@pytest.fixture(scope="module")
-def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 
 def numbers(publish: str = "step") -> Graph:

@@ -16,9 +16,7 @@ from dataflow.sources.base import DONE_SPLITS
 from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import last_counts, split_words, true_counts
-from tests.dataflow.test_region_processes import finished, running, shared_store
-
-__all__ = ["shared_store"]
+from tests.dataflow.test_region_processes import finished, running
 
 
 def per_file(paths: list[Path], out: Path) -> Graph:

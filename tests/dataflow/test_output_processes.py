@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -12,29 +10,14 @@ import pytest
 import trio
 
 from checkpoint.core.region import RegionState
-from dataflow import FileSource, Graph, GraphError, LogSink, SchemaError, StepRows, collect_output, local
+from dataflow import FileSource, Graph, GraphError, LogSink, SchemaError, StepRows, collect_output
 from dataflow.errors import NoOutputError
 from dataflow.outputs import read_output
 from dos_client import open_store
-from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.support import true_counts
-from tests.dataflow.test_region_processes import Watch, finished, hurry, made, running, unhurried
-from tests.support.servers import ServerProcess
+from tests.dataflow.test_region_processes import Watch, finished, hurry, running, unhurried
 
-pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start at once."""
-    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 
 def counted(paths: list[Path], folder: Path, publish: str) -> Graph:

@@ -7,36 +7,27 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import trio
 
 from checkpoint.coordinator import RegionControl
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, ResetReport
-from dataflow import FileSink, FileSource, Graph, GraphError, local
+from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
-from dos_client import init_store
-from tests.dataflow.fork_launcher import ForkLauncher
-from tests.dataflow.support import last_counts, split_words, true_counts, word_count
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.dataflow.support import last_counts, made, split_words, true_counts, word_count
+from tests.support.servers import ServerProcess, three_servers
 
 __all__ = ["three_servers"]
 pytestmark = pytest.mark.process
 
 SMALL_STEPS = WorkerLimits(step_bytes_max=128 * 1024, batch_bytes_max=64 * 1024)
 WAIT_S = 60.0
-
-
-@pytest.fixture
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start at once."""
-    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +88,6 @@ def finished(control: RegionControl) -> bool:
 def store(three_servers: list[ServerProcess]) -> str:
     """A store of the test's own, whose servers it may kill."""
     return made(three_servers)
-
-
-def made(servers: list[ServerProcess]) -> str:
-    url = url_of(servers)
-    trio.run(lambda: init_store(url))
-    return url
-
-
-@pytest.fixture(scope="module")
-def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A store for tests that leave its servers alone; each runs a region of another name."""
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
 
 
 def unhurried(hurry: Path, batch: pa.RecordBatch) -> pa.Array:

@@ -7,8 +7,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,28 +24,14 @@ from dataflow.sinks.files import FileWriter, part_name
 from dataflow.sinks.part_file import PartFile
 from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.support import last_counts, split_words, true_counts
-from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, made, running
-from tests.support.servers import ServerProcess
+from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, running
 from tests.support.sockets import break_between
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 TRAP = "trap"
 """Words that begin so are in one file only."""
 REPEAT = 20
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start at once."""
-    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        yield made([stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)])
 
 
 @dataclass(frozen=True)

@@ -9,39 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from typer.testing import CliRunner
 
 from checkpoint.coordinator import RegionControl, RegionListener
 from checkpoint.core.region import RegionState
 from checkpoint.errors import RegionFailedError
-from dataflow import Graph, local
+from dataflow import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_cli.main import app
-from dos_client import init_store
-from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.support import word_count
-from tests.support.servers import ServerProcess, url_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 WAIT_S = 60.0
 SMALL_STEPS = WorkerLimits(step_bytes_max=4096, batch_bytes_max=2048)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("servers")
-        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
-        trio.run(init_store, url_of(servers))
-        yield url_of(servers)
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start at once."""
-    monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
 
 
 class Heard(RegionListener):

@@ -28,16 +28,14 @@ from tests.sim.history import ViolationError
 from tests.sim.regions.input import Input, RegionSource
 from tests.sim.regions.output import Part, RegionSink
 from tests.sim.regions.record import Record
+from tests.sim.regions.region import FOR_A_PERSON, SINKS
 
 if TYPE_CHECKING:
     from tests.shells.run import Cluster
 
 RUNS_WITH_ONE: Final = 5
 """One run in so many has a region."""
-SINKS: Final = ("rows", "counts")
 _STEP_ROWS: Final = 3
-_FOR_A_PERSON: Final = ("resets in a row", "did not join within")
-"""Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
 
 def has_region(seed: int) -> bool:
@@ -196,7 +194,7 @@ class ShellRegion:
         elif end.state is RegionState.FAILED:
             if "a row cannot be read" in end.reason:
                 self.broken = False  # somebody looked at what failed, and mended it
-            elif not any(text in end.reason for text in _FOR_A_PERSON):
+            elif not any(text in end.reason for text in FOR_A_PERSON):
                 self.cluster.fail(ViolationError("O7", f"the region failed: {end.reason}"))
 
     async def supervise(self) -> None:

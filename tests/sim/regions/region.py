@@ -34,7 +34,7 @@ RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
 SINKS: Final = ("rows", "counts")
 STEP_ROWS: Final = 3
-_FOR_A_PERSON: Final = ("resets in a row", "did not join within")
+FOR_A_PERSON: Final = ("resets in a row", "did not join within")
 """Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
 
@@ -200,7 +200,7 @@ class Region:
         elif end.state is RegionState.FAILED:
             if "a row cannot be read" in end.reason:
                 self.broken = False  # somebody looked at what failed, and mended it
-            elif not any(text in end.reason for text in _FOR_A_PERSON):
+            elif not any(text in end.reason for text in FOR_A_PERSON):
                 raise ViolationError("O7", f"the region failed: {end.reason}")
 
     def living_workers(self) -> list[Worker]:
