@@ -204,6 +204,7 @@ class Participant:
                 step=step,
                 positions=positions,
                 phases_s=dict(phases_s or {}),
+                produced=self._counters().step,
             )
         )
 

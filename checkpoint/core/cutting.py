@@ -120,6 +120,7 @@ class Cutting(CoordinatorBase):
         pending = self.pending
         if pending is None or pending.appended or worker.state is not WorkerState.RUNNING:
             return Refusal("STALE_CUT", f"a vote for cut {vote.cut} while none is asked for")
+        worker.step = max(worker.step, vote.produced)
         refusal = pending.vote(vote)
         if refusal is not None or pending.missing():
             return refusal

@@ -118,6 +118,8 @@ class Prepared(FromWorker, frozen=True, kw_only=True):
     positions: WorkerCut
     phases_s: dict[str, float] = {}
     """Where the time went: align, drain, write, sync."""
+    produced: int = 0
+    """The last step that this worker has begun, perhaps above `step`: it heard a peer's flag too late."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):

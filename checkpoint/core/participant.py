@@ -280,6 +280,8 @@ class Participant:
             raise StaleIncarnationError(
                 f"{type(message).__name__} of incarnation {report.of}; this worker is in {self.incarnation}"
             )
+        if self.state is ParticipantState.FAILED:
+            return  # the first failure of an incarnation counts; what else was under way is told to nobody
         if isinstance(message, Join):
             self._may(ParticipantEvent.JOIN, message)
         elif isinstance(message, Restored):
@@ -291,8 +293,6 @@ class Participant:
             if self.state is not ParticipantState.RUNNING:
                 raise LocalProtocolError(f"{type(message).__name__} is reported while {self.state.name}")
         elif isinstance(message, Failed):
-            if self.state is ParticipantState.FAILED:
-                return  # the first of an incarnation counts
             self._may(ParticipantEvent.FAIL, message)
         elif isinstance(message, Finished):
             self._may(ParticipantEvent.FINISH, message)

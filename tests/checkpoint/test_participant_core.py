@@ -12,6 +12,7 @@ from checkpoint.core.messages import (
     Finished,
     Heartbeat,
     Join,
+    Paused,
     Peer,
     Prepared,
     Progress,
@@ -20,6 +21,7 @@ from checkpoint.core.messages import (
     Restored,
     Start,
     Stop,
+    WantsCut,
 )
 from checkpoint.core.participant import (
     PARTICIPANT,
@@ -209,6 +211,24 @@ def test_only_the_first_failure_of_an_incarnation_is_told(running) -> None:
     running.hear(restore(8))
     running.report(Failed(job="", worker=0, kind="fenced", epoch_held=12))
     assert [sent.kind for sent in running.sent] == ["peer", "fenced"]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        vote(1, 7),
+        WantsCut(job="", worker=0, step=4),
+        Paused(job="", worker=0, pause=1, step=4, counters=Counters()),
+        Finished(job="", worker=0),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_was_under_way_when_an_incarnation_failed_is_told_to_nobody(running, late) -> None:
+    running.report(Failed(job="", worker=0, kind="operator"), of=7)
+    running.sent.clear()
+    running.report(late, of=7)
+    assert running.sent == []
+    assert running.core.voted < 1
 
 
 def test_heartbeats_go_out_each_second_and_claim_exhaustion_only_while_running(worker) -> None:

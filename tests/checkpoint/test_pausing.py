@@ -66,6 +66,22 @@ def test_where_a_cut_came_before_a_step_that_was_made_another_one_follows() -> N
     assert scene.state is RegionState.PAUSED
 
 
+def test_where_a_worker_flagged_one_step_more_than_the_cut_is_of_another_one_follows() -> None:
+    """The request for cut 1 met worker 1 after step 4, which worker 0 had flagged: it began step 5 for it."""
+    scene = Scene().run()
+    scene.play(PauseWanted(on=True))
+    scene.all_hear(Paused, pause=1, step=4, counters=Counters(step=4))
+    scene.take()
+    scene.vote(0, 1, step=4)
+    scene.vote(1, 1, step=4, produced=5)
+    (append,) = scene.take(AppendCut)
+    scene.play(CutAppended(append.cut))
+    assert scene.state is RegionState.RUNNING, "not all stand at the cut's step"
+    assert [order.cut for _, order in scene.sent(RequestCut)] == [2, 2]
+    committed(scene, 2, step=6)
+    assert scene.state is RegionState.PAUSED
+
+
 def test_a_region_that_has_taken_nothing_since_its_last_cut_is_paused_without_another() -> None:
     scene = Scene().run()
     scene.play(PauseWanted(on=True))

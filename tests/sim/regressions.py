@@ -95,4 +95,11 @@ REGRESSIONS: Final = (
         "drivers on a far store superseded each other before any of them could open the manifest",
         "tests/checkpoint/test_far_stores.py",
     ),
+    Regression(
+        2951,
+        "2026-11-22",
+        "cff3a6b",
+        "a worker whose circuit had failed ended with an error of its own when it was to say that it paused",
+        "tests/checkpoint/test_participant_core.py",
+    ),
 )

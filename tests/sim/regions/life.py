@@ -237,7 +237,12 @@ class Life:
                 writer.sync()
             positions = await journals.prepare(taken)
             vote = Prepared(
-                job="", worker=worker.index, cut=taken.mark.cut, step=taken.step, positions=positions
+                job="",
+                worker=worker.index,
+                cut=taken.mark.cut,
+                step=taken.step,
+                positions=positions,
+                produced=worker.shared.step,
             )
             worker.report(vote)
             self._tell(FrameType.DURABLE, taken.step)
