@@ -2,6 +2,7 @@
 them.
 
 Batches wait for the end of the step, so that the order does not depend on how a step was cut into batches.
+Every row is given on once: consistent inputs make consistent outputs (replication-transparency IV-D).
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,267 @@
+"""A graph in this process: no Spark, no store, no files. For tests of dataflows, yours and ours.
+
+    trial = Trial(graph, workers=2)
+    trial.step({"orders": [{"item": "tea", "price": 3}]}, cut=True)
+    trial.step({"orders": [{"item": "tea", "price": 4}]})
+    trial.crash()                                   # back to the cut; its second step is gone
+    trial.step({"orders": [{"item": "tea", "price": 4}]})
+    assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
+
+Rules of this file: the circuits of all workers are the real ones, so are their exchanges and the bytes of
+their state; what is left out is links, journals, sources and sinks. Every source gives what `step` is given
+for it, every sink keeps what it gets.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import SplitPosition
+from checkpoint.state_blocks import decode_block, encode_block
+from dataflow.circuit import Checkpoint, Circuit, Sends
+from dataflow.errors import SchemaError
+from dataflow.graph import Graph
+from dataflow.operators.base import OperatorContext, OperatorSpec
+from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec
+
+Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
+"""Dicts, a batch or a table."""
+
+
+class Trial:
+    """All workers of a graph, driven step by step. Raises GraphError, and OperatorError from `step`."""
+
+    def __init__(self, graph: Graph, *, workers: int = 1) -> None:
+        if workers < 1:
+            raise ValueError(f"a graph runs on one worker or more, not {workers}")
+        plan = graph.plan()
+        self._schemas = {
+            name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
+        }
+        specs = {name: _stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
+        self._plan = replace(plan, specs=specs)
+        self._workers = workers
+        self._step = 0
+        self._cut_step = 0
+        self._cuts = 0
+        self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
+            name: [] for name, spec in specs.items() if isinstance(spec, _KeepingSpec)
+        }
+        """Sink -> (step, batch)."""
+        self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
+        self._circuits = self._open()
+
+    def step(
+        self,
+        inputs: Mapping[str, "Rows | Sequence[Rows]"],
+        *,
+        cut: bool = False,
+        snapshot: bool = False,
+    ) -> None:
+        """One step: what each source gives in it, and whether it ends with a cut.
+
+        A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn.
+        snapshot: the cut is all of the state, as a journal has it when it forgets what came before.
+        """
+        unknown = sorted(set(inputs) - set(self._schemas))
+        if unknown:
+            known = ", ".join(map(repr, sorted(self._schemas)))
+            raise SchemaError(f"{', '.join(map(repr, unknown))} is no source of this graph; it has {known}")
+        self._step += 1
+        for name, given in inputs.items():
+            for index, rows in enumerate(_batches(given)):
+                batch = _batch_of(rows, self._schemas[name])
+                self._circuits[index % self._workers].feed(
+                    self._step, name, SourceBatch(batch, (), batch.nbytes)
+                )
+        taken = [Checkpoint(with_snapshot=snapshot) for _ in self._circuits]
+        self._run(cut=cut, taken=taken)
+        for circuit in self._circuits:
+            for name, batches in self._kept.items():
+                sink = circuit.sinks[name]
+                assert isinstance(sink, _Keeping)
+                batches += [(self._step, batch) for batch in sink.take()]
+        if cut:
+            self._commit(taken, snapshot=snapshot)
+
+    def crash(self) -> int:
+        """All workers die and stand at the last cut again, or at the beginning; what sinks got after it is
+        gone. Returns how many steps the cut holds: the next `step` is the one after them.
+        """
+        for circuit in self._circuits:
+            circuit.close()
+        self._step = self._cut_step
+        for name, batches in self._kept.items():
+            self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
+        self._circuits = self._open()
+        return self._step
+
+    def table(self, sink: str) -> pa.Table:
+        """What a sink got, in the order of steps, workers and rows."""
+        batches = [batch for _, batch in self._kept[sink]]
+        return pa.Table.from_batches(batches, self._plan.inputs_of(sink)[0])
+
+    def rows(self, sink: str) -> list[dict[str, Any]]:
+        """The same as dicts."""
+        rows: list[dict[str, Any]] = self.table(sink).to_pylist()
+        return rows
+
+    def counters(self) -> list[dict[str, dict[str, int]]]:
+        """Of each worker: operator -> counter -> value, since it was opened."""
+        return [circuit.counters() for circuit in self._circuits]
+
+    # --- what the runtime does ------------------------------------------------------------------------------
+
+    def _open(self) -> list[Circuit]:
+        layout = even_layout(self._workers)
+        circuits = [
+            Circuit(
+                self._plan,
+                region="trial",
+                worker=worker,
+                workers=self._workers,
+                store_id=bytes(16),
+                layout=layout,
+            )
+            for worker in range(self._workers)
+        ]
+        for circuit, blocks in zip(circuits, self._blocks, strict=True):
+            for operator, data in blocks:
+                circuit.stateful[operator].restore(decode_block(data))
+        return circuits
+
+    def _run(self, *, cut: bool, taken: Sequence[Checkpoint]) -> None:
+        sends = [circuit.end_sources(self._step) for circuit in self._circuits]
+        for stage in range(1, len(self._plan.plan.stages)):
+            received = [_received(sends, worker) for worker in range(self._workers)]
+            sends = [
+                circuit.run_stage(stage, self._step, batches, cut=cut)
+                for circuit, batches in zip(self._circuits, received, strict=True)
+            ]
+            if cut:
+                for circuit, into in zip(self._circuits, taken, strict=True):
+                    circuit.take_checkpoint(stage, into)
+
+    def _commit(self, taken: Sequence[Checkpoint], *, snapshot: bool) -> None:
+        self._cuts += 1
+        self._cut_step = self._step
+        for blocks, made in zip(self._blocks, taken, strict=True):
+            if snapshot:
+                blocks.clear()
+            found = made.snapshots if snapshot else made.blocks
+            blocks += [(name, data) for name, block in found.items() for data in encode_block(block)]
+
+
+def _received(sends: Sequence[Sends], worker: int) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+    received: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+    for sender, channels in enumerate(sends):
+        for channel, parts in channels.items():
+            received.setdefault(channel, []).extend((sender, batch) for batch in parts[worker])
+    return received
+
+
+def _batches(given: Any) -> list[Rows]:
+    if isinstance(given, (pa.RecordBatch, pa.Table)):
+        return [given]
+    several = list(given)
+    if several and not isinstance(several[0], Mapping):
+        return several
+    return [several]
+
+
+def _batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    if isinstance(rows, pa.Table):
+        rows = rows.combine_chunks()
+        found = rows.to_batches()
+        rows = found[0] if found else []
+    if not isinstance(rows, pa.RecordBatch):
+        rows = pa.RecordBatch.from_pylist(list(rows), schema)
+    if not rows.schema.equals(schema):
+        raise SchemaError(f"the source gives {schema.names}, and a step was given {rows.schema.names}")
+    return rows
+
+
+# --- stand-ins for what reads and writes --------------------------------------------------------------------
+
+
+def _stand_in(spec: OperatorSpec, schema: pa.Schema | None) -> OperatorSpec:
+    if isinstance(spec, SourceSpec):
+        return _GivingSpec(schema)
+    return _KeepingSpec() if isinstance(spec, SinkSpec) else spec
+
+
+@dataclass(frozen=True, slots=True)
+class _GivingSpec(SourceSpec):
+    schema: pa.Schema
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return self.schema
+
+    def open(self, context: OperatorContext) -> "_Giving":
+        del context
+        return _Giving()
+
+
+class _Giving(SourceReader):
+    """Reads nothing by itself: the trial feeds its circuit."""
+
+    exhausted = False
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        """There is no position to stand at."""
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        del bytes_max
+        return None
+
+    def replay(self, division: Division) -> list[SourceBatch]:
+        del division
+        return []
+
+    def take_division(self) -> Division:
+        return {}
+
+    def positions(self) -> Positions:
+        return {}
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        del source
+        return "the rows given" if row is None else f"row {row} of those given"
+
+
+@dataclass(frozen=True, slots=True)
+class _KeepingSpec(SinkSpec):
+    def open(self, context: OperatorContext) -> "_Keeping":
+        del context
+        return _Keeping()
+
+
+@dataclass(slots=True)
+class _Keeping(SinkWriter):
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        self.batches.append(batch)
+        return ()
+
+    def take(self) -> list[pa.RecordBatch]:
+        """What came since the last call."""
+        batches, self.batches = self.batches, []
+        return batches
+
+    def prepare(self) -> None:
+        return None
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def reset_to(self, prepared: Any | None) -> None:
+        """A crash opens new ones."""
+
+
+__all__ = ["Rows", "Trial"]

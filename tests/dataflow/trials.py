@@ -1,0 +1,82 @@
+"""What tests of operators share: the same rows in any order, cut into steps and batches anyhow, with cuts and
+crashes anywhere.
+
+Replica consistency (replication-transparency, definition 2): streams are consistent if they hold the same
+rows whatever their order; an operator keeps that if from consistent inputs it makes consistent outputs.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+
+from dataflow import Graph
+from dataflow.testing import Trial
+
+Row = dict[str, Any]
+Step = dict[str, list[list[Row]]]
+"""Source -> batches of rows."""
+
+
+@st.composite
+def cut_into_batches(draw: st.DrawFn, rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in their order, as batches of one row and more."""
+    ends = sorted(draw(st.sets(st.integers(1, max(len(rows) - 1, 1)), max_size=4)))
+    bounds = [0, *(end for end in ends if end < len(rows)), len(rows)]
+    return [list(rows[begin:end]) for begin, end in pairwise(bounds) if begin < end]
+
+
+@st.composite
+def arrangements(draw: st.DrawFn, inputs: Mapping[str, Sequence[Row]], *, steps_max: int = 4) -> list[Step]:
+    """The rows of each source in any order, dealt to steps, cut into batches."""
+    steps: list[Step] = [{} for _ in range(draw(st.integers(1, steps_max)))]
+    for source, rows in inputs.items():
+        dealt: list[list[Row]] = [[] for _ in steps]
+        for row in draw(st.permutations(list(rows))):
+            dealt[draw(st.integers(0, len(steps) - 1))].append(row)
+        for step, part in zip(steps, dealt, strict=True):
+            step[source] = draw(cut_into_batches(part))
+    return steps
+
+
+@st.composite
+def reordered(draw: st.DrawFn, steps: Sequence[Step]) -> list[Step]:
+    """The same rows in the same steps, in another order and other batches."""
+    return [{name: draw(_reshuffled(batches)) for name, batches in step.items()} for step in steps]
+
+
+@st.composite
+def _reshuffled(draw: st.DrawFn, batches: list[list[Row]]) -> list[list[Row]]:
+    rows = draw(st.permutations([row for batch in batches for row in batch]))
+    made: list[list[Row]] = draw(cut_into_batches(rows))
+    return made
+
+
+def play(graph: Graph, steps: Sequence[Step], *, workers: int = 1) -> Trial:
+    """All steps, without trouble."""
+    trial = Trial(graph, workers=workers)
+    for step in steps:
+        trial.step(step)
+    return trial
+
+
+def play_with_trouble(graph: Graph, steps: Sequence[Step], data: st.DataObject) -> Trial:
+    """All steps on one to three workers, with cuts at some of them and crashes after some."""
+    trial = Trial(graph, workers=data.draw(st.integers(1, 3), label="workers"))
+    crashes = data.draw(st.integers(0, 3), label="crashes")
+    at = 0
+    while at < len(steps):
+        cut = data.draw(st.sampled_from(["", "cut", "snapshot"]), label=f"cut at step {at + 1}")
+        trial.step(steps[at], cut=bool(cut), snapshot=cut == "snapshot")
+        at += 1
+        if crashes and data.draw(st.booleans(), label="crash"):
+            crashes -= 1
+            at = trial.crash()
+    return trial
+
+
+def multiset(rows: Sequence[Row]) -> Counter[tuple[tuple[str, Any], ...]]:
+    """Rows without an order; NaN is equal to itself."""
+    return Counter(tuple((name, repr(value)) for name, value in row.items()) for row in rows)
