@@ -120,9 +120,10 @@ class Appends:
     def synced(self, event: v.Synced) -> None:
         directory = self._tables.directories[event.directory]
         state = directory.objects[event.name]
-        if state.poisoned:
-            return
-        if event.trouble is not v.Trouble.NONE:
+        if state.poisoned:  # by a write that failed meanwhile
+            state.forget_sync()
+        elif event.trouble is not v.Trouble.NONE:
+            state.forget_sync()
             self._poison(state)
         else:
             settled = state.was_synced()

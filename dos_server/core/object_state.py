@@ -287,12 +287,16 @@ class ObjectState:
         """The write has ended, and what it did counts for nothing."""
         self.batch = None
 
+    def forget_sync(self) -> None:
+        """The sync has ended, and what it did counts for nothing."""
+        self.sync_covers, self.sync_asked = None, False
+
     def poison(self) -> list[Ticket]:
         """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be.
 
-        A write that is still under way stays that: nothing else may happen to the file before it ends."""
+        A write or sync that is still under way stays that: nothing else may happen to the file before it
+        ends, and its end must not be taken for that of a later one."""
         self.poisoned = True
-        self.sync_asked = False
         self.unwritten_tickets = 0
         self.pieces = []
         self.fold = self.written_fold.copy()

@@ -13,6 +13,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_server.core import vocabulary as v
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.memory.disk import _Folder, _Node
 from tests.support.core_harness import SERVER_ID, Harness
@@ -205,6 +206,30 @@ def test_a_poisoned_object_is_mended_without_a_restart() -> None:
     world.disk.power_cut(random.Random(5))
     world.start()
     assert world.content() == LONGER
+
+
+def test_nothing_is_mended_while_a_sync_of_the_bad_copy_is_under_way() -> None:
+    """Its end would be taken for that of the new copy's first sync, and acknowledge what is on no disk."""
+    # EVIDENCE-OF: P-1
+    world = World()
+    world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b" and"))
+    (under_way,) = world.pending
+    assert isinstance(under_way[0], v.Sync)
+    world.disk.fail("write", errno.EIO)
+    world.send(world.writer, m.Append("o", len(CONTENT) + 4, prefix_digest(CONTENT + b" and"), b" more"))
+    old = world.ask_now(world.writer, m.Stat("o")).info
+    assert old.poisoned
+    repairer = world.connect(HELLO)
+    world.send(repairer, m.ChangeDirectory("dir"))
+    refused = world.ask_now(repairer, _mend(LONGER, old))
+    assert refused.code == ErrorCode.BEING_APPENDED
+    newer = world.connect(HELLO)
+    claim = world.send(newer, m.ChangeDirectory("dir", claim=True, epoch=4, writer_id=b"v" * 16))
+    world.finish(1)  # the claim is stored
+    assert world.answer(newer, claim) is None, "it is answered when all that was begun has ended"
+    world.settle()
+    assert isinstance(world.answer(newer, claim), m.DirectoryOpened)
+    assert isinstance(world.mend(repairer, LONGER, old=old), m.Mended)
 
 
 def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
