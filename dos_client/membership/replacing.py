@@ -271,7 +271,11 @@ async def must_be_new(address: str, token: bytes, client: str) -> None:
         if connection.record is not None:
             raise ReplacementError(f"{address} belongs to store {connection.record.store_id.hex()} already")
         if (await connection.list_names()).entries:
-            raise ReplacementError(f"{address} is not empty", remedy="start it on an empty data directory")
+            raise ReplacementError(
+                f"{address} is not empty",
+                remedy="start it on an empty data directory; if it fills again, some client writes to that"
+                " address by itself: keep it away, or start the server at another one, until it is in",
+            )
 
 
 async def decide_and_install(store: Store, records: RecordLog, record: StoreRecord) -> None:

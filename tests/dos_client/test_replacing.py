@@ -299,7 +299,7 @@ async def test_what_cannot_replace_is_refused_and_changes_nothing(four: Threads)
     async with connect(four[3].url) as server, await server.unclaimed("full") as claim:
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"x"))
-    with pytest.raises(ReplacementError, match="is not empty"):
+    with pytest.raises(ReplacementError, match=r"is not empty.*keep it away"):
         await replace_member(url, old=four[2].location, new=four[3].location)
     async with open_store(url) as store:
         assert store.record == record

@@ -109,4 +109,11 @@ REGRESSIONS: Final = (
         "the end of a sync that had begun before an object was poisoned was taken for that of its new copy",
         "tests/dos_server/test_mending.py",
     ),
+    Regression(
+        3083,
+        "2026-11-22",
+        "81c91e5",
+        "visitors filled each server that was to come in: the simulated person had not kept them away",
+        "tests/dos_client/test_replacing.py",
+    ),
 )

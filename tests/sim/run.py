@@ -139,6 +139,10 @@ class Cluster:
         machine.kill()
         machine.lose_disk(fresh_id)
 
+    def known(self) -> list[Machine]:
+        """The servers that visitors go to."""
+        return self.machines
+
     def liveness_s(self) -> float:
         """How long work may take to go on after the heal. The promise (P-10) names no time."""
         return LIVENESS_S + LIVENESS_AWAY_S * max(

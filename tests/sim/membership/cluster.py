@@ -61,6 +61,11 @@ class MembershipCluster(Cluster):
 
     # Clients
 
+    def known(self) -> list[Machine]:
+        """Those that are in a store, or were. A server that is to come in has to be empty, so the person
+        keeps it out of the reach of others until it is asked in, as `dos store replace` says."""
+        return [one for one in self.machines if one.kept_record() is not None]
+
     def new_writer(self, directory: str) -> ShellWriter:  # type: ignore[override]
         self._writers_made += 1
         name = f"w{self._writers_made}"

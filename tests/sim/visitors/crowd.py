@@ -30,7 +30,7 @@ class Crowd:
         self._network = cluster.network
         self._machines = cluster.machines
         self.visitors = [
-            kind(f"v{number}", cluster.network, cluster.machines, chance.stream(f"visitor {number}"))
+            kind(f"v{number}", cluster.network, cluster.known, chance.stream(f"visitor {number}"))
             for number, kind in enumerate(kinds)
         ]
 

@@ -4,6 +4,7 @@ Rules of this file: what such a client sends, and when it loses patience. What i
 """
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -102,19 +103,21 @@ class Connection0:
 
 
 class Visitor0(Process):
-    """One client process, which goes to one server after the other."""
+    """One client process, which goes to one server after the other, of those `known` to it."""
 
-    def __init__(self, name: str, network: Network, machines: "list[Machine]", chance: Random) -> None:
+    def __init__(
+        self, name: str, network: Network, known: "Callable[[], list[Machine]]", chance: Random
+    ) -> None:
         super().__init__(network.world, name)
         self._network = network
-        self._machines = machines
+        self._known = known
         self._chance = chance
         self.start("life", self._live())
 
     async def _live(self) -> None:
         while True:
             await self.sleep(self._chance.expovariate(1 / 0.3))
-            connection = Connection0(self, self._network, self._chance.choice(self._machines).address)
+            connection = Connection0(self, self._network, self._chance.choice(self._known()).address)
             try:
                 await connection.open()
                 await self._visit(connection)

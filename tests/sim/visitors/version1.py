@@ -4,6 +4,7 @@ length, and does not wait for one before it sends the next (row 40).
 Rules of this file: as `version0`.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
@@ -26,19 +27,21 @@ _GET_BYTES = 1 << 20
 
 
 class Visitor1(Process):
-    """One client process, which goes to one server after the other."""
+    """One client process, which goes to one server after the other, of those `known` to it."""
 
-    def __init__(self, name: str, network: Network, machines: "list[Machine]", chance: Random) -> None:
+    def __init__(
+        self, name: str, network: Network, known: "Callable[[], list[Machine]]", chance: Random
+    ) -> None:
         super().__init__(network.world, name)
         self._network = network
-        self._machines = machines
+        self._known = known
         self._chance = chance
         self.start("life", self._live())
 
     async def _live(self) -> None:
         while True:
             await self.sleep(self._chance.expovariate(1 / 0.3))
-            session = Session(self, self._network, self._chance.choice(self._machines).address)
+            session = Session(self, self._network, self._chance.choice(self._known()).address)
             session.on_watermark = self._marked
             session.on_append_refused = self._refused
             try:
