@@ -5,6 +5,7 @@ and output.
 """
 
 from checkpoint.input_log import close_input
+from dataflow.aggregates import ApproxDistinct, Count, Max, Mean, Min, Sum
 from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
@@ -18,7 +19,9 @@ from dataflow.sources.inputs import InputSource
 from dataflow.sources.log import LogSource
 
 __all__ = [
+    "ApproxDistinct",
     "CallSink",
+    "Count",
     "FileSink",
     "FileSource",
     "Graph",
@@ -28,12 +31,16 @@ __all__ = [
     "KeyedStream",
     "LogSink",
     "LogSource",
+    "Max",
+    "Mean",
+    "Min",
     "OperatorError",
     "OperatorFailure",
     "Producer",
     "SchemaError",
     "StepRows",
     "Stream",
+    "Sum",
     "autonomous",
     "close_input",
     "collect_output",

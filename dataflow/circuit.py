@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from checkpoint.core.layout import Layout
-from dataflow.core.plan import Kind, NodePlan, StagePlan
+from dataflow.core.plan import KIND_RULES, Kind, NodePlan, StagePlan
 from dataflow.errors import OperatorError, OperatorFailure
 from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
@@ -238,7 +238,8 @@ class Circuit:
             self._given[node.name] += batch.num_rows
             origin = Origin(f"step {run.step}, rows of {node.name!r} from worker {sender}")
             for consumer, index in self._consumers[node.name]:
-                bare = batch if consumer.kind is Kind.COUNT else batch.select(schema.names)
+                keyed = KIND_RULES[consumer.kind].needs_key  # it works with `_hash`, and perhaps `_weight`
+                bare = batch if keyed else batch.select(schema.names)
                 self._route(run, consumer, _Input(index, bare, origin))
 
     def _emit(self, run: "_Run", name: str, batch: pa.RecordBatch, origin: Origin) -> None:
@@ -278,7 +279,10 @@ class Circuit:
                 continue
             operator = self._operators[node.name]
             origin = Origin(f"the end of step {run.step}")
-            made = [*operator.end_step(), *(operator.drain() if cut else ())]
+            try:
+                made = [*operator.end_step(), *(operator.drain() if cut else ())]
+            except UserFault as fault:
+                raise _operator_error(node.name, origin.words, fault) from fault
             for batch in made:
                 self._emit(run, node.name, batch, origin)
         return sends

@@ -19,12 +19,14 @@ import pyarrow as pa
 
 from checkpoint.core.fingerprint import fingerprint
 from checkpoint.core.outputs import Publish
+from dataflow.aggregates import Aggregate
 from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, find_problems, in_order, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
 from dataflow.errors import GraphError, SchemaError
 from dataflow.explaining import explain
 from dataflow.graph_plan import GraphPlan
+from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.control import BroadcastSpec, ControlSpec
 from dataflow.operators.count import CountSpec
@@ -349,10 +351,20 @@ class KeyedStream(Stream):
 
     def count(self, name: str) -> Stream:
         """How often each key came: (key columns, count bigint), once a step for each key that came in it."""
-        keys: tuple[str, ...] = ()
+        return self._then(name, CountSpec(self._keys()))
+
+    def aggregate(self, name: str, **aggregates: Aggregate) -> Stream:
+        """What is computed of all rows of each key (`dataflow.aggregates`), once a step for each key that
+        came in it: (key columns, a column for each aggregate, by its name).
+
+            orders.key_by("by_item", "item").aggregate("sold", orders=Count(), income=Sum("price"))
+        """
+        return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
+
+    def _keys(self) -> tuple[str, ...]:
         if isinstance(self.node, Node) and isinstance(self.node.spec, KeyBySpec):
-            keys = self.node.spec.keys
-        return self._then(name, CountSpec(keys))
+            return self.node.spec.keys
+        return ()
 
 
 __all__ = ["Graph", "GraphPlan", "KeyedStream", "Kind", "Node", "Stream"]

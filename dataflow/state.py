@@ -159,7 +159,7 @@ class KeyIndex:
 class SlotArray:
     """One number per slot, growing with the index; new slots begin at `fill`."""
 
-    def __init__(self, dtype: Any, fill: int = 0) -> None:
+    def __init__(self, dtype: Any, fill: Any = 0) -> None:
         self._fill = fill
         self.values: npt.NDArray[Any] = np.full(_FIRST_CELLS // 2, fill, dtype)
 

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     BROADCAST = "broadcast"
     CONTROL = "control"
     COUNT = "count"
+    AGGREGATE = "aggregate"
     SINK = "sink"
 
 
@@ -64,6 +65,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.BROADCAST: KindRule(1, 1),
     Kind.CONTROL: KindRule(1, 1, has_output=False, has_effect=True),
     Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.AGGREGATE: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SINK: KindRule(1, 1, has_output=False, has_effect=True),
 }
 assert set(KIND_RULES) == set(Kind)

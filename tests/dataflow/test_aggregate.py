@@ -1,0 +1,198 @@
+"""Aggregates per key: the same results whatever the order, the batches, the steps, the crashes."""
+
+import datetime
+import math
+from collections import defaultdict
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow import (
+    ApproxDistinct,
+    CallSink,
+    Count,
+    Graph,
+    GraphError,
+    InputSource,
+    Max,
+    Mean,
+    Min,
+    SchemaError,
+    Sum,
+)
+from dataflow.errors import OperatorError
+from dataflow.testing import Trial
+from tests.dataflow.trials import Row, arrangements, multiset, play, play_with_trouble, reordered
+
+SCHEMA = "key string, n bigint, x double, day date, who string"
+_rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from("abc"),
+            "n": st.none() | st.integers(-(2**60), 2**60),
+            "x": st.none() | st.floats(width=64),
+            "day": st.none() | st.dates(datetime.date(1960, 1, 1), datetime.date(2040, 1, 1)),
+            "who": st.none() | st.sampled_from(["ann", "bob", "cy", ""]),
+        }
+    ),
+    max_size=14,
+)
+
+
+def all_of_them() -> Graph:
+    graph = Graph("all")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    made = rows.key_by("by_key", "key").aggregate(
+        "made",
+        rows=Count(),
+        days=Count("day"),
+        total=Sum("n"),
+        sum=Sum("x"),
+        mean=Mean("x"),
+        mean_n=Mean("n"),
+        least=Min("x"),
+        most=Max("x"),
+        first=Min("day"),
+        last=Max("day"),
+        low=Min("n"),
+        people=ApproxDistinct("who"),
+    )
+    made.sink("out", CallSink(print))
+    return graph
+
+
+def _sum(values: list[float]) -> float:
+    special = {value for value in values if not math.isfinite(value)}
+    if special:
+        return sum(special)
+    exact = sum(map(Fraction, values))
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values) + 0.0
+
+
+def _least(values: list[float]) -> float:
+    return min((value for value in values if not math.isnan(value)), default=math.nan) + 0.0
+
+
+def expected(rows: list[Row]) -> list[Row]:
+    by_key: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_key[row["key"]].append(row)
+
+    def of(part: list[Row], column: str, function: Any) -> Any:
+        values = [row[column] for row in part if row[column] is not None]
+        return function(values) if values else None
+
+    return [
+        {
+            "key": key,
+            "rows": len(part),
+            "days": of(part, "day", len) or 0,
+            "total": of(part, "n", sum),
+            "sum": of(part, "x", _sum),
+            "mean": of(part, "x", lambda values: _sum(values) / len(values)),
+            "mean_n": of(part, "n", lambda values: float(sum(values)) / len(values)),
+            "least": of(part, "x", _least),
+            "most": of(part, "x", _largest),
+            "first": of(part, "day", min),
+            "last": of(part, "day", max),
+            "low": of(part, "n", min),
+            "people": len({row["who"] for row in part} - {None}),
+        }
+        for key, part in by_key.items()
+    ]
+
+
+@given(rows=_rows, data=st.data())
+def test_the_last_row_of_each_key_is_that_of_all_its_rows_whatever_happens(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    trial = play_with_trouble(all_of_them(), data.draw(arrangements({"rows": rows})), data)
+    last = {row["key"]: row for row in trial.rows("out")}
+    assert multiset(list(last.values())) == multiset(expected(rows))
+
+
+@given(rows=_rows, data=st.data())
+def test_the_rows_of_a_step_make_the_same_output_in_whatever_order_they_come(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    steps = data.draw(arrangements({"rows": rows}))
+    once = play(all_of_them(), steps, workers=2)
+    again = play(all_of_them(), data.draw(reordered(steps)), workers=2)
+    assert multiset(once.rows("out")) == multiset(again.rows("out"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_many_values_are_counted_about_right_and_the_same_in_any_order(workers: int) -> None:
+    graph = Graph("people")
+    rows = graph.source("rows", InputSource("rows", "key string, who bigint"))
+    keyed = rows.key_by("by_key", "key")
+    keyed.aggregate("people", about=ApproxDistinct("who", precision=8)).sink("out", CallSink(print))
+    numbers = [7919 * n % 20_011 for n in range(20_000)]
+    found = []
+    for order in (numbers, numbers[::-1], sorted(numbers + numbers)):
+        trial = Trial(graph, workers=workers)
+        for begin in range(0, len(order), 6000):
+            batch = [{"key": "k", "who": who} for who in order[begin : begin + 6000]]
+            trial.step({"rows": [batch[:2000], batch[2000:]]}, cut=True)
+            trial.crash()
+        found.append(trial.rows("out")[-1]["about"])
+    assert found[0] == pytest.approx(20_000, rel=4 / math.sqrt(2**8))
+    assert len(set(found)) == 1
+
+
+def test_a_sum_of_integers_that_does_not_fit_stops_and_names_the_operator() -> None:
+    graph = Graph("sums")
+    rows = graph.source("rows", InputSource("rows", "key string, n bigint"))
+    rows.key_by("by_key", "key").aggregate("sums", total=Sum("n")).sink("out", CallSink(print))
+    trial = Trial(graph)
+    trial.step({"rows": [{"key": "a", "n": 2**62}, {"key": "a", "n": 2**62}, {"key": "a", "n": -(2**62)}]})
+    assert trial.rows("out") == [{"key": "a", "total": 2**62}]
+    with pytest.raises(OperatorError, match=r"'sums' failed at the end of step 2: the sum 'total' does not"):
+        trial.step({"rows": [{"key": "a", "n": 2**62}]})
+
+
+@pytest.mark.parametrize(
+    ("aggregates", "words"),
+    [
+        ({}, "an aggregate computes something"),
+        (
+            {"total": Sum("m")},
+            r"Sum(m) of 'total' takes a column that is not there; the columns are key, n, x",
+        ),
+        ({"total": Sum("who")}, "Sum takes a column of integers or doubles, and column 'who' is string"),
+        ({"mean": Mean("day")}, "Mean takes a column of integers or doubles, and column 'day' is date"),
+        (
+            {"low": Min("who")},
+            "Min takes a column of numbers, dates, timestamps or booleans, and column 'who'",
+        ),
+        ({"key": Count()}, "the result 'key' is named like a key column"),
+        ({"_hash": Count()}, "_hash"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(aggregates: dict[str, Any], words: str) -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    rows.key_by("by_key", "key").aggregate("made", **aggregates).sink("out", CallSink(print))
+    with pytest.raises(GraphError) as caught:
+        graph.plan()
+    assert "aggregate 'made': " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_an_aggregate_is_one_of_ours_and_stands_behind_a_key_by() -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    with pytest.raises(SchemaError, match=r"an aggregate is Count\(\), .* and 'total' is 'sum'"):
+        rows.key_by("by_key", "key").aggregate("made", total="sum")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="precision is 5 to 20, not 40"):
+        ApproxDistinct("who", precision=40)

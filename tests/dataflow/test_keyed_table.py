@@ -1,0 +1,122 @@
+"""State per key: against a dict, through blocks, with keys that come and go."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import DELETED_COLUMN, newest_rows
+from dataflow import keyed_table
+from dataflow.accumulators import CountAccumulator
+from dataflow.keyed_table import KeyedTable
+
+KEYS = pa.schema([("key", pa.string()), ("window", pa.int64())])
+
+
+def made() -> tuple[KeyedTable, CountAccumulator]:
+    counts = CountAccumulator("count")
+    return KeyedTable(KEYS, [counts]), counts
+
+
+def put(table: KeyedTable, counts: CountAccumulator, rows: list[tuple[str, int]]) -> None:
+    keys = pa.array([key for key, _ in rows], pa.string())
+    windows = pa.array([window for _, window in rows], pa.int64())
+    slots = table.find_or_add([keys, windows], hash_keys([keys]), windows.to_numpy())
+    counts.update(slots, None)
+
+
+def drop(table: KeyedTable, window: int) -> None:
+    slots = table.live()
+    slots = slots[table.keys(slots)[1].to_numpy() <= window]
+    table.remove(slots)
+
+
+def content(table: KeyedTable, counts: CountAccumulator) -> dict[tuple[str, int], int]:
+    slots = table.live()
+    keys, windows = table.keys(slots)
+    found = zip(keys.to_pylist(), windows.to_pylist(), counts.results(slots).to_pylist(), strict=True)
+    return {(key, window): count for key, window, count in found}
+
+
+def loaded(blocks: list[Any]) -> tuple[KeyedTable, CountAccumulator]:
+    table, counts = made()
+    for block in blocks:
+        table.restore(block, block.column("window").to_numpy())
+    return table, counts
+
+
+_row = st.tuples(st.sampled_from("abcd"), st.integers(0, 5))
+_actions = st.lists(
+    st.lists(_row, min_size=1, max_size=6) | st.integers(0, 5) | st.sampled_from(["cut", "touched"]),
+    max_size=25,
+)
+
+
+@given(actions=_actions, few=st.booleans())
+def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: list[Any], few: bool) -> None:
+    before = keyed_table._dead_min
+    keyed_table._dead_min = 1 if few else before
+    try:
+        table, counts = made()
+        model: dict[tuple[str, int], int] = {}
+        blocks = []
+        for action in actions:
+            if isinstance(action, list):
+                put(table, counts, action)
+                for row in action:
+                    model[row] = model.get(row, 0) + 1
+            elif isinstance(action, int):
+                table.take_touched()
+                drop(table, action)
+                model = {row: count for row, count in model.items() if row[1] > action}
+            elif action == "cut":
+                blocks.append(table.checkpoint())
+                assert content(*loaded(blocks)) == model
+                assert content(*loaded([table.snapshot()])) == model
+            else:
+                table.take_touched()
+            assert content(table, counts) == model
+            assert len(table) == len(model)
+        if blocks:
+            folded = newest_rows(blocks)
+            assert not any(folded.column(DELETED_COLUMN).to_pylist())
+    finally:
+        keyed_table._dead_min = before
+
+
+def test_keys_that_came_and_went_between_two_cuts_leave_no_trace() -> None:
+    table, counts = made()
+    put(table, counts, [("a", 1), ("b", 2)])
+    table.take_touched()
+    drop(table, 1)
+    assert table.checkpoint().column("key").to_pylist() == ["b"]
+    drop(table, 2)
+    put(table, counts, [("a", 1)])
+    table.take_touched()
+    drop(table, 1)
+    block = table.checkpoint()
+    assert block.column("key").to_pylist() == ["b"]
+    assert block.column(DELETED_COLUMN).to_pylist() == [True]
+
+
+def test_the_memory_of_keys_that_come_and_go_does_not_grow() -> None:
+    table, counts = made()
+    for window in range(200):
+        put(table, counts, [(f"k{n}", window) for n in range(1000)])
+        table.take_touched()
+        drop(table, window - 1)
+    assert len(table) == 1000
+    assert len(table._index) <= 20_000
+
+
+def test_slots_of_a_step_come_in_the_order_in_which_they_first_came() -> None:
+    table, counts = made()
+    put(table, counts, [("b", 1), ("a", 1), ("b", 1)])
+    put(table, counts, [("c", 1), ("a", 1)])
+    touched = table.take_touched()
+    assert table.keys(touched)[0].to_pylist() == ["b", "a", "c"]
+    assert not len(table.take_touched())
+    assert np.array_equal(table.hashes(touched), hash_keys([pa.array(["b", "a", "c"])]))
