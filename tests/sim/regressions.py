@@ -116,4 +116,10 @@ REGRESSIONS: Final = (
         "visitors filled each server that was to come in: the simulated person had not kept them away",
         "tests/dos_client/test_replacing.py",
     ),
+    Regression(
+        7321,
+        "2026-11-22",
+        "81c91e5",
+        "O12 asked a server for damage done after a power cut had taken the mark, before it was there again",
+    ),
 )

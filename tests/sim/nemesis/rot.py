@@ -100,12 +100,13 @@ def rot(
 
 def _note(machine: "Machine", path: str, before: bytes | None) -> None:
     """That object is damaged; `before`: its file until now. What the machine cannot know any more to have
-    lost, because a power cut took the mark as well, it has not told in the life in which this happens."""
+    lost, because a power cut took the mark as well, it has not told in the life in which this happens.
+    (A power cut from which it has not come so far yet as to write that mark anew is one of those.)"""
     if not machine.damaged.get(path, True):
         _, directory, name = path.split("/")
         told = machine.told.get((directory, name), 0)
         machine.told[directory, name] = min(told, len(payload_at(before, path)))
-    machine.damaged[path] = True
+    machine.damaged[path] = machine.vouched(path)
 
 
 def _kind(number: int) -> Kind:

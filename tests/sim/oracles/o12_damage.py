@@ -4,7 +4,8 @@ At the end, after two more rounds of its scrub, a machine has reported exactly t
 damaged such that bytes are gone of which it had told; where no scrub runs, a look at the whole object finds
 them. Objects whose damage cost nothing that was told may be reported or not, and so may those of a machine
 whose disk gave errors: an object of which no mark can be written is one that nobody should go by. Damage
-that also lost its mark to a power cut may be taken for a torn tail (decision 0002, "What still fails").
+of an object whose newest mark a power cut took, before or after, and no later life has written anew, may be
+taken for a torn tail (decision 0002, "What still fails").
 """
 
 from typing import TYPE_CHECKING

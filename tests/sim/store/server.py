@@ -253,7 +253,8 @@ class Server(Process):
 class Machine:
     """An address, a disk, and whoever runs there. `life`: what runs there; `slowness`: how many times longer
     its disk takes; `hangs`: it does nothing at all. `damaged`: objects that the run itself has damaged, and
-    whether their marks still vouch for what was told of them: one that a power cut took cannot be missed."""
+    whether their marks still vouch for what was told of them: where a power cut took those, before the
+    damage or after it, nothing can be missed."""
 
     life: Callable[["Machine"], Server] = Server
 
@@ -377,13 +378,14 @@ class Machine:
         self.without_power = True
         self.disk.cut_in = None
         self.disk.power_cut(self.chance)
-        self.damaged = {path: vouched and self._vouched(path) for path, vouched in self.damaged.items()}
+        self.damaged = {path: vouched and self.vouched(path) for path, vouched in self.damaged.items()}
         self._note("lost its power")
         self.bench.power_cut(self)
 
-    def _vouched(self, path: str) -> bool:
+    def vouched(self, path: str) -> bool:
+        """Whether the mark of an object, as the next life finds it, vouches for all that was told of it."""
         _, directory, name = path.split("/")
-        marks = decode_marks(self.disk.stable(f"d/{directory}/.marks") or b"")
+        marks = decode_marks(self.disk.content(f"d/{directory}/.marks") or b"")
         vouched = max((mark.synced for mark in marks if mark is not None and mark.name == name), default=0)
         return vouched >= self.told.get((directory, name), 0)
 
