@@ -151,12 +151,16 @@ class Storage(StoredReads):
         return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
 
     def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
+        durable = mark.synced if mark is not None else 0
         try:
             with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
-                found = self._recover(directory, name, file.handle, mark)
+                found, size = self._judge(directory, name, file.handle, mark)
+                durable = max(durable, found.size)  # all of that may have been acknowledged
+                if not found.corrupt:
+                    found = self._bring_in_order(directory, name, file.handle, found, size, mark)
         except OSError as error:
             log.error("object %s/%s cannot be used: %s", directory, name, error)
-            return _without(mark.synced if mark is not None else 0, error)
+            return _without(durable, error)
         if found.letter == NO_ROOM:
             return found
         if found.corrupt:
@@ -182,15 +186,21 @@ class Storage(StoredReads):
             return _without(found.size, error)
         return found
 
-    def _recover(self, directory: str, name: str, handle: int, mark: Mark | None) -> Found:
+    def _judge(self, directory: str, name: str, handle: int, mark: Mark | None) -> tuple[Found, int]:
+        """What the table of `core.recovery` says, and the bytes of the file."""
         disk = self._disk
         seed = object_seed(directory, name)
         size = disk.size(handle)
         found = judge(lambda position, count: disk.read(handle, position, count), size, seed, mark)
         if found.decision is not Decision.KEEP:
             log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
-        if found.corrupt:
-            return found
+        return found, size
+
+    def _bring_in_order(
+        self, directory: str, name: str, handle: int, found: Found, size: int, mark: Mark | None
+    ) -> Found:
+        """Carry the table's decision out; what is kept is on stable storage then."""
+        disk = self._disk
         try:
             side_files.cut_tail(disk, directory, name, handle, found, size)
         except OSError as error:

@@ -166,6 +166,23 @@ def test_the_new_copy_may_not_end_below_what_was_durable_once() -> None:
     assert world.content() == CONTENT[:-1]
 
 
+def test_what_a_start_could_not_write_again_for_want_of_room_may_have_been_durable() -> None:
+    """Nothing of it is told, for nothing is known to be on the disk; a shorter copy in its place would lose
+    what may well have been acknowledged."""
+    # EVIDENCE-OF: P-5
+    world = World()
+    world.disk.power_cut(random.Random(1))
+    world.disk.put("d/dir/.marks", b"")  # the newest mark went with the power
+    world.disk.fail_at("write", "d/dir/o", errno.ENOSPC)
+    world.start()
+    old = world.look()
+    assert (old.corrupt, old.synced) == (True, 0)
+    answer = world.mend(world.reader(), CONTENT[:-1], old=old)
+    assert isinstance(answer, m.Error)
+    assert (answer.code, answer.actual) == (ErrorCode.WOULD_LOSE, len(CONTENT))
+    assert isinstance(world.mend(world.reader(), CONTENT, old=old), m.Mended)
+
+
 def test_a_sound_copy_is_only_replaced_by_a_longer_one_of_the_same_history_or_by_word() -> None:
     # EVIDENCE-OF: P-5
     world = World()

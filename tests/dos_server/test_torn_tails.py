@@ -248,8 +248,11 @@ def test_an_object_that_finds_no_room_to_be_written_again_is_in_use_when_there_i
     session = claimed(server, 1)
     assert stat(server, session).corrupt
     assert stat(server, session).synced == 0, "nothing of it is known to be durable"
+    lister = server.connect0("dir")
+    assert server.ask0(lister, "l") == b"o\t0\tno\n", "version 0 has no word for it"
     room(server)
     server.settle()
+    assert server.ask0(lister, "l") == b"o\t3\tno\n"
     session = claimed(server, 2)
     info = stat(server, session)
     assert (info.corrupt, info.synced) == (False, 3)

@@ -67,7 +67,7 @@ class LooseFile:
     def listed(self, size: int) -> None:
         """The server lists it."""
         self._durable(size, "lists")
-        if size < self.synced and not self.damaged:
+        if size < self.synced and not self.damaged and not self._waits_for_room():
             self._object(f"it lists {size} bytes, {self.synced} were told as synced")
 
     def on_platters(self) -> None:
@@ -83,6 +83,14 @@ class LooseFile:
         """Whether the run has damaged it, or its disk gave errors: then its server may say that it is
         damaged, as of any object there (O12)."""
         return self.path in self.machine.damaged or self.machine.had_errors
+
+    def _waits_for_room(self) -> bool:
+        """Whether its server could not bring it in order when it started, for want of room: it gives less, or
+        nothing, and takes nothing, until there is some (protocol.md, "Start-up", row N). That it then does
+        is O12's to see."""
+        server = self.machine.server
+        state = server.core._tables.find(LOOSE, self.name) if server is not None else None
+        return state is not None and state.corrupt_from is not None and state.uncut_bytes > 0
 
     def _free_for(self, session: Any, what: str) -> None:
         if self.holder is not None and self.holder is not session and self.holder.lives:
