@@ -18,6 +18,8 @@ from journal.core.errors import (
 from journal.core.position import ORIGIN, Position
 from journal.core.record import Record
 from journal.core.replay import fold
+from journal.files.directory import Directory
+from journal.files.restoring import Restored, restore
 from journal.following import ChainFollower, size_seen
 from journal.ops import Op
 from journal.reading import read_batches, read_records
@@ -31,11 +33,13 @@ __all__ = [
     "ChainState",
     "ChainWriter",
     "CorruptRecordError",
+    "Directory",
     "LostBytesError",
     "NotEnoughAnswersError",
     "Op",
     "Position",
     "Record",
+    "Restored",
     "Scratch",
     "SegmentSpan",
     "StopNotFoundError",
@@ -46,6 +50,7 @@ __all__ = [
     "look_chain_at",
     "read_batches",
     "read_records",
+    "restore",
     "size_seen",
     "take_over",
 ]

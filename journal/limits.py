@@ -42,3 +42,28 @@ if chain_name_bytes_max < 1:
 
 answers_wait_s: Final = 10.0
 """A take-over waits so long for members that its question needs and that have not answered the claim yet."""
+
+file_path_bytes_max: Final = 4096
+file_path_part_bytes_max: Final = 255
+"""Of a path in a journal: what Linux takes."""
+
+file_write_bytes_max: Final = 16 * MIB
+"""One write to a journaled file is one record, which is there whole or not at all."""
+
+file_copy_bytes_max: Final = MIB
+"""A file that is copied into a snapshot, or renamed, is written in pieces of this size."""
+
+file_gather_bytes: Final = 4 * MIB
+"""A replay holds so much before it writes: a system call for each record would cost more than the record."""
+
+files_open_max: Final = 128
+"""Files of one tree that stay open."""
+
+file_marks_every_s: Final = 1.0
+"""At most this long between two marks while there is traffic: how exactly a moment can be gone back to."""
+
+files_segment_bytes_max: Final = 64 * MIB
+"""A chain of files goes on in a new segment about here."""
+
+recovery_bytes_max: Final = 256 * MIB
+"""What a restore of a directory reads at most, unless the files themselves have more than half of it."""

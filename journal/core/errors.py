@@ -55,3 +55,37 @@ class StopNotFoundError(DosError):
     """A replay was asked to stop at a position that is not a boundary between two of its records."""
 
     remedy = "take the position from a cut, or from `dos journal dump`"
+
+
+class UnsafePathError(DosError):
+    """A path that would lead out of the directory that it belongs into, or that no file can have."""
+
+    remedy = "have paths taken as below the target (--strip), if you trust where the journal comes from"
+
+    def __init__(self, path: bytes, rule: str) -> None:
+        super().__init__(f"the path {path[:200]!r} is refused: {rule}")
+        self.path = path
+
+
+class FileConflictError(DosError):
+    """An operation on files that does not fit the files that are there."""
+
+    remedy = "a path names one file for as long as that is there; remove that first"
+
+    def __init__(self, path: str, rule: str) -> None:
+        super().__init__(f"{path!r} cannot be such a file: {rule}")
+        self.path = path
+
+
+class LocalFilesError(DosError):
+    """A change was recorded, and this machine's files could not follow. The journal is right."""
+
+    remedy = (
+        "mend what the operating system says, then open the directory again: it is made anew from the journal"
+    )
+
+
+class HistoryTrimmedError(DosError):
+    """What is asked for lies below what the journal still holds."""
+
+    remedy = "ask for a later moment, or restore from an archive"

@@ -1,0 +1,130 @@
+"""What the file operations of a journal mean: paths, writes, truncations, removals, and where a replay stops.
+
+Rules of this file: values and rules, no file is touched. A tree of files is nothing but the set of its files,
+by path: a directory is there for as long as there is a file in it. Any operation may be done twice.
+
+    TRUNCATE ints=[length] strings=[path]          the file has that length; it is made, or filled with zeros
+    WRITE    ints=[offset] strings=[path, data]    the same, with the data at that offset
+    REMOVE   ints=[] strings=[path]                the file is not there
+    MARK     ints=[wall clock, ms since 1970]      what follows was recorded then or up to a second later
+
+A path is bytes, its parts divided by "/". It is *safe* if it has at most 4,096 bytes, is not absolute, and
+none of its parts is empty, ".", "..", longer than 255 bytes or holds a zero byte. The original's journals
+hold absolute paths: those are refused, or *re-rooted*, which takes them as a program would whose root is the
+target: "/w/a" is w/a, "../a" is a.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from journal.core.errors import UnsafePathError
+from journal.core.record import Record
+from journal.limits import file_path_bytes_max, file_path_part_bytes_max
+from journal.ops import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The bytes at `offset` are `data`."""
+
+    path: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """The file has `length` bytes."""
+
+    path: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The file is not there."""
+
+    path: str
+
+
+FileOp: TypeAlias = Write | Truncate | Remove
+Paths: TypeAlias = Literal["safe", "re-rooted"]
+"""What is done about a path that would lead out of the tree: refused, or taken as below the tree's root."""
+
+_ENCODING: Final = "utf-8", "surrogateescape"
+FILE_OPS: Final = frozenset({Op.TRUNCATE, Op.WRITE, Op.REMOVE})
+
+
+def record_of(op: FileOp) -> Record:
+    """The record of an operation. Raises UnsafePathError."""
+    path = path_bytes(op.path)
+    safe_path(path)
+    if isinstance(op, Write):
+        return Record(Op.WRITE, ints=(op.offset,), strings=(path, op.data))
+    if isinstance(op, Truncate):
+        return Record(Op.TRUNCATE, ints=(op.length,), strings=(path,))
+    return Record(Op.REMOVE, strings=(path,))
+
+
+def file_op(record: Record, paths: Paths = "safe") -> FileOp | None:
+    """The operation that a record holds, None for a record of another kind. Raises UnsafePathError."""
+    if record.op not in FILE_OPS:
+        return None
+    raw = record.strings[0]
+    path = safe_path(raw) if paths == "safe" else re_rooted(raw)
+    if record.op is Op.WRITE:
+        return Write(path, record.ints[0], record.strings[1])
+    return Truncate(path, record.ints[0]) if record.op is Op.TRUNCATE else Remove(path)
+
+
+def path_bytes(path: str) -> bytes:
+    """A path as a record holds it. What is no UTF-8 is as Python's file functions have it."""
+    return path.encode(*_ENCODING)
+
+
+def safe_path(raw: bytes) -> str:
+    """A path as the operating system takes it. Raises UnsafePathError, which names the rule."""
+    if len(raw) > file_path_bytes_max:
+        raise UnsafePathError(raw, f"it has {len(raw)} bytes, more than {file_path_bytes_max}")
+    if raw.startswith(b"/"):
+        raise UnsafePathError(raw, "it is absolute")
+    for part in raw.split(b"/"):
+        if part in (b"", b".", b".."):
+            raise UnsafePathError(raw, f"it has the part {part.decode(*_ENCODING)!r}")
+        if len(part) > file_path_part_bytes_max:
+            raise UnsafePathError(raw, f"a part has {len(part)} bytes, more than {file_path_part_bytes_max}")
+        if b"\0" in part:
+            raise UnsafePathError(raw, "it holds a zero byte")
+    return raw.decode(*_ENCODING)
+
+
+def re_rooted(raw: bytes) -> str:
+    """The path as of a program whose root is the tree. Raises UnsafePathError if even then it is none."""
+    parts: list[bytes] = []
+    for part in raw.split(b"/"):
+        if part == b"..":
+            del parts[-1:]
+        elif part not in (b"", b"."):
+            parts.append(part)
+    return safe_path(b"/".join(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a replay stops. `size`: no record that ends above; `wall_ms`: nothing recorded after that moment,
+    as far as marks tell: to a second."""
+
+    size: int | None = None
+    wall_ms: int | None = None
+
+    def lies_before(self, end: int, record: Record) -> bool:
+        """Whether the replay ends before this record, which ends at logical offset `end`."""
+        if self.size is not None and end > self.size:
+            return True
+        return self.wall_ms is not None and record.op is Op.MARK and record.ints[0] > self.wall_ms
+
+    def begins_before(self, base: int, first_mark_ms: int | None) -> bool:
+        """Whether the stop lies below a stretch of history that begins at that offset with that mark."""
+        if self.size is not None:
+            return self.size <= base
+        return self.wall_ms is not None and first_mark_ms is not None and first_mark_ms > self.wall_ms

@@ -1,0 +1,254 @@
+"""A directory whose changes go through a journal, so that it can be made again anywhere, as of any moment.
+
+Rules of this file: each change is recorded, then applied to this machine's files. Those are a cache: whoever
+opens the directory makes them anew from the journal, which mends what a crash left between the two, and takes
+back what was applied and never recorded on the quorum. Files are read as files; changing them in another way
+than here is undone by the next opening.
+
+The journal grows by segments; where a restore would read more than `recovery_bytes_max`, a snapshot of all
+files begins the next one. Nothing is deleted here: every moment stays restorable until the history is
+trimmed.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import trio
+
+from dos_protocol.errors import ClosedError, LocalProtocolError
+from journal.chain import take_over
+from journal.core.errors import LocalFilesError
+from journal.core.file_ops import FileOp, Remove, Truncate, Write, path_bytes, record_of, safe_path
+from journal.core.position import Position
+from journal.core.record import Record
+from journal.files.rebuilding import Rebuilding
+from journal.files.tree import FileTree
+from journal.limits import (
+    file_copy_bytes_max,
+    file_marks_every_s,
+    file_write_bytes_max,
+    files_segment_bytes_max,
+    recovery_bytes_max,
+)
+from journal.ops import Op
+from journal.ports import ClaimPort
+from journal.reading import read_batches
+from journal.scratch import Scratch
+from journal.writer import ChainWriter
+
+FILES_CHAIN = "files"
+
+
+def wall_clock_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class Directory:
+    """A journaled directory: see the module. Make it with `open`; an async context manager that closes it.
+
+        async with store.claim("app.w0000", epoch) as claim:
+            async with await Directory.open(Path("data"), claim) as directory:
+                await directory.append("log.txt", b"hello\\n")
+                await directory.wait_synced()
+
+    path: where the files are. writer: of a chain whose end is the state of these files. Paths of files are
+    relative to `path`, divided by "/"; directories are made and removed with the files in them. Methods may
+    be called from several tasks: one change is made at a time.
+
+    Changes raise UnsafePathError and FileConflictError, with nothing recorded; FencedError if the claim is
+    lost; LocalFilesError if the operating system refused what was recorded already: then nothing more can be
+    done but to open the directory again. Cancelled, a change was made whole or not at all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        writer: ChainWriter,
+        *,
+        recovery_bytes: int = recovery_bytes_max,
+        segment_bytes: int = files_segment_bytes_max,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self.path = path
+        self.writer = writer
+        self._tree = FileTree(path)
+        self._lock = trio.Lock()
+        self._clock_ms = clock_ms
+        self._recovery_bytes = recovery_bytes
+        self._segment_bytes = segment_bytes
+        self._segment_base = writer.end.size
+        self._marked_ms: int | None = None
+        self._broken: LocalFilesError | None = None
+        self._sizes = {name: self._tree.size(name) for name in self._tree.paths()}
+        self._live_bytes = sum(self._sizes.values())
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        claim: ClaimPort,
+        chain: str = FILES_CHAIN,
+        *,
+        at: Position | None = None,
+        scratch: Scratch | None = None,
+        recovery_bytes: int = recovery_bytes_max,
+        segment_bytes: int = files_segment_bytes_max,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> "Directory":
+        """Take the chain over, make the files at `path` what it says, and go on from there.
+
+        at: go on from that position instead of the chain's end; what came after it is of no history then.
+        What else lies at `path` is removed. Raises what `take_over` and reading a chain raise,
+        UnsafePathError and FileConflictError for a journal that no Directory wrote, OSError. Failed or
+        cancelled, `path` is as it was or whole as of the chain's end.
+        """
+        generation = claim.store.record.generation
+        state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        with Rebuilding(path) as rebuilding:
+            if state.segments:
+                async with aclosing(read_batches(claim, state, scratch=scratch)) as batches:
+                    async for batch in batches:
+                        rebuilding.apply([(position.size, record) for position, record in batch])
+            predecessor = None if state.end is None else state
+            writer = await ChainWriter.open(claim, chain, predecessor, generation, scratch)
+            rebuilding.put()
+        return cls(
+            path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
+        )
+
+    async def __aenter__(self) -> "Directory":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop changing files. What was recorded goes on being synced by the claim; closing does not wait."""
+        self._tree.close()
+        await self.writer.aclose()
+
+    @property
+    def end(self) -> Position:
+        """The position just past the last change: where to restore to, to have exactly this."""
+        return self.writer.end
+
+    async def append(self, name: str, data: bytes) -> Position:
+        """Add to the end of a file, which is made if it is not there; the position just past that change."""
+        async with self._lock:
+            return await self._change(name, lambda: Write(name, self._tree.size(name), data))
+
+    async def write_at(self, name: str, offset: int, data: bytes) -> Position:
+        """Write over what is at `offset`, and on past the end; a hole before it reads as zeros."""
+        if offset < 0:
+            raise LocalProtocolError(f"an offset is 0 or more: {offset}")
+        async with self._lock:
+            return await self._change(name, lambda: Write(name, offset, data))
+
+    async def truncate(self, name: str, length: int = 0) -> Position:
+        """Make the file that long: cut off, or filled with zeros; made if it is not there."""
+        if length < 0:
+            raise LocalProtocolError(f"a length is 0 or more: {length}")
+        async with self._lock:
+            return await self._change(name, lambda: Truncate(name, length))
+
+    async def remove(self, name: str) -> Position:
+        """Remove a file. Raises FileNotFoundError, with nothing recorded, if it is not there."""
+        async with self._lock:
+            self._must_exist(name)
+            return await self._change(name, lambda: Remove(name))
+
+    async def rename(self, old: str, new: str) -> Position:
+        """Give a file another name, over a file that has it: recorded as writes of its content and a removal.
+        After a crash within, `old` is there still, and `new` in part or not; call it again.
+        """
+        async with self._lock:
+            size = self._must_exist(old)
+            if old == new:
+                return self.end
+            await self._change(new, lambda: Truncate(new, 0))
+            for offset in range(0, size, file_copy_bytes_max):
+                data = self._read(old, offset, size)
+                await self._change(new, lambda at=offset, data=data: Write(new, at, data))  # type: ignore[misc]
+            return await self._change(old, lambda: Remove(old))
+
+    async def wait_synced(self, position: Position | None = None) -> None:
+        """Until that change (None: all of them) is on the quorum, for good. Raises FencedError."""
+        await self.writer.wait_synced(position)
+
+    # --- one change -----------------------------------------------------------------------------------------
+
+    async def _change(self, name: str, make: Callable[[], FileOp]) -> Position:
+        safe_path(path_bytes(name))
+        if self._broken is not None:
+            raise ClosedError(
+                f"{self.path} is behind its journal: {self._broken}", remedy=self._broken.remedy
+            )
+        await self.writer.wait_room()
+        await self._roll_if_due()
+        op = make()
+        if isinstance(op, Write) and len(op.data) > file_write_bytes_max:
+            raise LocalProtocolError(
+                f"one write has at most {file_write_bytes_max} bytes, to be there whole or not at all: "
+                f"{len(op.data)}",
+                remedy="write it in pieces",
+            )
+        record = record_of(op)
+        self._tree.check(op)
+        self._mark_if_due()
+        position = self.writer.append(record)
+        try:
+            self._tree.apply(op)
+            size = self._tree.size(op.path)
+        except Exception as error:
+            self._broken = LocalFilesError(f"{op.path} could not follow its journal: {error}")
+            raise self._broken from error
+        self._live_bytes += size - self._sizes.get(op.path, 0)
+        if isinstance(op, Remove):
+            self._sizes.pop(op.path, None)
+        else:
+            self._sizes[op.path] = size
+        return position
+
+    def _mark_if_due(self) -> None:
+        """A mark goes before the first change after it is due: a change lies at most so long after a mark."""
+        now = self._clock_ms()
+        if self._marked_ms is None or not 0 <= now - self._marked_ms < file_marks_every_s * 1000:
+            self.writer.append(Record(Op.MARK, ints=(now,)))
+            self._marked_ms = now
+
+    async def _roll_if_due(self) -> None:
+        end = self.end.size
+        since = self.writer.bytes_since_snapshot
+        if since >= max(self._recovery_bytes - self._live_bytes, self._live_bytes, 1):
+            await self.writer.roll(self._snapshot())
+        elif end - self._segment_base >= self._segment_bytes:
+            await self.writer.roll()
+        else:
+            return
+        self._segment_base = end
+
+    def _snapshot(self) -> Iterator[Record]:
+        """All files, from nothing."""
+        self._marked_ms = self._clock_ms()
+        yield Record(Op.MARK, ints=(self._marked_ms,))
+        for name in sorted(self._sizes):
+            size = self._sizes[name]
+            yield record_of(Truncate(name, size))
+            for offset in range(0, size, file_copy_bytes_max):
+                yield record_of(Write(name, offset, self._read(name, offset, size)))
+
+    def _read(self, name: str, offset: int, size: int) -> bytes:
+        with (self.path / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(min(file_copy_bytes_max, size - offset))
+        if len(data) != min(file_copy_bytes_max, size - offset):
+            raise LocalFilesError(f"{name} has fewer than the {size} bytes that its journal gave it")
+        return data
+
+    def _must_exist(self, name: str) -> int:
+        """The file's size. Raises FileNotFoundError."""
+        if name not in self._sizes:
+            raise FileNotFoundError(f"{name} is not in {self.path}")
+        return self._sizes[name]

@@ -1,0 +1,58 @@
+"""The history of a chain of files, backwards: from the newest stretch to the one in which a moment lies.
+
+A *stretch* is what a replay reads in one go: from a finished snapshot (or the chain's beginning) to the
+snapshot after it, or to the chain's end. Rules of this file: which stretches there are and which one a stop
+lies in. Nothing is claimed; what is read is what a reader may see (R10).
+"""
+
+from contextlib import aclosing
+
+from journal.chain import look_chain, look_chain_at
+from journal.core.chain import ChainState
+from journal.core.errors import HistoryTrimmedError, LostBytesError
+from journal.core.file_ops import Stop
+from journal.core.position import ORIGIN, Position
+from journal.ops import Op
+from journal.ports import StorePort
+from journal.reading import Source, read_batches, read_start
+
+
+async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -> ChainState:
+    """The stretch in which the stop lies; the first one if it lies before everything.
+
+    Raises HistoryTrimmedError if that is not there any more, and what `look_chain` raises.
+    """
+    state = await look_chain(store, directory, chain)
+    while state.segments and stop.begins_before(
+        state.segments[0].base, await _first_mark_ms(store, directory, state, stop)
+    ):
+        below = await _stands_on(store, directory, state)
+        if below == ORIGIN:
+            break
+        try:
+            state = await look_chain_at(store, directory, chain, below)
+        except LostBytesError as error:
+            raise HistoryTrimmedError(
+                f"chain {chain} in {directory} begins at {state.segments[0].base}: what lies below is gone"
+            ) from error
+    return state
+
+
+async def _first_mark_ms(store: StorePort, directory: str, state: ChainState, stop: Stop) -> int | None:
+    """The moment at which a stretch begins; None if no mark says."""
+    if stop.wall_ms is None:
+        return None
+    async with aclosing(read_batches(store, state, directory=directory)) as batches:
+        async for batch in batches:
+            for _, record in batch:
+                if record.op is Op.MARK:
+                    return record.ints[0]
+    return None
+
+
+async def _stands_on(store: StorePort, directory: str, state: ChainState) -> Position:
+    """The end of the history below a stretch."""
+    first = state.segments[0]
+    read = await read_start(Source(store, directory), first.name, first.length, ())
+    assert read.start is not None, "a walk has read it"
+    return read.start.stands_on

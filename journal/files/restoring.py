@@ -1,0 +1,93 @@
+"""Restoring a journaled directory: the files as of a moment, on any machine. Claims nothing, changes no
+store.
+
+Rules of this file: it finds the records and hands them to a `Rebuilding`. Everything that a restored file
+holds was proved by the chain's digests before the files are put in place.
+"""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from journal.chain import look_chain_at
+from journal.core.file_ops import Paths, Stop
+from journal.core.position import Position
+from journal.files.directory import FILES_CHAIN
+from journal.files.history import stretch_at
+from journal.files.rebuilding import TO_THE_END, Rebuilding
+from journal.ports import StorePort
+from journal.reading import read_batches
+from journal.scratch import Scratch
+
+Moment: TypeAlias = int | datetime | None
+"""Where a replay stops: at a logical offset, a moment (with a time zone), or the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did. `end`: logical offset just past the last record taken; `wall_ms`: the last mark
+    below it, None if there is none; `bytes_read`: of the journal."""
+
+    end: int
+    wall_ms: int | None
+    records: int
+    bytes_read: int
+
+
+async def restore(
+    into: Path,
+    store: StorePort,
+    directory: str,
+    chain: str = FILES_CHAIN,
+    *,
+    at: Position | Moment = None,
+    only: str | None = None,
+    paths: Paths = "safe",
+    scratch: Scratch | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Restored:
+    """Make the files of that chain at `into`, which must not exist or be an empty directory.
+
+    at: a position, a logical offset on the chain's present line of history (the last record that ends at or
+    below it is the last one taken), a moment, or None for the end. only: that file alone. progress: told
+    (bytes read, bytes in all). Memory does not grow with the journal.
+
+    Raises FileExistsError; HistoryTrimmedError if that moment is not held any more; StopNotFoundError for a
+    position at which no record ends; UnsafePathError, FileConflictError; what reading a chain raises. Failed
+    or cancelled, `into` is as it was.
+    """
+    check_target(into)
+    if isinstance(at, Position):
+        stop, state = TO_THE_END, await look_chain_at(store, directory, chain, at)
+    else:
+        stop = stop_at(at)
+        state = await stretch_at(store, directory, chain, stop)
+    done = 0
+    with Rebuilding(into, stop=stop, only=only, paths=paths) as rebuilding:
+        async with aclosing(read_batches(store, state, directory=directory, scratch=scratch)) as batches:
+            async for batch in batches:
+                rebuilding.apply([(position.size, record) for position, record in batch])
+                done = batch[-1][0].size - state.segments[0].base
+                progress(
+                    done, state.bytes
+                )  # after the stop, too: the digests of what was taken lie further on
+        rebuilding.put()
+    return Restored(rebuilding.end, rebuilding.wall_ms, rebuilding.records, done)
+
+
+def check_target(into: Path) -> None:
+    """Raise FileExistsError unless files may be made there: a restore never writes over anything."""
+    if into.is_symlink() or into.is_file() or (into.is_dir() and any(into.iterdir())):
+        raise FileExistsError(f"{into} is there already: name a directory that does not exist, or is empty")
+
+
+def stop_at(at: Moment) -> Stop:
+    """The stop. Raises ValueError for a moment without a time zone."""
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ValueError(f"a moment needs a time zone: {at.isoformat()} has none; say +00:00 for UTC")
+        return Stop(wall_ms=int(at.timestamp() * 1000))
+    return Stop(size=at)

@@ -1,0 +1,210 @@
+"""A tree of files on this machine, and the three operations on it.
+
+Rules of this file: it changes files below one root and nothing else. Every part of a path is opened without
+following links, so neither a path nor a link that somebody put there leads out of the root. It knows no
+journal. Not for several threads.
+
+A tree is a cache of what its journal says: nothing is fsynced. Consecutive writes to a file may be put
+together (`gather_bytes`), for replays; then `flush` before anyone reads.
+"""
+
+import errno
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from journal.core.errors import FileConflictError
+from journal.core.file_ops import FileOp, Remove, Truncate, Write
+from journal.limits import files_open_max
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_A_PLAIN_PATH = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+
+
+class FileTree:
+    """The files below `root`, which must exist. A context manager that closes it.
+
+    gather_bytes: so many bytes of consecutive writes are held before they are written; 0 for none. Operations
+    raise FileConflictError for a path that goes through a file or a link, or names a directory, and OSError;
+    in both cases the file may have been made or grown.
+    """
+
+    def __init__(self, root: Path, *, gather_bytes: int = 0) -> None:
+        self.root = root
+        self._root = os.open(root, _DIRECTORY & ~os.O_NOFOLLOW)
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._gather_bytes = gather_bytes
+        self._gathered = 0
+        self._held: dict[str, tuple[int, bytearray]] = {}
+        """Path -> where the bytes held for it belong. Keys are in no other file's way: one write each."""
+
+    def __enter__(self) -> "FileTree":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files. What is held and was not flushed is dropped."""
+        self._held.clear()
+        while self._open:
+            os.close(self._open.popitem()[1])
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def apply(self, op: FileOp) -> None:
+        """Do it."""
+        if isinstance(op, Write):
+            if self._gather_bytes:
+                self._gather(op)
+            else:
+                self._write(op.path, op.offset, op.data)
+            return
+        self._flush(op.path)
+        if isinstance(op, Truncate):
+            os.ftruncate(self._file(op.path), op.length)
+        else:
+            assert isinstance(op, Remove)
+            self._remove(op.path)
+
+    def flush(self) -> None:
+        """Write everything that is held."""
+        for path in list(self._held):
+            self._flush(path)
+
+    def size(self, path: str) -> int:
+        """Bytes in the file, 0 if it is not there. Raises FileConflictError if something else is."""
+        try:
+            found = os.lstat(self.root / path)
+        except FileNotFoundError:
+            return 0
+        except NotADirectoryError:
+            raise FileConflictError(path, "a part of it is a file") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise FileConflictError(path, "it is no plain file")
+        return found.st_size
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).is_file()
+
+    def paths(self) -> Iterator[str]:
+        """All files, in the order of their names."""
+        for folder, folders, files in os.walk(self.root):
+            folders.sort()
+            for name in sorted(files):
+                yield str(Path(folder, name).relative_to(self.root))
+
+    def check(self, op: FileOp) -> None:
+        """Raise FileConflictError for an operation that does not fit what is there; change nothing."""
+        if isinstance(op, Remove):
+            return
+        self.size(op.path)
+        for parent in Path(op.path).parents[:-1]:
+            try:
+                found = os.lstat(self.root / parent)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if not stat.S_ISDIR(found.st_mode):
+                raise FileConflictError(op.path, f"{parent} is no directory")
+
+    # --- one file -------------------------------------------------------------------------------------------
+
+    def _gather(self, op: Write) -> None:
+        held = self._held.get(op.path)
+        if held is not None and held[0] + len(held[1]) == op.offset:
+            held[1].extend(op.data)
+        else:
+            if held is not None:
+                self._flush(op.path)
+            self._held[op.path] = op.offset, bytearray(op.data)
+        self._gathered += len(op.data)
+        if self._gathered >= self._gather_bytes:
+            self.flush()
+
+    def _flush(self, path: str) -> None:
+        held = self._held.pop(path, None)
+        if held is not None:
+            self._gathered -= len(held[1])
+            self._write(path, *held)
+
+    def _write(self, path: str, offset: int, data: bytes | bytearray) -> None:
+        file = self._file(path)
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(file, view, offset)
+            view, offset = view[written:], offset + written
+
+    def _remove(self, path: str) -> None:
+        file = self._open.pop(path, None)
+        if file is not None:
+            os.close(file)
+        parts = path.split("/")
+        try:
+            folders = self._folders(parts[:-1], make=False)
+        except FileNotFoundError:
+            return
+        try:
+            os.unlink(parts[-1], dir_fd=folders[-1])
+            for name, folder in zip(reversed(parts[:-1]), reversed(folders[:-1]), strict=True):
+                os.rmdir(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno == errno.EISDIR:
+                raise FileConflictError(path, "it is a directory") from error
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        finally:
+            for folder in folders[1:]:
+                os.close(folder)
+
+    def _file(self, path: str) -> int:
+        """An open file, made if it is not there."""
+        file = self._open.get(path)
+        if file is not None:
+            self._open.move_to_end(path)
+            return file
+        parts = path.split("/")
+        folders = self._folders(parts[:-1], make=True)
+        try:
+            file = os.open(parts[-1], _FILE, 0o644, dir_fd=folders[-1])
+        except OSError as error:
+            _raise_conflict(path, error)
+            raise
+        finally:
+            for folder in folders[1:]:
+                os.close(folder)
+        self._open[path] = file
+        if len(self._open) > files_open_max:
+            os.close(self._open.popitem(last=False)[1])
+        return file
+
+    def _folders(self, parts: list[str], *, make: bool) -> list[int]:
+        """The root and the directories of a path, open. FileNotFoundError unless they are to be made."""
+        folders = [self._root]
+        try:
+            for part in parts:
+                try:
+                    folders.append(os.open(part, _DIRECTORY, dir_fd=folders[-1]))
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    os.mkdir(part, 0o755, dir_fd=folders[-1])
+                    folders.append(os.open(part, _DIRECTORY, dir_fd=folders[-1]))
+        except OSError as error:
+            for folder in folders[1:]:
+                os.close(folder)
+            _raise_conflict("/".join(parts), error)
+            raise
+        return folders
+
+
+def _raise_conflict(path: str, error: OSError) -> None:
+    """Raise FileConflictError if that is what the operating system means."""
+    if error.errno in _NOT_A_PLAIN_PATH:
+        rule = f"it is a directory, or leads through a file or a link: {error.strerror}"
+        raise FileConflictError(path, rule) from error
