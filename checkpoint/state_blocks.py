@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import limits
-from checkpoint.key_hash import HASH_COLUMN, kind_of
+from checkpoint.key_hash import HASH_COLUMN, hash_keys, kind_of
 from checkpoint.xxh3_vector import U64
 from dos_protocol.errors import CorruptDataError
 
@@ -144,12 +144,24 @@ def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
     table = pa.Table.from_batches(blocks).combine_chunks()
     schema = blocks[0].schema
     hashes = _numpy(table.column(HASH_COLUMN))
-    order = np.argsort(hashes, kind="stable")
-    kept = order[_last_of_key(table, key_columns(schema), hashes[order], order)]
+    order, apart = _order(table, key_columns(schema), hashes)
+    kept = order[_last_of_key(table, key_columns(schema), hashes[order], apart[order], order)]
     if not keep_deleted:
         kept = kept[~_numpy(table.column(DELETED_COLUMN))[kept]]
     columns = [_one(column).take(pa.array(kept)) for column in table.columns]
     return pa.record_batch(columns, schema=schema)
+
+
+def _order(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
+    """By hash, then by a second hash of all key columns, then by age; and that second hash. Keys that share
+    the first one (windows of one key do: it is that of the exchange) thus come apart.
+    """
+    order = np.argsort(hashes, kind="stable")
+    in_order = hashes[order]
+    if len(keys) == 1 or not np.any(in_order[1:] == in_order[:-1]):
+        return order, hashes
+    apart = hash_keys([table.column(name) for name in keys])
+    return np.lexsort((apart, hashes)), apart
 
 
 def _one(column: Any) -> Any:
@@ -160,9 +172,9 @@ def _numpy(column: Any) -> Any:
     return _one(column).to_numpy(zero_copy_only=False)
 
 
-def _last_of_key(table: Any, keys: list[str], hashes: U64, order: Any) -> Any:
-    """Which of the sorted rows is the last of its key. Rows of one hash are in age order."""
-    same_hash = hashes[1:] == hashes[:-1]
+def _last_of_key(table: Any, keys: list[str], hashes: U64, apart: U64, order: Any) -> Any:
+    """Which of the sorted rows is the last of its key. Rows of the same two hashes are in age order."""
+    same_hash = (hashes[1:] == hashes[:-1]) & (apart[1:] == apart[:-1])
     same_key = same_hash.copy()
     rows = pa.array(order)
     for name in keys:

@@ -18,14 +18,17 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from checkpoint.core.layout import Layout
+from dataflow.circuit_time import CircuitTime
+from dataflow.core.event_time import Mark
 from dataflow.core.plan import KIND_RULES, Kind, NodePlan, StagePlan
 from dataflow.errors import OperatorError, OperatorFailure
 from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
-from dataflow.operators.base import Operator, OperatorContext, StatefulOperator, UserFault
+from dataflow.operators.base import Operator, OperatorContext, StateTable, UserFault
 from dataflow.operators.control import ControlOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.key_by import KeyBySpec, wire_schema
+from dataflow.operators.side import SideSpec
 from dataflow.operators.union import UnionOperator
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import SourceBatch, SourceReader
@@ -91,17 +94,25 @@ class Circuit:
         self._workers = workers
         self.sources: dict[str, SourceReader] = {}
         self.sinks: dict[str, SinkWriter] = {}
-        self.stateful: dict[str, StatefulOperator] = {}
+        self.stateful: dict[str, StateTable] = {}
+        """Operator, or operator and table -> its state."""
         self._operators: dict[str, Operator] = {}
         self._controls: dict[str, ControlOperator] = {}
         self._partitioners: dict[str, Partitioner | Broadcaster] = {}
         self._wire: dict[int, pa.Schema] = {}
         self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
+        self._sides: dict[str, dict[str, list[NodePlan]]] = {}
+        """Operator -> port of a side output -> who takes it."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
         self._taken: Counter[str] = Counter()
         self._given: Counter[str] = Counter()
         for node in graph.plan.nodes:
+            spec = graph.specs[node.name]
+            if isinstance(spec, SideSpec):
+                self._sides[node.inputs[0]][spec.port].append(node)
+                continue
+            self._sides[node.name] = {port: [] for port in spec.sides(graph.inputs_of(node.name))}
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
         # Control tables first: those who read them get them when they are opened.
@@ -123,6 +134,7 @@ class Circuit:
                     control,
                 )
                 self._open(node, context)
+        self.time = CircuitTime(graph, self._operators)
         self._held: dict[int, dict[str, list[_Input]]] = {}
         """Step -> operator -> rows that wait for a later stage."""
         self._to_send: dict[str, list[_Input]] = defaultdict(list)
@@ -134,8 +146,8 @@ class Circuit:
             self.sources[node.name] = operator
         elif isinstance(operator, SinkWriter):
             self.sinks[node.name] = operator
-        elif isinstance(operator, StatefulOperator):
-            self.stateful[node.name] = operator
+        for suffix, table in operator.tables().items():
+            self.stateful[node.name + suffix] = table
         if isinstance(operator, ControlOperator):
             self._controls[node.name] = operator
 
@@ -192,8 +204,9 @@ class Circuit:
         origin = Origin(f"source {source!r}", reader, batch, exact=True)
         self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
 
-    def end_sources(self, step: int) -> Sends:
-        """Stage 0: all rows of the step are fed."""
+    def end_sources(self, step: int, marks: Mapping[str, Mark] | None = None) -> Sends:
+        """Stage 0: all rows of the step are fed; and how far event time is at each source."""
+        self.time.sources(step, marks or {})
         return self._finish(_Run(step, self.graph.plan.stages[0]), cut=False)
 
     def run_stage(
@@ -203,11 +216,13 @@ class Circuit:
         received: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
         *,
         cut: bool,
+        marks: Mapping[int, Sequence[Mark]] | None = None,
     ) -> Sends:
         """A later stage: what all senders sent on its channels, in the order (sender, seq). `cut`: drain at
-        the end.
+        the end. `marks`: how far event time is, as each sender says.
         """
         run = _Run(step, self.graph.plan.stages[index])
+        self.time.heard(step, marks or {})
         for node in run.stage.nodes:
             for held in self._held.get(step, {}).pop(node.name, ()):
                 self._push(run, node, held)
@@ -222,13 +237,18 @@ class Circuit:
         return output
 
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
-        """After `run_stage(..., cut=True)`: what the operators of this stage hand over for the cut."""
-        for node in self.graph.plan.stages[index].nodes:
-            if node.name in self.stateful:
-                into.blocks[node.name] = self.stateful[node.name].checkpoint()
+        """After `run_stage(..., cut=True)`: what the operators of this stage hand over for the cut; with
+        those of stage 1, also what event time was in stage 0.
+        """
+        stages = self.graph.plan.stages
+        for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
+            if node.exchange is not None:
+                continue
+            for suffix, table in self._operators[node.name].tables().items():
+                into.blocks[node.name + suffix] = table.checkpoint()
                 if into.with_snapshot:
-                    into.snapshots[node.name] = self.stateful[node.name].snapshot()
-            elif node.name in self.sinks:
+                    into.snapshots[node.name + suffix] = table.snapshot()
+            if node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare()
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
@@ -246,6 +266,12 @@ class Circuit:
         self._given[name] += batch.num_rows
         for consumer, index in self._consumers[name]:
             self._route(run, consumer, _Input(index, batch, origin))
+
+    def _emit_sides(self, run: "_Run", name: str, operator: Operator, origin: Origin) -> None:
+        for port, consumers in self._sides[name].items():
+            for batch in operator.take_side(port):
+                for consumer in consumers:
+                    self._route(run, consumer, _Input(0, batch, origin))
 
     def _route(self, run: "_Run", consumer: NodePlan, given: _Input) -> None:
         if consumer.stage == run.stage.index:
@@ -270,22 +296,38 @@ class Circuit:
             raise _operator_error(node.name, given.origin.say(fault.row), fault) from fault
         for batch in made:
             self._emit(run, node.name, batch, given.origin.coarse())
+        if self._sides.get(node.name):
+            self._emit_sides(run, node.name, operator, given.origin.coarse())
 
     def _finish(self, run: "_Run", *, cut: bool) -> Sends:
         sends: Sends = {}
         for node in run.stage.nodes:
             if node.exchange is not None:
                 sends[node.exchange] = self._partition(run, node)
-                continue
-            operator = self._operators[node.name]
-            origin = Origin(f"the end of step {run.step}")
-            try:
-                made = [*operator.end_step(), *(operator.drain() if cut else ())]
-            except UserFault as fault:
-                raise _operator_error(node.name, origin.words, fault) from fault
-            for batch in made:
-                self._emit(run, node.name, batch, origin)
+            else:
+                self._end_step(run, node, cut=cut)
+            self.time.passed(run.step, node)
+        if cut:
+            self.time.cut_at(run.step)
+        self.time.stage_over(run.step, run.stage.index)
         return sends
+
+    def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
+        operator = self._operators[node.name]
+        origin = Origin(f"the end of step {run.step}")
+        try:
+            made = [*operator.end_step()]
+            if self.time.flows:
+                for index, mark in enumerate(self.time.inputs(run.step, node)):
+                    made += operator.on_punctuation(mark, index)
+            if cut:
+                made += operator.drain()
+        except UserFault as fault:
+            raise _operator_error(node.name, origin.words, fault) from fault
+        for batch in made:
+            self._emit(run, node.name, batch, origin)
+        if self._sides.get(node.name):
+            self._emit_sides(run, node.name, operator, origin)
 
     def _partition(self, run: "_Run", node: NodePlan) -> list[list[pa.RecordBatch]]:
         inputs = self._to_send.pop(node.name, [])

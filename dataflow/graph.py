@@ -14,28 +14,27 @@ A name is how state is found again after a restart: rename an operator and its s
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pyarrow as pa
 
 from checkpoint.core.fingerprint import fingerprint
-from checkpoint.core.outputs import Publish
-from dataflow.aggregates import Aggregate
-from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, find_problems, in_order, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
 from dataflow.errors import GraphError, SchemaError
 from dataflow.explaining import explain
+from dataflow.graph_checks import shown_by_step_problems, time_problems
 from dataflow.graph_plan import GraphPlan
-from dataflow.operators.aggregate import AggregateSpec
+from dataflow.keyed import KeyedOperators
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.control import BroadcastSpec, ControlSpec
-from dataflow.operators.count import CountSpec
+from dataflow.operators.event_time import EventTimeSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
+from dataflow.operators.side import SideSpec
 from dataflow.operators.union import UnionSpec
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
-from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
 
 
@@ -129,7 +128,10 @@ class Graph:
         choice = choose_regions(specs, self._annotated(specs))
         if choice.problems:
             raise GraphError(self.name, choice.problems)
-        self._check_shown_by_step(specs)
+        described = [node.spec for node in self._nodes]
+        unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
+        if unfit:
+            raise GraphError(self.name, tuple(unfit))
         schemas = self._schemas(specs)
         plan = make_plan(specs)
         operators = {
@@ -186,26 +188,14 @@ class Graph:
             specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown), controls))
         return specs
 
-    def _check_shown_by_step(self, specs: Sequence[NodeSpec]) -> None:
-        """What was shown by step must be made again as it was."""
-        starts = [index for index, node in enumerate(self._nodes) if not node.spec.deterministic]
-        unsure = not_deterministic(specs, starts)
-        problems = [
-            f"sink {node.name!r} shows its output by step, and {unsure[index]!r} above it is not"
-            " deterministic: after a failure it would make other rows than were shown; use"
-            ' LogSink(publish="cut")'
-            for index, node in enumerate(self._nodes)
-            if index in unsure and isinstance(node.spec, LogSink) and node.spec.publish is Publish.STEP
-        ]
-        if problems:
-            raise GraphError(self.name, tuple(problems))
-
     def _schemas(self, specs: Sequence[NodeSpec]) -> dict[str, pa.Schema | None]:
         schemas: dict[str, pa.Schema | None] = {}
-        problems = []
+        problems: list[str] = []
         for index in in_order(specs):
             node = self._nodes[index]
             inputs = [schemas.get(specs[source].name) for source in specs[index].inputs]
+            if isinstance(node.spec, SideSpec):
+                inputs = self._side_schema(node.spec, specs, specs[index].inputs[0], schemas, problems)
             given = [schema for schema in inputs if schema is not None]
             schemas[node.name] = None
             if len(given) < len(inputs):
@@ -218,6 +208,26 @@ class Graph:
             raise GraphError(self.name, tuple(problems))
         assert all(schemas[s.name] is not None for s in specs if KIND_RULES[s.kind].has_output)
         return schemas
+
+    def _side_schema(
+        self,
+        side: SideSpec,
+        specs: Sequence[NodeSpec],
+        source: int,
+        schemas: Mapping[str, pa.Schema | None],
+        problems: list[str],
+    ) -> list[pa.Schema | None]:
+        """The columns of a side output."""
+        if schemas[specs[source].name] is None:
+            return [None]
+        node = self._nodes[source]
+        found = [schemas[specs[above].name] for above in specs[source].inputs]
+        ports = node.spec.sides([schema for schema in found if schema is not None])
+        if side.port not in ports:
+            known = f"it has {', '.join(map(repr, ports))}" if ports else "it has none"
+            problems.append(f"{node.spec.kind.value} {node.name!r} has no side output {side.port!r}; {known}")
+            return [None]
+        return [ports[side.port]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +333,26 @@ class Stream:
         stream = self._then(name, KeyBySpec(tuple(columns)))
         return KeyedStream(stream.graph, stream.node)
 
+    def event_time(
+        self,
+        name: str,
+        column: str,
+        *,
+        lateness: timedelta | None = None,
+        punctuation: str | None = None,
+    ) -> "Stream":
+        """The same rows; `column`, a timestamp, is their event time, and from here on it moves.
+
+        lateness: a promise, that no row comes more than this behind the latest one that its worker has read.
+        punctuation: a column of timestamps, null in most rows; where it is not, it promises that all later
+        rows of its worker have larger times. A row that breaks the promise is late.
+        """
+        return self._then(name, EventTimeSpec(column, lateness, punctuation))
+
+    def side(self, name: str, port: str) -> "Stream":
+        """A side output of the operator before: "late", the rows that came too late for it."""
+        return self._then(name, SideSpec(port))
+
     def sink(self, name: str, sink: SinkSpec) -> None:
         """Write the stream out."""
         self._then(name, sink)
@@ -344,22 +374,10 @@ class Stream:
         return self.graph._add(name, spec, (self,))  # noqa: SLF001 - one class in two halves
 
 
-class KeyedStream(Stream):
+class KeyedStream(Stream, KeyedOperators):
     """A stream whose rows of one key are on one worker: what keyed operators need."""
 
     __slots__ = ()
-
-    def count(self, name: str) -> Stream:
-        """How often each key came: (key columns, count bigint), once a step for each key that came in it."""
-        return self._then(name, CountSpec(self._keys()))
-
-    def aggregate(self, name: str, **aggregates: Aggregate) -> Stream:
-        """What is computed of all rows of each key (`dataflow.aggregates`), once a step for each key that
-        came in it: (key columns, a column for each aggregate, by its name).
-
-            orders.key_by("by_item", "item").aggregate("sold", orders=Count(), income=Sum("price"))
-        """
-        return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
 
     def _keys(self) -> tuple[str, ...]:
         if isinstance(self.node, Node) and isinstance(self.node.spec, KeyBySpec):

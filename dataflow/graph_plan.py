@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from dataflow.core.plan import Plan
+from dataflow.core.plan import Kind, Plan
 from dataflow.core.regions import Choice, Consistent
 from dataflow.errors import GraphError
 from dataflow.operators.base import OperatorSpec
@@ -51,6 +51,11 @@ class GraphPlan:
     def triggers_cuts(self) -> bool:
         """Whether start operators ask for cuts, rather than time."""
         return any(region.settings.trigger == "operator" for region in self.choice.regions)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether punctuations travel through it."""
+        return any(node.kind is Kind.EVENT_TIME for node in self.plan.nodes)
 
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
         """Columns of each input, in order."""

@@ -22,6 +22,7 @@ from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.state_blocks import decode_block, encode_block
 from dataflow.circuit import Checkpoint, Circuit, Sends
+from dataflow.core.event_time import END, IDLE
 from dataflow.errors import SchemaError
 from dataflow.graph import Graph
 from dataflow.operators.base import OperatorContext, OperatorSpec
@@ -61,11 +62,13 @@ class Trial:
         *,
         cut: bool = False,
         snapshot: bool = False,
+        end: bool = False,
     ) -> None:
         """One step: what each source gives in it, and whether it ends with a cut.
 
         A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn.
-        snapshot: the cut is all of the state, as a journal has it when it forgets what came before.
+        snapshot: the cut is all of the state, as a journal has it when it forgets what came before. end: no
+        source gives anything after this step.
         """
         unknown = sorted(set(inputs) - set(self._schemas))
         if unknown:
@@ -79,7 +82,7 @@ class Trial:
                     self._step, name, SourceBatch(batch, (), batch.nbytes)
                 )
         taken = [Checkpoint(with_snapshot=snapshot) for _ in self._circuits]
-        self._run(cut=cut, taken=taken)
+        self._run(cut=cut, taken=taken, end=end)
         for circuit in self._circuits:
             for name, batches in self._kept.items():
                 sink = circuit.sinks[name]
@@ -134,12 +137,18 @@ class Trial:
                 circuit.stateful[operator].restore(decode_block(data))
         return circuits
 
-    def _run(self, *, cut: bool, taken: Sequence[Checkpoint]) -> None:
-        sends = [circuit.end_sources(self._step) for circuit in self._circuits]
+    def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:
+        # Workers are dealt rows as they come: who got none holds nobody up.
+        marks = dict.fromkeys(self._schemas, END if end else IDLE)
+        sends = [circuit.end_sources(self._step, marks) for circuit in self._circuits]
         for stage in range(1, len(self._plan.plan.stages)):
             received = [_received(sends, worker) for worker in range(self._workers)]
+            times = {
+                channel: [circuit.time.to_send(self._step, channel) for circuit in self._circuits]
+                for channel in self._plan.plan.stages[stage].receives
+            }
             sends = [
-                circuit.run_stage(stage, self._step, batches, cut=cut)
+                circuit.run_stage(stage, self._step, batches, cut=cut, marks=times)
                 for circuit, batches in zip(self._circuits, received, strict=True)
             ]
             if cut:

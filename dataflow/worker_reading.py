@@ -8,9 +8,10 @@ that take them some tens of milliseconds.
 
 from typing import Final
 
-from checkpoint.core.divisions import Division
+from checkpoint.core.divisions import Division, Sources
 from dataflow import limits
 from dataflow.circuit import Circuit
+from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark
 from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError
 from dataflow.limits import WorkerLimits
 from dataflow.sources.base import SourceReader, SplitDivision
@@ -18,6 +19,8 @@ from dataflow.worker_identity import Clock
 from dataflow.worker_messages import Shared
 
 _batch_growth: Final = 4
+_AT_ITS_END: Final = ""
+"""The key under which a division says, where event time flows, that the source was at its end."""
 
 
 class Reading:
@@ -46,6 +49,22 @@ class Reading:
             for batch in reader.replay(_parts(recorded, name)):
                 self._shared.bytes_in += batch.bytes_read
                 self._circuit.feed(step, name, batch)
+
+    def take_division(self, recorded: Division | None) -> tuple[Sources, dict[str, Mark]]:
+        """What the step took, and how far event time is at each source: at its end, as the recorded division
+        says, or as it is now. It must be recorded: a handle may be closed between two steps.
+        """
+        taken: Sources = {}
+        marks: dict[str, Mark] = {}
+        for name, reader in self._circuit.sources.items():
+            taken[name] = dict(reader.take_division())
+            at_end = reader.exhausted
+            if recorded is not None:
+                at_end = _AT_ITS_END in recorded.sources.get(name, {})
+            if at_end and self._circuit.time.flows:
+                taken[name][_AT_ITS_END] = (0, 0)
+            marks[name] = END if at_end else IDLE if reader.is_idle else UNKNOWN
+        return taken, marks
 
     def fill(self, step: int) -> None:
         """Read until the step is full, late, ended by a peer, or no input is wanted any more; one batch at
@@ -86,4 +105,5 @@ class Reading:
 
 def _parts(recorded: Division, name: str) -> dict[str, SplitDivision]:
     """What a step took of one source."""
-    return {split: SplitDivision(*part) for split, part in recorded.sources.get(name, {}).items()}
+    parts = recorded.sources.get(name, {})
+    return {split: SplitDivision(*part) for split, part in parts.items() if split != _AT_ITS_END}

@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from checkpoint.core.barrier import Alignment, CompleteStep
 from checkpoint.core.channel_frames import Frame, FrameFlag, FrameType
-from checkpoint.core.divisions import Division, Sources
+from checkpoint.core.divisions import Division
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.messages import job_digest
 from checkpoint.errors import StepOrderError
 from checkpoint.state_blocks import decode_block, encode_block, encoded, slices
 from dataflow.circuit import Checkpoint, Circuit, Sends
+from dataflow.core.event_time import Mark, decode_mark, encode_mark
 from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule
 from dataflow.exchange import decode_batch, encode_batch, frames_of
 from dataflow.graph import GraphPlan
@@ -41,8 +42,8 @@ from dataflow.worker_messages import (
 )
 from dataflow.worker_reading import Reading
 
-Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview]"
-"""(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs."""
+Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Mark]"
+"""(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs; or (sender, mark)."""
 
 
 class Incarnation:
@@ -157,13 +158,15 @@ class Incarnation:
 
     def arrived(self, frame: Frame) -> None:
         """A frame of a peer. Raises StepOrderError."""
-        if frame.type not in (FrameType.DATA, FrameType.STEP_END):
+        if frame.type not in (FrameType.DATA, FrameType.PUNCTUATION, FrameType.STEP_END):
             return  # RESET, DURABLE and EOF tell a consumer nothing that it acts on yet
         alignment = self._aligned.get(frame.channel)
         if alignment is None:
             raise StepOrderError(f"sender {frame.sender} sends on channel {frame.channel}: there is none")
         if frame.type is FrameType.DATA:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
+        elif frame.type is FrameType.PUNCTUATION:
+            alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, self._mark_of(frame)))
         else:
             final = bool(frame.flags & FrameFlag.FINAL)
             alignment.step_end(frame.sender, frame.step, frame.seq, cut=frame.cut, final=final)
@@ -198,18 +201,17 @@ class Incarnation:
     def _produce(self, action: Produce) -> None:
         step = action.step
         time_ms = self._clock.wall_ms()
-        if action.replay:
-            self._reading.replay(step, self._divisions.pop(step))
+        recorded = self._divisions.pop(step) if action.replay else None
+        if recorded is not None:
+            self._reading.replay(step, recorded)
         elif not self._schedule.paused:
             self._reading.fill(step)
-        taken = {name: reader.take_division() for name, reader in self._circuit.sources.items()}
-        sends = self._circuit.end_sources(step)
+        taken, marks = self._reading.take_division(recorded)
+        sends = self._circuit.end_sources(step, marks)
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
         mark = self._schedule.step_produced()
         frames = self._send(0, step, sends, mark)
-        sources: Sources | None = None
-        if not action.replay:
-            sources = {name: dict(parts) for name, parts in taken.items()}
+        sources = None if action.replay else taken
         self._waits_since[step] = self._clock.seconds()
         self._post(StageEnded(self.number, step, frames, time_ms, sources))
         self._shared.step = step
@@ -252,9 +254,13 @@ class Incarnation:
             self._schedule.step_aligned(step, CutMark(cut, final))
         mark = self._schedule.cut_at(step)
         received = {channel: self._decoded(channel, done.items) for channel, done in complete.items()}
+        marks = {
+            channel: [item for _, item in done.items if isinstance(item, Mark)]
+            for channel, done in complete.items()
+        }
         begin = self._clock.seconds()
         aligned_s = begin - self._waits_since[step]
-        sends = self._circuit.run_stage(stage, step, received, cut=bool(mark.cut))
+        sends = self._circuit.run_stage(stage, step, received, cut=bool(mark.cut), marks=marks)
         if mark.cut:
             self._checkpoint(stage, step, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin)
         self._waits_since[step] = self._clock.seconds()
@@ -273,6 +279,7 @@ class Incarnation:
         return [
             (sender, item if isinstance(item, pa.RecordBatch) else self._decode(channel, sender, item))
             for sender, item in items
+            if not isinstance(item, Mark)
         ]
 
     def _decode(self, channel: int, sender: int, payload: "bytes | bytearray | memoryview") -> pa.RecordBatch:
@@ -280,6 +287,12 @@ class Incarnation:
             return decode_batch(payload, self._circuit.wire_schema(channel))
         except ValueError as error:
             raise StepOrderError(f"from worker {sender}: {error}") from error
+
+    def _mark_of(self, frame: Frame) -> Mark:
+        try:
+            return decode_mark(frame.payload)
+        except ValueError as error:
+            raise StepOrderError(f"from worker {frame.sender}: {error}") from error
 
     def _checkpoint(self, stage: int, step: int, *, aligned_s: float, drained_s: float) -> None:
         if step not in self._checkpoints:
@@ -325,25 +338,32 @@ class Incarnation:
         frames: dict[int, list[Frame]] = {w: [] for w in range(self._me.workers) if w != self._me.worker}
         for channel in self._stages[stage].sends:
             parts = sends.get(channel, [[] for _ in range(self._me.workers)])
-            self._keep(channel, step, parts[self._me.worker], mark)
+            time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
+            self._keep(channel, step, [*parts[self._me.worker], *time], mark)
             for worker, queue in frames.items():
-                queue += self._frames(channel, step, parts[worker], mark)
+                queue += self._frames(channel, step, parts[worker], time, mark)
         return {worker: tuple(queue) for worker, queue in frames.items()}
 
-    def _keep(self, channel: int, step: int, batches: Sequence[pa.RecordBatch], mark: CutMark) -> None:
+    def _keep(self, channel: int, step: int, items: "Sequence[pa.RecordBatch | Mark]", mark: CutMark) -> None:
         me, alignment = self._me.worker, self._aligned[channel]
-        for seq, batch in enumerate(batches):
-            alignment.data(me, step, seq, (me, batch))
-        alignment.step_end(me, step, len(batches), cut=mark.cut, final=mark.final)
+        for seq, item in enumerate(items):
+            alignment.data(me, step, seq, (me, item))
+        alignment.step_end(me, step, len(items), cut=mark.cut, final=mark.final)
 
     def _frames(
-        self, channel: int, step: int, batches: Sequence[pa.RecordBatch], mark: CutMark
+        self,
+        channel: int,
+        step: int,
+        batches: Sequence[pa.RecordBatch],
+        time: Sequence[Mark],
+        mark: CutMark,
     ) -> list[Frame]:
         me, job, number = self._me.worker, self._job, self.number
-        pieces = [encode_batch(piece) for batch in batches for piece in frames_of(batch)]
+        pieces = [(FrameType.DATA, encode_batch(piece)) for batch in batches for piece in frames_of(batch)]
+        pieces += [(FrameType.PUNCTUATION, memoryview(encode_mark(one))) for one in time]
         frames = [
-            Frame(FrameType.DATA, me, job, number, step, seq=seq, channel=channel, payload=piece)
-            for seq, piece in enumerate(pieces)
+            Frame(kind, me, job, number, step, seq=seq, channel=channel, payload=piece)
+            for seq, (kind, piece) in enumerate(pieces)
         ]
         flags = FrameFlag.FINAL if mark.final else 0
         seq = len(pieces)

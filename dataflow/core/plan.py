@@ -40,6 +40,9 @@ class Kind(StrEnum):
     CONTROL = "control"
     COUNT = "count"
     AGGREGATE = "aggregate"
+    EVENT_TIME = "event_time"
+    WINDOW = "window"
+    SIDE = "side"
     SINK = "sink"
 
 
@@ -66,6 +69,9 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.CONTROL: KindRule(1, 1, has_output=False, has_effect=True),
     Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.AGGREGATE: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.EVENT_TIME: KindRule(1, 1),
+    Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.SIDE: KindRule(1, 1),
     Kind.SINK: KindRule(1, 1, has_output=False, has_effect=True),
 }
 assert set(KIND_RULES) == set(Kind)

@@ -5,20 +5,24 @@ schemas and keys; it is made where the user builds the graph. An *operator* is o
 never leaves that worker.
 
 The life of an operator in a step n: `process` for each batch, in an order that a replay repeats; `end_step`
-when all of them are in. At a cut, after that: `drain` (finish, flush, emit what is left), then `checkpoint`
-(hand over what changed since the last cut). After a failure: `reset` (forget everything), then `restore` for
-each stored block, oldest first. Data never refers to a worker or a clock: same input, same output.
+when all of them are in; `on_punctuation` when event time has moved by then, in a graph that has it. At a cut,
+after that: `drain` (finish, flush, emit what is left), then `checkpoint` of each state table (hand over what
+changed since the last cut). After a failure: `reset` (forget everything), then `restore` for each stored
+block, oldest first. Data never refers to a worker or a clock: same input, same output.
+
+An operator may have side outputs (`OperatorSpec.sides`): what it puts there is taken after each call.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
 from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.state_blocks import DELETED_COLUMN
+from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
 
@@ -58,6 +62,24 @@ class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the
         self.remedy = remedy
 
 
+class StateTable(Protocol):
+    """State that lives in blocks. `tables` of an operator gives it a name."""
+
+    def checkpoint(self) -> pa.RecordBatch:
+        """What changed since the last cut, sorted by `_hash`; from here on it counts as handed over."""
+        ...
+
+    def snapshot(self) -> pa.RecordBatch:
+        """All of the state, sorted by `_hash`, without tombstones. Does not change what counts as handed
+        over.
+        """
+        ...
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        """Take one stored block on top of what is there. Later blocks win."""
+        ...
+
+
 class Operator:
     """A running operator. The base keeps nothing; a stateless one only overrides `process`."""
 
@@ -68,6 +90,26 @@ class Operator:
     def end_step(self) -> Sequence[pa.RecordBatch]:
         """All batches of the step are in. What it returns still belongs to the step."""
         return ()
+
+    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        """After `end_step`: all later rows of input `index` have event times above `mark`. What it returns
+        still belongs to the step. Marks may come twice, and smaller than before.
+        """
+        del mark, index
+        return ()
+
+    def passes_on(self, mark: Mark) -> Mark:
+        """What is promised of the output, when `mark` is promised of the inputs."""
+        return mark
+
+    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+        """What has come on a side output since the last call."""
+        del port
+        return ()
+
+    def tables(self) -> "Mapping[str, StateTable]":
+        """Its state: what is appended to the operator's name (nothing, or "~" and a word) -> a table."""
+        return {}
 
     def drain(self) -> Sequence[pa.RecordBatch]:
         """A cut follows: finish what came before it. What it returns is before the cut too."""
@@ -85,21 +127,22 @@ class Operator:
 
 
 class StatefulOperator(Operator):
-    """An operator whose state lives in state blocks (`checkpoint.state_blocks`)."""
+    """An operator that is its own, only state table (`checkpoint.state_blocks`)."""
 
     @abstractmethod
     def checkpoint(self) -> pa.RecordBatch:
-        """What changed since the last cut, sorted by `_hash`; from here on it counts as handed over."""
+        """As of `StateTable`."""
 
     @abstractmethod
     def snapshot(self) -> pa.RecordBatch:
-        """All of the state, sorted by `_hash`, without tombstones. Does not change what counts as handed
-        over.
-        """
+        """As of `StateTable`."""
 
     @abstractmethod
     def restore(self, block: pa.RecordBatch) -> None:
-        """Take one stored block on top of what is there. Later blocks win."""
+        """As of `StateTable`."""
+
+    def tables(self) -> Mapping[str, StateTable]:
+        return {"": self}
 
 
 class OperatorSpec(ABC):
@@ -112,6 +155,14 @@ class OperatorSpec(ABC):
     """The name of the control table that it reads."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may come as one row with `_weight` (and only the columns in `needed_columns`)."""
+
+    needs_time: ClassVar[bool] = False
+    """Whether it waits for event time: an `event_time` must be above it on every way."""
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        """Its side outputs: port -> columns."""
+        del inputs
+        return {}
 
     @abstractmethod
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema | None:
@@ -142,6 +193,7 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "OperatorSpec",
+    "StateTable",
     "StatefulOperator",
     "UserFault",
 ]

@@ -96,6 +96,13 @@ class SourceReader(Operator):
         """Whether every split is read to its end."""
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing was ever read here, and others may be ahead without waiting for it. Follows from
+        what divisions and cuts hold.
+        """
+        return False
+
+    @property
     def has_input(self) -> bool:
         """Whether there may be something to read now. A source that waits for others to write says no
         meanwhile: an idle region makes no steps.

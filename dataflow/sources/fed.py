@@ -130,6 +130,10 @@ class FedReader(SourceReader):
         return self._buffer.has_any
 
     @property
+    def is_idle(self) -> bool:
+        return not self._at
+
+    @property
     def exhausted(self) -> bool:
         return self._buffer.is_over
 

@@ -7,6 +7,7 @@ rows whatever their order; an operator keeps that if from consistent inputs it m
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -54,22 +55,47 @@ def _reshuffled(draw: st.DrawFn, batches: list[list[Row]]) -> list[list[Row]]:
     return made
 
 
-def play(graph: Graph, steps: Sequence[Step], *, workers: int = 1) -> Trial:
-    """All steps, without trouble."""
+@st.composite
+def timely(draw: st.DrawFn, source: str, rows: Sequence[Row], time: str) -> tuple[list[Step], timedelta]:
+    """The rows somewhat in the order of time, dealt to steps, and how far the latest of them is behind: with
+    that lateness no row is late, whichever worker reads it, and windows are over before the end.
+    """
+    jitter = st.sampled_from([0, 0, 0, 1, 3, 30])
+    ordered = sorted(rows, key=lambda row: row[time] + timedelta(seconds=draw(jitter)))
+    steps: list[Step] = []
+    lateness = timedelta(0)
+    newest = None
+    for batch in draw(cut_into_batches(ordered)):
+        steps.append({source: draw(cut_into_batches(batch))})
+        if newest is not None:
+            lateness = max([lateness, *(newest - row[time] for row in batch)])
+        newest = max([row[time] for row in batch] + ([] if newest is None else [newest]))
+    return steps, lateness
+
+
+def play(graph: Graph, steps: Sequence[Step], *, workers: int = 1, end: bool = False) -> Trial:
+    """All steps, without trouble. `end`: and one more, after which nothing comes."""
     trial = Trial(graph, workers=workers)
     for step in steps:
         trial.step(step)
+    if end:
+        trial.step({}, end=True)
     return trial
 
 
-def play_with_trouble(graph: Graph, steps: Sequence[Step], data: st.DataObject) -> Trial:
+def play_with_trouble(
+    graph: Graph, steps: Sequence[Step], data: st.DataObject, *, end: bool = False
+) -> Trial:
     """All steps on one to three workers, with cuts at some of them and crashes after some."""
+    if end:
+        steps = [*steps, {}]
     trial = Trial(graph, workers=data.draw(st.integers(1, 3), label="workers"))
     crashes = data.draw(st.integers(0, 3), label="crashes")
     at = 0
     while at < len(steps):
         cut = data.draw(st.sampled_from(["", "cut", "snapshot"]), label=f"cut at step {at + 1}")
-        trial.step(steps[at], cut=bool(cut), snapshot=cut == "snapshot")
+        over = end and at == len(steps) - 1
+        trial.step(steps[at], cut=bool(cut), snapshot=cut == "snapshot", end=over)
         at += 1
         if crashes and data.draw(st.booleans(), label="crash"):
             crashes -= 1

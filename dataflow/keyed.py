@@ -1,0 +1,46 @@
+"""What a keyed stream can do: the operators that keep something per key.
+
+Rules of this file: methods that users call, one operator each; what it does is in `operators/`.
+"""
+
+from typing import TYPE_CHECKING
+
+from dataflow.aggregates import Aggregate
+from dataflow.operators.aggregate import AggregateSpec
+from dataflow.operators.base import OperatorSpec
+from dataflow.operators.count import CountSpec
+from dataflow.operators.windows import Window, WindowSpec
+
+if TYPE_CHECKING:
+    from dataflow.graph import Stream
+
+
+class KeyedOperators:
+    """The keyed half of `KeyedStream`."""
+
+    __slots__ = ()
+
+    def _then(self, name: str, spec: OperatorSpec) -> "Stream":
+        raise NotImplementedError
+
+    def _keys(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def count(self, name: str) -> "Stream":
+        """How often each key came: (key columns, count bigint), once a step for each key that came in it."""
+        return self._then(name, CountSpec(self._keys()))
+
+    def aggregate(self, name: str, window: Window | None = None, /, **aggregates: Aggregate) -> "Stream":
+        """What is computed of the rows of each key (`dataflow.aggregates`).
+
+            keyed.aggregate("sold", orders=Count(), income=Sum("price"))
+            keyed.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
+
+        Without a window, of all its rows so far, once a step for each key that came in it: (key columns, a
+        column for each aggregate, by its name). With one, of the rows in each window, once, when the window
+        is over: (key columns, window_start, window_end, aggregates). Rows that come after that are on the
+        side output "late".
+        """
+        if window is None:
+            return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
+        return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))

@@ -1,0 +1,201 @@
+"""event_time: says what time the rows of a stream have, and how far it is: from here on windows can close.
+
+Rules of this file: rows to a mark; rows go on as they are.
+
+The mark (punctuation, replication-transparency IV-A) is either promised by the user, that no row is more than
+`lateness` behind the largest time its worker has read, or comes in the rows themselves, in a column that is
+null or says: all later rows have larger times. It moves at the end of a step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import block_schema, make_block
+from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark, behind, further
+from dataflow.core.plan import Kind
+from dataflow.errors import SchemaError
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.schema import type_text
+
+_ONE: Final = timedelta(microseconds=1)
+
+
+def micros_of(duration: timedelta, what: str) -> int:
+    """A duration as microseconds. Raises SchemaError for something else, or one below 0."""
+    if not isinstance(duration, timedelta) or duration < timedelta(0):
+        raise SchemaError(
+            f"{what} is a timedelta of 0 or more, not {duration!r}; write timedelta(seconds=10)"
+        )
+    return duration // _ONE
+
+
+def check_time_column(column: str, columns: pa.Schema) -> None:
+    """Raises SchemaError if it is no timestamp of these columns."""
+    if column not in columns.names:
+        raise SchemaError(f"time column {column!r} is not there; the columns are {', '.join(columns.names)}")
+    kind = columns.field(column).type
+    if not pa.types.is_timestamp(kind) or kind.unit == "ns":
+        raise SchemaError(
+            f"time column {column!r} is a timestamp of microseconds or coarser, not {type_text(kind)};"
+            " map it before"
+        )
+
+
+def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
+    """A timestamp column as microseconds. Raises UserFault for a null."""
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        remedy = "filter such rows or give them a time before"
+        raise UserFault(f"time column {name!r} is null", row=row, remedy=remedy)
+    times: npt.NDArray[np.int64] = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeSpec(OperatorSpec):
+    """Which column is the time, and where marks come from: `lateness`, or the column `punctuation`."""
+
+    kind: ClassVar[Kind] = Kind.EVENT_TIME
+    column: str
+    lateness: timedelta | None
+    punctuation: str | None
+
+    def __post_init__(self) -> None:
+        if (self.lateness is None) == (self.punctuation is None):
+            raise SchemaError(
+                "event time moves by lateness=timedelta(...), how far rows may be behind others, or by"
+                " punctuation='column', which says it; give one of them"
+            )
+        if self.lateness is not None:
+            micros_of(self.lateness, "lateness")
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        for name in (self.column, self.punctuation):
+            if name is not None:
+                check_time_column(name, inputs[0])
+        return inputs[0]
+
+    def open(self, context: OperatorContext) -> "EventTimeOperator":
+        del context
+        return EventTimeOperator(self)
+
+
+class MarkTable:
+    """One mark for each input of an operator, as state. A mark that was reached stays."""
+
+    _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("mark", pa.int64())]))
+
+    def __init__(self, inputs: int) -> None:
+        self._inputs = inputs
+        self.reset()
+
+    def reset(self) -> None:
+        self.marks: list[Mark] = [UNKNOWN] * self._inputs
+        self._stored: list[Mark] = list(self.marks)
+
+    def reach(self, mark: Mark, index: int) -> bool:
+        """Whether it is further than before."""
+        before = self.marks[index]
+        self.marks[index] = further(before, mark)
+        return self.marks[index] != before
+
+    def checkpoint(self) -> pa.RecordBatch:
+        changed = [i for i, mark in enumerate(self.marks) if mark != self._stored[i]]
+        self._stored = list(self.marks)
+        return self.block({index: self.marks[index] for index in changed})
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self.block(dict(enumerate(self.marks)))
+
+    @classmethod
+    def block(cls, marks: dict[int, Mark]) -> pa.RecordBatch:
+        """Input -> mark, as a block."""
+        keys = pa.array(list(marks), pa.int64())
+        return make_block(
+            cls._schema, [keys], hash_keys([keys]), [pa.array(list(marks.values()), pa.int64())]
+        )
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            self.marks[row["input"]] = row["mark"]
+        self._stored = list(self.marks)
+
+
+class EventTimeOperator(Operator):
+    """Its mark is state. In stage 0 it runs ahead of the cut, so it remembers the mark of each step."""
+
+    def __init__(self, spec: EventTimeSpec) -> None:
+        self._column = spec.column
+        self._punctuation = spec.punctuation
+        self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
+        self._state = _RememberedMark()
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        times = times_of(batch.column(self._column), self._column)
+        if self._punctuation is not None:
+            said = batch.column(self._punctuation)
+            newest = pc.max(said.cast(pa.timestamp("us", said.type.tz)).cast(pa.int64())).as_py()
+            if newest is not None:
+                self._state.reach(newest, 0)
+        elif len(times):
+            self._state.reach(behind(int(times.max()), self._lateness), 0)
+        return [batch]
+
+    def passes_on(self, mark: Mark) -> Mark:
+        own = self._state.marks[0]
+        if mark == END or own == UNKNOWN:
+            return mark if mark in (END, IDLE) else UNKNOWN
+        return own
+
+    def tables(self) -> dict[str, StateTable]:
+        return {"~time": self._state}
+
+    def reset(self) -> None:
+        self._state.reset()
+
+    def remember(self, step: int) -> None:
+        """The step is over here."""
+        self._state.of_step[step] = self._state.marks[0]
+
+    def forget(self, step: int) -> None:
+        """Nobody asks for steps before this one any more."""
+        for old in [one for one in self._state.of_step if one < step]:
+            del self._state.of_step[old]
+
+    def look_at(self, step: int) -> None:
+        """The next checkpoint is that of this step."""
+        self._state.looked_at = step
+
+
+class _RememberedMark(MarkTable):
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def reset(self) -> None:
+        super().reset()
+        self.of_step: dict[int, Mark] = {}
+        self.looked_at = 0
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return self.snapshot()
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self.block({0: self.of_step.get(self.looked_at, self.marks[0])})
+
+
+__all__ = [
+    "EventTimeOperator",
+    "EventTimeSpec",
+    "MarkTable",
+    "check_time_column",
+    "micros_of",
+    "times_of",
+]

@@ -1,0 +1,249 @@
+"""Aggregates with time windows (replication-transparency, algorithm 3), and event time, which closes them."""
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow import (
+    ApproxDistinct,
+    CallSink,
+    Count,
+    Graph,
+    GraphError,
+    InputSource,
+    Max,
+    SchemaError,
+    Sliding,
+    Sum,
+    Tumbling,
+)
+from dataflow.errors import OperatorError
+from dataflow.testing import Trial
+from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
+
+SCHEMA = "at timestamp, key string, x double"
+UTC = ZoneInfo("UTC")
+BEGIN = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+def second(number: float) -> datetime:
+    return BEGIN + timedelta(seconds=number)
+
+
+def row(number: float, key: str = "a", x: float | None = 1.0) -> Row:
+    return {"at": second(number), "key": key, "x": x}
+
+
+def windowed(window: Tumbling | Sliding, lateness: timedelta = timedelta(0)) -> Graph:
+    graph = Graph("windowed")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
+    made = rows.key_by("by_key", "key").aggregate(
+        "made", window, rows=Count(), sum=Sum("x"), most=Max("x"), about=ApproxDistinct("x")
+    )
+    made.sink("out", CallSink(print))
+    made.side("late", "late").sink("late_out", CallSink(print))
+    return graph
+
+
+def expected(rows: list[Row], size: timedelta, slide: timedelta) -> list[Row]:
+    """Every window of every key, by looking at all of them."""
+    windows: dict[tuple[str, datetime], list[Row]] = defaultdict(list)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    for one in rows:
+        start = epoch + (one["at"] - epoch) // slide * slide
+        while start + size > one["at"]:
+            windows[one["key"], start].append(one)
+            start -= slide
+    made = []
+    for (key, start), part in windows.items():
+        values = [one["x"] for one in part if one["x"] is not None]
+        made.append(
+            {
+                "key": key,
+                "window_start": start,
+                "window_end": start + size,
+                "rows": len(part),
+                "sum": sum(values) if values else None,
+                "most": max(values) if values else None,
+                "about": len(set(values)),
+            }
+        )
+    return made
+
+
+_rows = st.lists(
+    st.builds(
+        row,
+        st.integers(0, 60),
+        st.sampled_from("ab"),
+        st.none() | st.integers(-4, 4).map(float),
+    ),
+    max_size=16,
+)
+_windows = st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 7), (60, 1)]).map(
+    lambda pair: (timedelta(seconds=pair[0]), timedelta(seconds=pair[1]))
+)
+
+
+def window_of(size: timedelta, slide: timedelta) -> Tumbling | Sliding:
+    return Tumbling("at", size) if size == slide else Sliding("at", size, slide)
+
+
+@given(rows=_rows, sizes=_windows, data=st.data())
+def test_every_window_is_given_once_and_whole_whatever_happens(
+    rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject
+) -> None:
+    steps, lateness = data.draw(timely("rows", rows, "at"))
+    graph = windowed(window_of(*sizes), lateness)
+    trial = play_with_trouble(graph, steps, data, end=True)
+    assert multiset(trial.rows("out")) == multiset(expected(rows, *sizes))
+    assert trial.rows("late_out") == []
+
+
+@given(rows=_rows, sizes=_windows, data=st.data())
+def test_a_step_gives_the_same_in_whatever_order_its_rows_come_also_those_that_are_late(
+    rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject
+) -> None:
+    steps: list[Step] = data.draw(timely("rows", rows, "at"))[0]
+    graph = windowed(window_of(*sizes))
+    once = play(graph, steps, end=True)
+    again = play(graph, data.draw(reordered(steps)), end=True)
+    assert once.rows("out") == again.rows("out")
+    assert multiset(once.rows("late_out")) == multiset(again.rows("late_out"))
+    if sizes[0] == sizes[1]:
+        given_out = sum(found["rows"] for found in once.rows("out"))
+        assert given_out + len(once.rows("late_out")) == len(rows), "every row is in a window, or late"
+
+
+def test_a_window_is_over_at_the_first_microsecond_behind_it() -> None:
+    trial = Trial(windowed(Tumbling("at", timedelta(seconds=10))))
+    trial.step({"rows": [row(3)]})
+    trial.step({"rows": [row(9.999999)]})
+    assert trial.rows("out") == []
+    trial.step({"rows": [row(10)]})
+    (only,) = trial.rows("out")
+    assert (only["window_start"], only["window_end"], only["rows"]) == (second(0), second(10), 2)
+
+
+def test_a_late_row_goes_to_the_side_output_and_changes_nothing() -> None:
+    trial = Trial(windowed(Sliding("at", timedelta(seconds=10), timedelta(seconds=5))))
+    trial.step({"rows": [row(3), row(12)]}, cut=True)
+    assert [(one["window_start"], one["rows"]) for one in trial.rows("out")] == [
+        (second(-5), 1),
+        (second(0), 1),
+    ]
+    trial.crash()
+    trial.step({"rows": [row(4), row(7, "b")]})
+    assert trial.rows("late_out") == [row(4)], "7 is still in a window that is open, 4 in none"
+    trial.step({}, end=True)
+    rest = {(one["key"], one["window_start"]): one["rows"] for one in trial.rows("out")[2:]}
+    assert rest == {("b", second(5)): 1, ("a", second(5)): 1, ("a", second(10)): 1}
+    assert trial.counters()[0]["made"]["late_rows"] == 1
+
+
+def test_the_slowest_worker_says_how_far_event_time_is() -> None:
+    trial = Trial(windowed(Tumbling("at", timedelta(seconds=10))), workers=2)
+    trial.step({"rows": [[row(3)], [row(4)]]})
+    trial.step({"rows": [[row(30)], [row(5)]]})
+    assert trial.rows("out") == []
+    trial.step({"rows": [[row(31)], [row(21)]]})
+    assert [one["rows"] for one in trial.rows("out")] == [3]
+
+
+def test_punctuation_may_come_in_the_rows() -> None:
+    graph = Graph("punctuated")
+    source = graph.source("rows", InputSource("rows", "at timestamp, key string, upto timestamp"))
+    timed = source.event_time("timed", "at", punctuation="upto")
+    made = timed.key_by("by_key", "key").aggregate("made", Tumbling("at", timedelta(seconds=10)), n=Count())
+    made.sink("out", CallSink(print))
+    trial = Trial(graph)
+    trial.step({"rows": [{"at": second(25), "key": "a", "upto": None}]})
+    trial.step({"rows": [{"at": second(5), "key": "a", "upto": second(8)}]})
+    assert trial.rows("out") == []
+    trial.step({"rows": [{"at": second(9), "key": "a", "upto": second(9.999999)}]})
+    assert [(one["window_start"], one["n"]) for one in trial.rows("out")] == [(second(0), 2)]
+
+
+def test_windows_of_windows_close_one_after_the_other() -> None:
+    graph = Graph("twice")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=timedelta(0))
+    first = rows.key_by("by_key", "key").aggregate("first", Tumbling("at", timedelta(seconds=5)), n=Count())
+    second_ = first.key_by("again", "key").aggregate(
+        "second", Tumbling("window_start", timedelta(seconds=10)), windows=Count(), rows=Sum("n")
+    )
+    second_.sink("out", CallSink(print))
+    trial = Trial(graph, workers=2)
+    for number in (1, 2, 6, 9, 11, 16):
+        trial.step({"rows": [row(number)]}, cut=True)
+        trial.crash()
+    trial.step({}, end=True)
+    assert [(one["windows"], one["rows"]) for one in trial.rows("out")] == [(2, 4), (2, 2)]
+
+
+def test_windows_that_are_over_leave_no_state() -> None:
+    trial = Trial(windowed(Tumbling("at", timedelta(seconds=1))))
+    for number in range(50):
+        trial.step({"rows": [row(number, key) for key in "abcdef"]}, cut=number % 3 == 0)
+    assert trial.counters()[0]["made"]["windows"] == 6
+
+
+def test_a_row_without_a_time_stops_and_is_named() -> None:
+    trial = Trial(windowed(Tumbling("at", timedelta(seconds=1))))
+    with pytest.raises(OperatorError, match=r"'timed' failed at .*row 1 of those given: time column 'at' is"):
+        trial.step({"rows": [row(1), {"at": None, "key": "a", "x": None}]})
+
+
+def test_who_waits_for_event_time_must_get_it() -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    timed = graph.source("more", InputSource("more", SCHEMA)).event_time("timed", "at", lateness=timedelta(1))
+    both = timed.union("both", rows).key_by("by_key", "key")
+    both.aggregate("made", Tumbling("at", timedelta(1)), n=Count()).sink("out", CallSink(print))
+    with pytest.raises(GraphError, match=r"window 'made' waits for event time, .* from source 'rows'; put"):
+        graph.plan()
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        (Tumbling("when", timedelta(1)), "time column 'when' is not there; the columns are at, key, x"),
+        (
+            Tumbling("x", timedelta(1)),
+            "time column 'x' is a timestamp of microseconds or coarser, not double",
+        ),
+    ],
+)
+def test_a_time_column_is_a_timestamp_that_is_there(window: Tumbling, words: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        windowed(window).plan()
+    assert f"window 'made': {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Tumbling("at", timedelta(0)), "a size above 0"),
+        (lambda: Tumbling("at", 10), "a timedelta of 0 or more, not 10"),  # type: ignore[arg-type]
+        (lambda: Sliding("at", timedelta(1), timedelta(2)), "slides by at most that"),
+        (lambda: Sliding("at", timedelta(1), timedelta(seconds=1)), "at most 1000 windows"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused_where_they_are_written(make: Any, words: str) -> None:
+    with pytest.raises(SchemaError, match=words):
+        make()
+
+
+def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_way() -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    rows.side("late", "late").sink("out", CallSink(print))
+    with pytest.raises(GraphError, match="source 'rows' has no side output 'late'; it has none"):
+        graph.plan()
+    for options in ({}, {"lateness": timedelta(1), "punctuation": "at"}):
+        with pytest.raises(SchemaError, match="give one of them"):
+            rows.event_time("timed", "at", **options)
