@@ -32,6 +32,7 @@ from dataflow.operators.event_time import EventTimeSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.side import SideSpec
+from dataflow.operators.sort import SortSpec
 from dataflow.operators.union import UnionSpec
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
@@ -348,6 +349,12 @@ class Stream:
         rows of its worker have larger times. A row that breaks the promise is late.
         """
         return self._then(name, EventTimeSpec(column, lateness, punctuation))
+
+    def sort(self, name: str, time: str) -> "Stream":
+        """The same rows in the order of their event time, those of one time in the order of all columns, as
+        far as event time is. Each worker gives its own in order. Late rows are on the side output "late".
+        """
+        return self._then(name, SortSpec(time))
 
     def side(self, name: str, port: str) -> "Stream":
         """A side output of the operator before: "late", the rows that came too late for it."""

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     AGGREGATE = "aggregate"
     EVENT_TIME = "event_time"
     WINDOW = "window"
+    SORT = "sort"
     SIDE = "side"
     SINK = "sink"
 
@@ -70,6 +71,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.AGGREGATE: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.EVENT_TIME: KindRule(1, 1),
+    Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),
     Kind.SINK: KindRule(1, 1, has_output=False, has_effect=True),

@@ -21,18 +21,18 @@ import pyarrow.compute as pc
 
 from dataflow.aggregates import Aggregate, check_aggregates, check_are_aggregates, open_all, result_fields
 from dataflow.columns import Slots
-from dataflow.core.event_time import END, Mark
+from dataflow.core.event_time import END
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
 from dataflow.keyed_table import KeyedTable
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
-from dataflow.operators.event_time import MarkTable, check_time_column, micros_of, times_of
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.event_time import check_time_column, micros_of, times_of
+from dataflow.operators.late import LATE, TimedOperator
 from dataflow.state import Hashes
 
 START: Final = "window_start"
 STOP: Final = "window_end"
-LATE: Final = "late"
 _windows_per_row_max: Final = 1000
 
 
@@ -131,13 +131,13 @@ class WindowSpec(OperatorSpec):
         return WindowOperator(self, context.inputs[0], context.output)
 
 
-class WindowOperator(Operator):
+class WindowOperator(TimedOperator):
     """State: the table of (key, window start), and how far time was here."""
 
     def __init__(self, spec: WindowSpec, columns: pa.Schema, output: pa.Schema) -> None:
+        super().__init__(columns)
         window = spec.window
         self._spec = spec
-        self._columns = columns
         self._output = output
         self._start_type = output.field(START).type
         self._size = micros_of(window.size, "size")
@@ -147,11 +147,8 @@ class WindowOperator(Operator):
         keys = [columns.field(name) for name in spec.keys]
         self._table = KeyedTable(pa.schema([*keys, output.field(START)]), self._accumulators)
         self._windows = _Windows(self)
-        self._time = MarkTable(1)
         self._first_end = END
         """No window that is open ends before this."""
-        self._late: list[pa.RecordBatch] = []
-        self._late_rows = 0
 
     # --- rows in --------------------------------------------------------------------------------------------
 
@@ -164,12 +161,12 @@ class WindowOperator(Operator):
         for back in range(-(-self._size // self._slide)):
             starts = newest - back * self._slide
             ends = starts + self._size
-            rows = np.flatnonzero((times < ends) & (ends - 1 > self._time.marks[0]))
+            rows = np.flatnonzero((times < ends) & (ends - 1 > self.mark()))
             if len(rows):
                 placed[rows] = True
                 self._update(batch, rows, starts[rows])
         if not placed.all():
-            self._keep_late(batch, np.flatnonzero(~placed))
+            self.put_late(batch, np.flatnonzero(~placed))
         return ()
 
     def _update(self, batch: pa.RecordBatch, rows: Slots, starts: Slots) -> None:
@@ -186,28 +183,18 @@ class WindowOperator(Operator):
         """Windows numbered one after the other."""
         return np.asarray(starts // self._slide)
 
-    def _keep_late(self, batch: pa.RecordBatch, rows: Slots) -> None:
-        self._late_rows += len(rows)
-        self._late.append(batch.select(self._columns.names).take(pa.array(rows)))
-
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
-        assert port == LATE
-        late, self._late = self._late, []
-        return late
-
     # --- windows out ----------------------------------------------------------------------------------------
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         self._table.take_touched()
         return ()
 
-    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        self._time.reach(mark, index)
-        if self._first_end - 1 > self._time.marks[0]:
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        if self._first_end - 1 > self.mark(index):
             return ()
         slots = self._table.live()
         ends = self._starts(slots) + self._size
-        over = ends - 1 <= self._time.marks[0]
+        over = ends - 1 <= self.mark(index)
         self._first_end = int(ends[~over].min(initial=END))
         slots = slots[over]
         if not len(slots):
@@ -232,17 +219,16 @@ class WindowOperator(Operator):
 
     # --- state ----------------------------------------------------------------------------------------------
 
-    def tables(self) -> Mapping[str, StateTable]:
-        return {"": self._windows, "~time": self._time}
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"": self._windows}
 
     def restored(self) -> None:
         """Blocks were loaded: any window may be the next to end."""
         self._first_end = min(self._first_end, -END)
 
     def reset(self) -> None:
+        super().reset()
         self._table.reset()
-        self._time.reset()
-        self._late = []
         self._first_end = END
 
     @property
@@ -254,7 +240,7 @@ class WindowOperator(Operator):
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)
         return {
             "windows": len(self._table),
-            "late_rows": self._late_rows,
+            "late_rows": self.late_rows,
             "state_bytes": self._table.bytes_held + held,
         }
 

@@ -1,0 +1,73 @@
+"""sort: rows in the order of their event time (replication-transparency IV-C, algorithm 4, lines 1 to 6).
+
+Rules of this file: rows wait until a punctuation, then go on in an order that follows from them alone: by
+time, those of one time by all columns. So what depends on order below it sees the same, whatever it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from dataflow.core.plan import Kind
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.event_time import check_time_column, times_of
+from dataflow.operators.late import LATE, TimedOperator
+from dataflow.row_table import RowTable, check_order, check_stored, in_order
+
+
+@dataclass(frozen=True, slots=True)
+class SortSpec(OperatorSpec):
+    """By the timestamp column `time`."""
+
+    kind: ClassVar[Kind] = Kind.SORT
+    needs_time: ClassVar[bool] = True
+    time: str
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        check_time_column(self.time, inputs[0])
+        check_order(inputs[0])
+        check_stored(inputs[0])
+        return inputs[0]
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[0]}
+
+    def detail(self) -> str:
+        return f"time ({self.time})"
+
+    def open(self, context: OperatorContext) -> "SortOperator":
+        return SortOperator(self.time, context.inputs[0])
+
+
+class SortOperator(TimedOperator):
+    """The rows that wait are its state."""
+
+    def __init__(self, time: str, columns: pa.Schema) -> None:
+        super().__init__(columns)
+        self._name = time
+        self._rows = RowTable(columns)
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        batch, times = self.in_time(batch, times_of(batch.column(self._name), self._name))
+        self._rows.add(batch, times)
+        return ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        rows = self._rows.take(self.mark(index))
+        return [rows.batch.take(pa.array(in_order(rows.batch, rows.times)))] if len(rows) else ()
+
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"": self._rows}
+
+    def reset(self) -> None:
+        super().reset()
+        self._rows.reset()
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "rows": len(self._rows),
+            "late_rows": self.late_rows,
+            "state_bytes": self._rows.bytes_held,
+        }

@@ -1,0 +1,63 @@
+"""Rows that wait: against a dict, through blocks."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.state_blocks import newest_rows
+from dataflow.row_table import RowTable
+
+COLUMNS = pa.schema([("name", pa.string()), ("tags", pa.list_(pa.int64()))])
+
+_actions = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abc")), min_size=1, max_size=5)
+    | st.integers(0, 9)
+    | st.sampled_from(["cut", "odd"]),
+    max_size=20,
+)
+
+
+def content(table: RowTable) -> list[tuple[int, int, str]]:
+    rows = table.all()
+    names = rows.batch.column("name").to_pylist()
+    return sorted(zip(rows.numbers.tolist(), rows.times.tolist(), names, strict=True))
+
+
+def loaded(blocks: list[Any]) -> RowTable:
+    table = RowTable(COLUMNS)
+    for block in blocks:
+        table.restore(block)
+    return table
+
+
+@given(actions=_actions)
+def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: list[Any]) -> None:
+    table = RowTable(COLUMNS)
+    model: dict[int, tuple[int, str]] = {}
+    blocks: list[Any] = []
+    count = 0
+    for action in actions:
+        if isinstance(action, list):
+            batch = pa.RecordBatch.from_pylist([{"name": name, "tags": [1]} for _, name in action], COLUMNS)
+            table.add(batch, np.array([time for time, _ in action]))
+            for time, name in action:
+                model[count] = (time, name)
+                count += 1
+        elif isinstance(action, int):
+            taken = table.take(action)
+            expected = {number for number, (time, _) in model.items() if time <= action}
+            assert set(taken.numbers.tolist()) == expected
+            model = {number: row for number, row in model.items() if number not in expected}
+        elif action == "odd":
+            model = {number: row for number, row in model.items() if number % 2}
+            table.keep_only(np.array(list(model), np.int64))
+        else:
+            blocks.append(table.checkpoint())
+            assert content(loaded(blocks)) == content(table)
+            assert content(loaded([table.snapshot()])) == content(table)
+            assert content(loaded([newest_rows(blocks)])) == content(table)
+        assert content(table) == sorted((number, *row) for number, row in model.items())
+        assert len(table) == len(model)
