@@ -16,7 +16,19 @@ from dos_client.core.claim import ClaimState
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BadNameError, ClosedError, FencedError, LocalProtocolError, NotFoundError
-from tests.dos_client.support import ThreadServer, claimed, content_of, has, new_writer, until, url_of
+from tests.dos_client import support
+from tests.dos_client.support import (
+    ThreadServer,
+    claimed,
+    content_of,
+    has,
+    new_writer,
+    off,
+    on,
+    until,
+    url_of,
+)
+from tests.shells.bugs import planted
 
 pytestmark = pytest.mark.trio
 Servers = list[ThreadServer]
@@ -100,6 +112,30 @@ async def test_what_is_acknowledged_is_on_a_quorum_and_soon_on_all(three: Server
         assert await store.list_directories() == ["d"]
         assert (await store.look("d")).epoch_seen == 1
         assert set((await store.ping()).keys()) == {one.location for one in three}
+
+
+@pytest.mark.parametrize("bug", [None, "a_member_that_was_away_is_not_watched"])
+async def test_a_member_that_comes_back_is_seen_again(
+    three: Servers, bug: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its rule broken it stays away for this client as long as anybody looks."""
+    await init_store(url_of(three))
+    with planted(bug):
+        async with open_store(url_of(three)) as store:
+
+            def there() -> int:
+                return sum(one.connected for one in store.members())
+
+            await until(lambda: there() == 3, "all are connected")
+            await off(three[1])
+            await until(lambda: there() == 2, "one is away")
+            await on(three[1])
+            if bug is None:
+                await until(lambda: there() == 3, "it is seen again")
+            else:
+                monkeypatch.setattr(support, "PATIENCE_S", 5.0)
+                with pytest.raises(AssertionError, match="it is seen again"):
+                    await until(lambda: there() == 3, "it is seen again")
 
 
 async def test_several_objects_of_one_claim_are_written_side_by_side(three: Servers) -> None:

@@ -1,13 +1,17 @@
 """A member answers a claim, and its disk loses what it had before the take-over is done."""
 
+from contextlib import nullcontext
+
 import pytest
 import trio
 
 from dos_client import QuorumUnavailableError, init_store
 from dos_client.core.claim import has_less_than_it_said
+from dos_client.errors import MissingDataError
 from dos_protocol.digests import prefix_digest
 from dos_protocol.vocabulary import ObjectInfo
-from tests.dos_client.support import ThreadServer, claimed, damage, has, off, on, url_of
+from tests.dos_client.support import ThreadServer, claimed, damage, has, off, on, until, url_of
+from tests.sim.bugs import planted
 
 CONTENT = bytes(range(256)) * 20
 
@@ -41,6 +45,48 @@ async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_ne
     async with claimed(three, epoch=3) as (_, claim):
         assert {objects["x"].synced for objects in claim.answers.values()} == {1}
         await claim.settle("x", 1, prefix_digest(b"a"))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("bug", [None, "damaged_copies_say_what_they_held"])
+async def test_a_copy_found_damaged_does_not_say_that_what_an_absent_member_has_is_lost(
+    three: list[ThreadServer], bug: str | None
+) -> None:
+    """R4. One member lacks the bytes, one shows its damage when it is compared, the third is away and has
+    them. No new claim covers it: the damage was found in the session that answered. With the rule broken they
+    are called lost."""
+    lacks, damaged, away = three
+    await init_store(url_of(three))
+    async with claimed(three, epoch=1) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a"))
+        await has(lacks, "d", "x", b"a")
+        await off(lacks)
+        await writer.wait_synced(writer.append(CONTENT))
+        await has(damaged, "d", "x", b"a" + CONTENT)
+        await has(away, "d", "x", b"a" + CONTENT)
+        await off(away)
+        writer.append(b"and what counts for nothing")
+        await has(damaged, "d", "x", b"a" + CONTENT + b"and what counts for nothing")
+    await on(lacks)
+    with planted(bug):
+        async with claimed(three, epoch=2) as (_, claim), trio.open_nursery() as nursery:
+            assert len(claim.answers) == 2
+            await damage(damaged, "d", "x", notice=False)
+
+            async def bring_back() -> None:
+                await until(
+                    lambda: "x" in claim.targets and bool(claim.targets["x"].spoiled), "the damage is found"
+                )
+                await on(away)
+
+            if bug is None:
+                nursery.start_soon(bring_back)
+            with (
+                trio.fail_after(40),
+                pytest.raises(MissingDataError) if bug is not None else nullcontext(),
+            ):
+                await claim.settle("x", 1 + len(CONTENT), prefix_digest(b"a" + CONTENT))
 
 
 @pytest.mark.trio

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
+from tests.shells.bugs import planted
 from tests.support.fake_disk import FakeDisk
 from tests.support.wire import Wire
 
@@ -150,10 +152,14 @@ async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_o
     await with_server(disk, story)
 
 
-async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_read_before() -> None:
+@pytest.mark.parametrize("bug", [None, "sync_begins_when_it_ends"])
+async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_read_before(
+    bug: str | None,
+) -> None:
     # EVIDENCE-OF: P-1, P-2
     disk = FakeDisk()
     begun, may_end = threading.Semaphore(0), threading.Semaphore(0)
+    told_early: list[int] = []
     sync = disk.sync
 
     def slow_sync(handle: int) -> None:
@@ -177,6 +183,9 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
             may_end.release()
             while (mark := wire.receive()) != m.Watermark("o", 6, 3):
                 assert isinstance(mark, m.Watermark)
+                if mark.synced == 6:
+                    told_early.append(mark.synced)
+                    return
                 assert mark.synced == 0
             assert begun.acquire(timeout=30)  # the second sync, which is not over
             assert wire.ask(m.Get("o", 0, 100)).payload == b"abc"
@@ -185,4 +194,37 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
             wire.wait_synced("o", 6)
             assert wire.ask(m.Get("o", 0, 100)).payload == b"abcdef"
 
-    await with_server(disk, story)
+    with planted(bug):
+        await with_server(disk, story)
+    assert told_early == ([] if bug is None else [6]), "with its rule broken it is told before its sync"
+
+
+@pytest.mark.parametrize("bug", [None, "claims_are_answered_before_they_are_stored"])
+async def test_a_claim_is_answered_when_it_is_durable(bug: str | None) -> None:
+    """R2. With its rule broken the answer is there while the disk still has the claim to sync."""
+    # EVIDENCE-OF: P-4
+    disk = FakeDisk()
+    begun, may_end = threading.Event(), threading.Event()
+    sync = disk.sync
+
+    def slow_sync(handle: int) -> None:
+        if ".claim" in disk._handles[handle][1]:
+            begun.set()
+            assert may_end.wait(30)
+        sync(handle)
+
+    disk.sync = slow_sync  # type: ignore[method-assign]
+
+    def story(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as at_end, Wire(address) as wire, Wire(address) as other:
+            at_end.callback(may_end.set)
+            request = wire.send(m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
+            assert begun.wait(30)
+            assert other.ask(m.Ping(b"")) == m.Pong(b"")  # the server goes on with others meanwhile
+            answered, _, _ = select.select([wire.sock], [], [], 0 if bug is None else 30)
+            assert bool(answered) is (bug is not None)
+            may_end.set()
+            assert wire.answer(request).epoch == 1
+
+    with planted(bug):
+        await with_server(disk, story)
