@@ -10,8 +10,8 @@ is raised.
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
 """
 
-from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +85,20 @@ async def inspect_url(url: str, token: bytes, consume: Consumer, progress: Progr
     """An object or a chain of a store. Raises NotFoundError, LocalProtocolError, and what the client raises
     if too few servers answer.
     """
+    async with found_in_store(url, token) as (store, directory, name, size):
+        if size is not None:
+            return await inspect_object(store, directory, name, size, consume, progress)
+        state = await _look(store, directory, name, outcome := Outcome(url, "chain"))
+        if state is not None:
+            await _inspect_chain(store, directory, state, outcome, consume, progress)
+        return outcome
+
+
+@asynccontextmanager
+async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[Store, str, str, int | None]]:
+    """The store, directory and name that a URL names, and the size of the longest copy of the object of that
+    name; None if there is no such object: then the name is that of a chain.
+    """
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is None:
         raise LocalProtocolError(
@@ -95,14 +109,7 @@ async def inspect_url(url: str, token: bytes, consume: Consumer, progress: Progr
         store = await _open(stack, parsed, token)
         view = await store.look(parsed.directory)
         sizes = [found[parsed.object].synced for found in view.answers.values() if parsed.object in found]
-        if sizes:
-            return await _inspect_object(
-                store, parsed.directory, parsed.object, max(sizes), consume, progress
-            )
-        state = await _look(store, parsed.directory, parsed.object, outcome := Outcome(url, "chain"))
-        if state is not None:
-            await _inspect_chain(store, parsed.directory, state, outcome, consume, progress)
-        return outcome
+        yield store, parsed.directory, parsed.object, max(sizes, default=None)
 
 
 async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
@@ -114,9 +121,10 @@ async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
     return await stack.enter_async_context(open_store(url, token=token, client="dos journal"))
 
 
-async def _inspect_object(
+async def inspect_object(
     store: Store, directory: str, name: str, size: int, consume: Consumer, progress: Progress
 ) -> Outcome:
+    """The first `size` bytes of an object."""
     outcome = Outcome(name, "object")
     inspector = Inspector(name)
     done = 0

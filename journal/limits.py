@@ -47,6 +47,9 @@ file_path_bytes_max: Final = 4096
 file_path_part_bytes_max: Final = 255
 """Of a path in a journal: what Linux takes."""
 
+file_bytes_max: Final = 2**63 - 1
+"""Of one file: what Linux takes. Offsets in records have 64 bits."""
+
 file_write_bytes_max: Final = 16 * MIB
 """One write to a journaled file is one record, which is there whole or not at all."""
 

@@ -17,9 +17,9 @@ target: "/w/a" is w/a, "../a" is a.
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from journal.core.errors import UnsafePathError
+from journal.core.errors import FileConflictError, UnsafePathError
 from journal.core.record import Record
-from journal.limits import file_path_bytes_max, file_path_part_bytes_max
+from journal.limits import file_bytes_max, file_path_bytes_max, file_path_part_bytes_max
 from journal.ops import Op
 
 
@@ -67,14 +67,20 @@ def record_of(op: FileOp) -> Record:
 
 
 def file_op(record: Record, paths: Paths = "safe") -> FileOp | None:
-    """The operation that a record holds, None for a record of another kind. Raises UnsafePathError."""
+    """The operation that a record holds, None for a record of another kind. Raises UnsafePathError;
+    FileConflictError for a length that no file can have.
+    """
     if record.op not in FILE_OPS:
         return None
     raw = record.strings[0]
     path = safe_path(raw) if paths == "safe" else re_rooted(raw)
-    if record.op is Op.WRITE:
-        return Write(path, record.ints[0], record.strings[1])
-    return Truncate(path, record.ints[0]) if record.op is Op.TRUNCATE else Remove(path)
+    if record.op is Op.REMOVE:
+        return Remove(path)
+    at = record.ints[0]
+    data = record.strings[1] if record.op is Op.WRITE else b""
+    if at + len(data) > file_bytes_max:
+        raise FileConflictError(path, f"it would have {at + len(data)} bytes, more than {file_bytes_max}")
+    return Write(path, at, data) if record.op is Op.WRITE else Truncate(path, at)
 
 
 def path_bytes(path: str) -> bytes:

@@ -110,7 +110,7 @@ class Directory:
             if state.segments:
                 async with aclosing(read_batches(claim, state, scratch=scratch)) as batches:
                     async for batch in batches:
-                        rebuilding.apply([(position.size, record) for position, record in batch])
+                        rebuilding.replay.take([(position.size, record) for position, record in batch])
             predecessor = None if state.end is None else state
             writer = await ChainWriter.open(claim, chain, predecessor, generation, scratch)
             rebuilding.put()

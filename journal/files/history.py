@@ -7,6 +7,7 @@ lies in. Nothing is claimed; what is read is what a reader may see (R10).
 
 from contextlib import aclosing
 
+from dos_protocol.errors import NotFoundError
 from journal.chain import look_chain, look_chain_at
 from journal.core.chain import ChainState
 from journal.core.errors import HistoryTrimmedError, LostBytesError
@@ -20,9 +21,12 @@ from journal.reading import Source, read_batches, read_start
 async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -> ChainState:
     """The stretch in which the stop lies; the first one if it lies before everything.
 
-    Raises HistoryTrimmedError if that is not there any more, and what `look_chain` raises.
+    Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if that stretch is not
+    there any more, and what `look_chain` raises.
     """
     state = await look_chain(store, directory, chain)
+    if state.end is None:
+        raise NotFoundError(f"{directory} has no chain {chain} of which anything is committed")
     while state.segments and stop.begins_before(
         state.segments[0].base, await _first_mark_ms(store, directory, state, stop)
     ):

@@ -7,44 +7,30 @@ target.
 
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
-from journal.core.file_ops import Paths, Stop, file_op
-from journal.core.record import Record
+from journal.core.file_ops import Paths, Stop
+from journal.files.replaying import TO_THE_END, FilesReplay
 from journal.files.tree import FileTree
 from journal.limits import file_gather_bytes
-from journal.ops import Op
-
-TO_THE_END: Final = Stop()
 
 
 class Rebuilding:
-    """A tree in the making. A context manager: left without `put`, nothing stays.
+    """A tree in the making: `replay` takes the records. A context manager: left without `put`, nothing stays.
 
-    Records are taken in order by `apply`, each with the logical offset just past it, until the stop.
+    `replay.take` raises UnsafePathError, FileConflictError (the journal's fault), OSError.
     """
 
     def __init__(
         self, target: Path, *, stop: Stop = TO_THE_END, only: str | None = None, paths: Paths = "safe"
     ) -> None:
         self.target = target.absolute()
-        self.stop = stop
-        self.stopped = False
-        """The stop was reached: nothing more is taken."""
-        self.end = 0
-        """Logical offset just past the last record taken."""
-        self.records = 0
-        self.wall_ms: int | None = None
-        """The last mark taken."""
-        self._only = only
-        self._paths = paths
         self._beside = self.target.parent / f".{self.target.name}.rebuilding"
         self._old = self.target.parent / f".{self.target.name}.replaced"
         self._take_away()
         self._beside.mkdir(parents=True)
         self._tree = FileTree(self._beside, gather_bytes=file_gather_bytes)
+        self.replay = FilesReplay(self._tree.apply, stop=stop, only=only, paths=paths)
 
     def __enter__(self) -> "Rebuilding":
         return self
@@ -52,25 +38,6 @@ class Rebuilding:
     def __exit__(self, *_: object) -> None:
         self._tree.close()
         self._take_away()
-
-    def apply(self, steps: Iterable[tuple[int, Record]]) -> bool:
-        """Take records; False once the stop is reached.
-
-        Raises UnsafePathError, FileConflictError (the journal's fault), OSError.
-        """
-        for end, record in steps:
-            if self.stopped or self.stop.lies_before(end, record):
-                self.stopped = True
-                return False
-            self.end = end
-            self.records += 1
-            if record.op is Op.MARK:
-                self.wall_ms = record.ints[0]
-                continue
-            op = file_op(record, self._paths)
-            if op is not None and self._only in (None, op.path):
-                self._tree.apply(op)
-        return True
 
     def put(self) -> None:
         """The tree stands at the target from now on, instead of what was there."""

@@ -17,13 +17,18 @@ from journal.core.file_ops import Paths, Stop
 from journal.core.position import Position
 from journal.files.directory import FILES_CHAIN
 from journal.files.history import stretch_at
-from journal.files.rebuilding import TO_THE_END, Rebuilding
+from journal.files.rebuilding import Rebuilding
+from journal.files.replaying import TO_THE_END, FilesReplay
 from journal.ports import StorePort
 from journal.reading import read_batches
 from journal.scratch import Scratch
 
 Moment: TypeAlias = int | datetime | None
 """Where a replay stops: at a logical offset, a moment (with a time zone), or the end."""
+
+
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""(bytes read, bytes in all if known)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ async def restore(
     only: str | None = None,
     paths: Paths = "safe",
     scratch: Scratch | None = None,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Progress = lambda _done, _total: None,
 ) -> Restored:
     """Make the files of that chain at `into`, which must not exist or be an empty directory.
 
@@ -55,27 +60,46 @@ async def restore(
     below it is the last one taken), a moment, or None for the end. only: that file alone. progress: told
     (bytes read, bytes in all). Memory does not grow with the journal.
 
-    Raises FileExistsError; HistoryTrimmedError if that moment is not held any more; StopNotFoundError for a
-    position at which no record ends; UnsafePathError, FileConflictError; what reading a chain raises. Failed
-    or cancelled, `into` is as it was.
+    Raises FileExistsError; NotFoundError; HistoryTrimmedError if that moment is not held any more;
+    StopNotFoundError for a position at which no record ends; UnsafePathError, FileConflictError; what reading
+    a chain raises. Failed or cancelled, `into` is as it was.
     """
     check_target(into)
-    if isinstance(at, Position):
-        stop, state = TO_THE_END, await look_chain_at(store, directory, chain, at)
-    else:
-        stop = stop_at(at)
-        state = await stretch_at(store, directory, chain, stop)
-    done = 0
-    with Rebuilding(into, stop=stop, only=only, paths=paths) as rebuilding:
-        async with aclosing(read_batches(store, state, directory=directory, scratch=scratch)) as batches:
-            async for batch in batches:
-                rebuilding.apply([(position.size, record) for position, record in batch])
-                done = batch[-1][0].size - state.segments[0].base
-                progress(
-                    done, state.bytes
-                )  # after the stop, too: the digests of what was taken lie further on
+    with Rebuilding(into, stop=stop_at(at), only=only, paths=paths) as rebuilding:
+        replay = rebuilding.replay
+        bytes_read = await replay_chain(
+            replay, store, directory, chain, at=at, scratch=scratch, progress=progress
+        )
         rebuilding.put()
-    return Restored(rebuilding.end, rebuilding.wall_ms, rebuilding.records, done)
+    return Restored(replay.end, replay.wall_ms, replay.records, bytes_read)
+
+
+async def replay_chain(
+    replay: FilesReplay,
+    store: StorePort,
+    directory: str,
+    chain: str,
+    *,
+    at: Position | Moment = None,
+    scratch: Scratch | None = None,
+    progress: Progress = lambda _done, _total: None,
+) -> int:
+    """Hand it the records of the stretch of history in which the moment lies; the bytes that were read.
+
+    `replay` stops by itself; reading goes on to the end of the stretch, where the digests of what was taken
+    are. Nothing that it took may be used if this raises.
+    """
+    if isinstance(at, Position):
+        state = await look_chain_at(store, directory, chain, at)
+    else:
+        state = await stretch_at(store, directory, chain, replay.stop)
+    done = 0
+    async with aclosing(read_batches(store, state, directory=directory, scratch=scratch)) as batches:
+        async for batch in batches:
+            replay.take([(position.size, record) for position, record in batch])
+            done = batch[-1][0].size - state.segments[0].base
+            progress(done, state.bytes)
+    return done
 
 
 def check_target(into: Path) -> None:
@@ -84,8 +108,10 @@ def check_target(into: Path) -> None:
         raise FileExistsError(f"{into} is there already: name a directory that does not exist, or is empty")
 
 
-def stop_at(at: Moment) -> Stop:
+def stop_at(at: Position | Moment) -> Stop:
     """The stop. Raises ValueError for a moment without a time zone."""
+    if isinstance(at, Position):
+        return TO_THE_END  # the chain is read to there and no further
     if isinstance(at, datetime):
         if at.tzinfo is None:
             raise ValueError(f"a moment needs a time zone: {at.isoformat()} has none; say +00:00 for UTC")

@@ -1,0 +1,99 @@
+"""What the journal commands have in common: their arguments, exit codes, progress, and closed pipes.
+
+Exit codes, the same for all: 0 sound (all that was asked for was done), 1 a fault was found, 2 wrong usage or
+no such journal, 3 the store cannot be reached.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from dos_client.errors import BadUrlError, QuorumUnavailableError, StoreNotReadyError
+from dos_protocol.errors import BrokenConnectionError, DosError
+
+SOUND, FAULT, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|URL",
+        help="A journal file, or dos://HOST[,HOST2..]/DIRECTORY/NAME, where NAME is a segment, "
+        "another journal object, or a chain.",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File whose first line is the token that the servers want.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What cannot be read at all ends the command, in one line and with its exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (StoreNotReadyError, QuorumUnavailableError, BrokenConnectionError) as error:
+        refuse(str(error), UNREACHABLE)
+    except (BadUrlError, DosError, OSError, ValueError) as error:
+        refuse(str(error), USAGE)
+    except KeyboardInterrupt:
+        refuse("interrupted", 130)
+
+
+def journal_file(target: str) -> Path:
+    """The file of that name; a directory ends the command."""
+    path = Path(target)
+    if path.is_dir():
+        refuse(f"{target} is a directory: give a journal file, or a URL dos://HOST/DIRECTORY/NAME", USAGE)
+    return path
+
+
+def token_of(token_file: Path | None) -> bytes:
+    """The first line of the file. Raises OSError."""
+    return token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
+
+
+def refuse(words: str, code: int) -> NoReturn:
+    """End the command with these words."""
+    sys.stdout.flush()
+    sys.stderr.write(f"dos journal: {words}\n")
+    raise typer.Exit(code)
+
+
+@contextmanager
+def progress_of(target: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on standard error, if that is a terminal that is not taken by the output itself."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(target, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def quiet_when_the_pipe_closes() -> Iterator[None]:
+    """Whoever reads our output had enough (`| head`): that is an end like any other, without a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(SOUND) from None

@@ -1,0 +1,213 @@
+"""The journal commands about files: replay, files and cat.
+
+Rules of this file: arguments, what is printed, exit codes. Where records come from is `sources.py`'s.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dos_protocol.errors import CorruptDataError
+from journal.cli_support import (
+    FAULT,
+    AsJson,
+    Target,
+    TokenFile,
+    progress_of,
+    quiet_when_the_pipe_closes,
+    refuse,
+    refusing,
+    token_of,
+)
+from journal.core.errors import FileConflictError, LostBytesError, TornRecordError, UnsafePathError
+from journal.core.file_ops import Paths
+from journal.core.rendering import fault_text
+from journal.files.moments import moment
+from journal.files.rebuilding import Rebuilding
+from journal.files.replaying import FileSizes, FilesReplay
+from journal.files.restoring import check_target, stop_at
+from journal.files.sources import replay_target
+from journal.limits import file_copy_bytes_max
+
+At = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X",
+        help="As of when: a logical offset (4096), a time (time:2026-11-22T03:00, local unless it says "
+        "otherwise), or how long ago (-90s, -10m, -1h, -2d). Default: the journal's end.",
+        show_default=False,
+    ),
+]
+Strip = Annotated[
+    bool,
+    typer.Option(
+        "--strip",
+        help="Take absolute paths, and those with '..', as below the directory, instead of refusing them.",
+    ),
+]
+
+
+def replay(
+    target: Target,
+    into: Annotated[Path, typer.Option(help="Directory to make: it must not exist, or be empty.")],
+    at: At = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PATH", help="This file alone.", show_default=False)
+    ] = None,
+    strip: Strip = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Make the files that a journal tells of, as of any moment, in a directory of their own.
+
+    The files are put there when all of them are made and everything read is proved; until then, and if
+    anything is wrong, nothing is there. A record that is cut off at the end of a file ends the replay before
+    it, and is said so.
+
+    Examples:
+
+        dos journal replay my_app-worker3.journal --strip --into worker3
+
+        dos journal replay dos://h1,h2,h3/ledger/files --at -1h --into an-hour-ago
+
+        dos journal replay dos://h1,h2,h3/ledger/files --at time:2026-12-31T23:59:59 --only totals --into
+        new-year
+
+    Exit codes: 0 done, 1 a fault was found and nothing was made, 2 usage or no such journal, 3 the store
+    cannot be reached.
+    """
+    with refusing():
+        check_target(into)
+        with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
+            _read(target, rebuilding.replay, token_file)
+            rebuilding.put()
+        made = [path for path in into.rglob("*") if path.is_file()]
+    _report(
+        rebuilding.replay,
+        as_json,
+        {"into": str(into), "files": len(made), "bytes": sum(path.stat().st_size for path in made)},
+        lambda told: f"{told['files']} files, {told['bytes']:,} bytes in {into}, as of {told['as_of']}",
+    )
+
+
+def files(
+    target: Target, at: At = None, strip: Strip = False, as_json: AsJson = False, token_file: TokenFile = None
+) -> None:
+    """List the files that there are at a moment, with their lengths. Makes nothing.
+
+    Examples:
+
+        dos journal files dos://h1,h2,h3/ledger/files
+
+        dos journal files --at 4096 --strip my_app-worker3.journal
+
+    Exit codes: 0 done, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
+    """
+    sizes = FileSizes()
+    with quiet_when_the_pipe_closes():
+        with refusing():
+            taken = FilesReplay(sizes.apply, stop=_stop(at), paths=_paths(strip))
+            _read(target, taken, token_file)
+        listed = sorted(sizes.sizes.items())
+        _report(
+            taken,
+            as_json,
+            {"files": [{"path": path, "bytes": size} for path, size in listed]},
+            lambda told: "".join(
+                [
+                    *(f"{size:>14,} {_printable(path)}\n" for path, size in listed),
+                    f"{len(listed)} files as of {told['as_of']}",
+                ]
+            ),
+        )
+        sys.stdout.flush()
+
+
+def cat(
+    target: Target,
+    name: Annotated[str, typer.Argument(metavar="PATH", help="The file, as `dos journal files` names it.")],
+    at: At = None,
+    strip: Strip = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Write the bytes of one file, as they were at a moment, to standard output.
+
+    Examples:
+
+        dos journal cat dos://h1,h2,h3/ledger/files totals --at -1h | xxd
+
+        dos journal cat my_app-worker3.journal w/my_app-worker3.tcp-control --strip
+
+    Exit codes: 0 done, 1 a fault was found, 2 usage, no such journal, or no such file then, 3 the store
+    cannot be reached.
+    """
+    with (
+        quiet_when_the_pipe_closes(),
+        tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
+        refusing(),
+        Rebuilding(Path(folder, "files"), stop=_stop(at), only=name, paths=_paths(strip)) as rebuilding,
+    ):
+        _read(target, rebuilding.replay, token_file)
+        rebuilding.put()
+        path = rebuilding.target / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{target} has no file {name} as of {_as_of(rebuilding.replay)}")
+        with path.open("rb") as file:
+            while chunk := file.read(file_copy_bytes_max):
+                sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Make them commands of that app."""
+    for command in (replay, files, cat):
+        app.command()(command)
+
+
+def _printable(path: str) -> str:
+    return path if path.isprintable() else repr(path)
+
+
+def _stop(at: str | None) -> Any:
+    return stop_at(None if at is None else moment(at, datetime.now(UTC).astimezone()))
+
+
+def _paths(strip: bool) -> Paths:
+    return "re-rooted" if strip else "safe"
+
+
+def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
+    """Have it take the target's records. A fault ends the command, unless it is a record that was cut off."""
+    try:
+        with progress_of(target, quiet=False) as progress:
+            outcome = replay_target(target, taken, token_of(token_file), progress)
+    except (CorruptDataError, LostBytesError, UnsafePathError, FileConflictError) as error:
+        refuse(f"{target}: {error}", FAULT)
+    if outcome is None or outcome.fault is None or taken.has_all:
+        return
+    words = fault_text(outcome.fault, outcome.base)
+    if isinstance(outcome.fault, TornRecordError):
+        sys.stderr.write(f"dos journal: the last record of {target} is cut off and left out\n{words}\n")
+        return
+    refuse(f"{target} is damaged: --at {taken.end} takes all that is good before\n{words}", FAULT)
+
+
+def _as_of(taken: FilesReplay) -> str:
+    if taken.wall_ms is None:
+        return f"offset {taken.end}"
+    when = datetime.fromtimestamp(taken.wall_ms / 1000, UTC).astimezone()
+    return f"offset {taken.end} ({when.isoformat(timespec='seconds')})"
+
+
+def _report(
+    taken: FilesReplay, as_json: bool, told: dict[str, Any], words: Callable[[dict[str, Any]], str]
+) -> None:
+    replayed = {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
+    told = {**told, **replayed}
+    sys.stdout.write((json.dumps(told) if as_json else words(told)) + "\n")

@@ -1,0 +1,80 @@
+"""Replaying the file operations of a journal, up to a stop: what every command and restore has in common.
+
+Rules of this file: records in, operations out. Where the records come from is the caller's, and so is what is
+done with an operation: applied to a tree, or only counted.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from journal.core.file_ops import FileOp, Paths, Remove, Stop, Truncate, Write, file_op
+from journal.core.record import Record
+from journal.ops import Op
+
+TO_THE_END: Final = Stop()
+
+
+class FilesReplay:
+    """Takes records in order, each with the logical offset just past it, until the stop.
+
+    only: operations on that file alone are handed on. paths: see `journal.core.file_ops`.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[[FileOp], None],
+        *,
+        stop: Stop = TO_THE_END,
+        only: str | None = None,
+        paths: Paths = "safe",
+    ) -> None:
+        self.stop = stop
+        self.stopped = False
+        """The stop was reached: nothing more is taken."""
+        self.end = 0
+        """Logical offset just past the last record taken."""
+        self.records = 0
+        self.wall_ms: int | None = None
+        """The last mark taken."""
+        self._apply = apply
+        self._only = only
+        self._paths = paths
+
+    @property
+    def has_all(self) -> bool:
+        """Whether nothing that follows could change anything."""
+        return self.stopped or (self.stop.size is not None and self.end >= self.stop.size)
+
+    def take(self, steps: Iterable[tuple[int, Record]]) -> bool:
+        """Take records; False once the stop is reached. Raises UnsafePathError, and what `apply` raises."""
+        for end, record in steps:
+            if self.stopped or self.stop.lies_before(end, record):
+                self.stopped = True
+                return False
+            self.end = end
+            self.records += 1
+            if record.op is Op.MARK:
+                self.wall_ms = record.ints[0]
+                continue
+            op = file_op(record, self._paths)
+            if op is not None and self._only in (None, op.path):
+                self._apply(op)
+        return True
+
+
+class FileSizes:
+    """The files that operations leave, without their bytes: path -> length."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+
+    def apply(self, op: FileOp) -> None:
+        """As `FileTree.apply` would, except that conflicts are not seen."""
+        if isinstance(op, Write):
+            end = op.offset + len(op.data) if op.data else 0
+            self.sizes[op.path] = max(self.sizes.get(op.path, 0), end)
+        elif isinstance(op, Truncate):
+            self.sizes[op.path] = op.length
+        else:
+            assert isinstance(op, Remove)
+            self.sizes.pop(op.path, None)

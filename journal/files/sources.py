@@ -1,0 +1,39 @@
+"""Records for a replay of files, from whatever a command names: a journal file, an object of a store, or a
+chain.
+
+Rules of this file: a fault of a file or an object is in the outcome; what is wrong with a chain is raised.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from journal.cli_support import journal_file
+from journal.core.inspection import Located
+from journal.files.replaying import FilesReplay
+from journal.files.restoring import replay_chain
+from journal.inspecting import Outcome, Progress, found_in_store, inspect_file, inspect_object, is_url
+
+
+def replay_target(target: str, replay: FilesReplay, token: bytes, progress: Progress) -> Outcome | None:
+    """Have `replay` take the records of FILE or URL, to its stop. The outcome; None for a chain, all of which
+    is proved.
+
+    Raises OSError; NotFoundError, LocalProtocolError; UnsafePathError and whatever `replay` raises; what the
+    client and a chain's reading raise.
+    """
+    if not is_url(target):
+        return inspect_file(journal_file(target), _taking(replay), progress)
+    return trio.run(_replay_url, target, replay, token, progress)
+
+
+async def _replay_url(url: str, replay: FilesReplay, token: bytes, progress: Progress) -> Outcome | None:
+    async with found_in_store(url, token) as (store, directory, name, size):
+        if size is not None:
+            return await inspect_object(store, directory, name, size, _taking(replay), progress)
+        await replay_chain(replay, store, directory, name, progress=progress)
+        return None
+
+
+def _taking(replay: FilesReplay) -> Callable[[list[Located]], bool]:
+    return lambda located: replay.take((place.end, place.record) for place in located)

@@ -1,0 +1,164 @@
+"""`dos journal replay`, `files` and `cat`, run as processes, as a user runs them."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client.store import open_store
+from journal import Directory, Op, Record
+from journal.core.record import encode
+from journal.files.moments import moment
+from tests.journal.test_cli import V0, journal
+from tests.journal.test_files import files
+
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+def write(path: bytes, data: bytes, offset: int = 0) -> Record:
+    return Record(Op.WRITE, ints=(offset,), strings=(path, data))
+
+
+def mark(when: datetime) -> Record:
+    return Record(Op.MARK, ints=(int(when.timestamp() * 1000),))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """A local journal of three hours."""
+    path = tmp_path / "some.journal"
+    now = datetime.now(UTC)
+    records = []
+    for hours in (3, 2, 1):
+        records += [mark(now - timedelta(hours=hours)), write(b"log", b"%d" % hours, 3 - hours)]
+    path.write_bytes(b"".join(encode(record) for record in [*records, write(b"d/new", b"xyz")]))
+    return path
+
+
+def test_the_originals_journal_is_replayed_with_its_paths_below_the_target(tmp_path: Path) -> None:
+    refused = journal("replay", V0, "--into", tmp_path / "into")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "is refused: it is absolute" in refused.stderr
+    assert "--strip" in refused.stderr
+    assert not (tmp_path / "into").exists()
+    done = journal("replay", V0, "--strip", "--into", tmp_path / "into", "--at", 150)
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "into") == {"w/my_app-worker3.tcp-control": b"localhost\n0\n"}
+    assert done.stdout == f"1 files, 12 bytes in {tmp_path / 'into'}, as of offset 150\n"
+
+
+def test_files_and_cat_show_what_there_was_at_a_moment(three: Path) -> None:
+    assert json.loads(journal("files", three, "--json").stdout)["files"] == [
+        {"path": "d/new", "bytes": 3},
+        {"path": "log", "bytes": 3},
+    ]
+    assert journal("cat", three, "log").stdout == "321"
+    assert journal("cat", three, "log", "--at", "-90m").stdout == "32"
+    assert journal("cat", three, "d/new").stdout == "xyz"
+    lines = journal("files", three, "--at", "-150m").stdout.splitlines()
+    assert lines[0].split() == ["1", "log"]
+    assert lines[1].startswith("1 files as of offset ")
+    gone = journal("cat", three, "log", "--at", "0")
+    assert (gone.returncode, gone.stdout) == (2, "")
+    assert "has no file log as of offset 0" in gone.stderr
+
+
+def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(three: Path, tmp_path: Path) -> None:
+    whole = three.read_bytes()
+    three.write_bytes(whole[:-3])
+    torn = journal("replay", three, "--into", tmp_path / "torn")
+    assert torn.returncode == 0
+    assert "is cut off and left out" in torn.stderr
+    assert files(tmp_path / "torn") == {"log": b"321"}
+    flipped = bytearray(whole)
+    flipped[-20] ^= 1
+    three.write_bytes(flipped)
+    bad = journal("replay", three, "--into", tmp_path / "bad")
+    assert bad.returncode == 1
+    assert not (tmp_path / "bad").exists()
+    offset = bad.stderr.split("--at ")[1].split()[0]
+    good = journal("replay", three, "--into", tmp_path / "good", "--at", offset, "--json")
+    assert json.loads(good.stdout)["end"] == int(offset)
+    assert files(tmp_path / "good") == {"log": b"321"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--at", "yesterday"], "is no moment: give an offset"),
+        (["--at", "time:25:00"], "is no moment"),
+        (["--at", "-9999999999999d"], "before all calendars"),
+    ],
+)
+def test_a_moment_that_is_none_says_what_can_be_written(
+    three: Path, arguments: list[str], words: str
+) -> None:
+    done = journal("files", three, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_target_that_is_there_is_left_alone(three: Path, tmp_path: Path) -> None:
+    done = journal("replay", three, "--into", tmp_path)
+    assert done.returncode == 2
+    assert "does not exist, or is empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [three.name]
+
+
+@pytest.mark.parametrize("length", [2**63, 2**64 - 1])
+def test_a_length_that_no_file_can_have_is_a_fault(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "huge.journal"
+    for record in (Record(Op.TRUNCATE, ints=(length,), strings=(b"f",)), write(b"f", b"x", length)):
+        path.write_bytes(encode(record))
+        done = journal("replay", path, "--into", tmp_path / "into")
+        assert done.returncode == 1, done.stderr
+        assert "more than 9223372036854775807" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("-90s", NOW - timedelta(seconds=90)),
+        ("-1.5h", NOW - timedelta(hours=1.5)),
+        ("-2d", NOW - timedelta(days=2)),
+        ("time:2026-01-31T10:00:00+01:00", datetime(2026, 1, 31, 9, tzinfo=UTC)),
+        ("time:2026-01-31T10:00Z", datetime(2026, 1, 31, 10, tzinfo=UTC)),
+        ("time:2026-01-31", datetime(2026, 1, 31).astimezone()),
+    ],
+)
+def test_moments_are_read_as_people_write_them(text: str, expected: object) -> None:
+    assert moment(text, NOW) == expected
+
+
+@pytest.mark.process
+def test_a_chain_of_a_store_is_replayed_and_shown(store_url: str, tmp_path: Path) -> None:
+    name = f"files.{os.urandom(4).hex()}"
+
+    async def fill() -> int:
+        async with (
+            open_store(store_url) as store,
+            await store.claim(name, 1, os.urandom(16)) as claim,
+            await Directory.open(tmp_path / "live", claim, recovery_bytes=3000) as directory,
+        ):
+            for number in range(50):
+                await directory.append("log", b"%02d\n" % number)
+                if number == 9:
+                    early = directory.end.size
+            await directory.wait_synced()
+            return early
+
+    early = trio.run(fill)
+    url = f"{store_url}/{name}/files"
+    assert journal("cat", url, "log").stdout == "".join(f"{n:02d}\n" for n in range(50))
+    assert journal("cat", url, "log", "--at", early).stdout == "".join(f"{n:02d}\n" for n in range(10))
+    done = journal("replay", url, "--at", early, "--into", tmp_path / "early", "--json")
+    assert json.loads(done.stdout)["bytes"] == 30
+    absent = journal("files", f"{store_url}/{name}/nothing")
+    assert absent.returncode == 2
+    assert "has no chain nothing" in absent.stderr
