@@ -47,6 +47,9 @@ file_path_bytes_max: Final = 4096
 file_path_part_bytes_max: Final = 255
 """Of a path in a journal: what Linux takes."""
 
+paths_known_max: Final = 4096
+"""Paths that were found safe and are not looked at again: a replay meets the same ones over and over."""
+
 file_bytes_max: Final = 2**63 - 1
 """Of one file: what Linux takes. Offsets in records have 64 bits."""
 

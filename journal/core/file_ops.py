@@ -15,16 +15,18 @@ target: "/w/a" is w/a, "../a" is a.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from journal.core.errors import FileConflictError, UnsafePathError
 from journal.core.record import Record
-from journal.limits import file_bytes_max, file_path_bytes_max, file_path_part_bytes_max
+from journal.limits import file_bytes_max, file_path_bytes_max, file_path_part_bytes_max, paths_known_max
 from journal.ops import Op
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, gc=False):
     """The bytes at `offset` are `data`."""
 
     path: str
@@ -32,16 +34,14 @@ class Write:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(msgspec.Struct, frozen=True, gc=False):
     """The file has `length` bytes."""
 
     path: str
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(msgspec.Struct, frozen=True, gc=False):
     """The file is not there."""
 
     path: str
@@ -66,12 +66,10 @@ def record_of(op: FileOp) -> Record:
     return Record(Op.REMOVE, strings=(path,))
 
 
-def file_op(record: Record, paths: Paths = "safe") -> FileOp | None:
-    """The operation that a record holds, None for a record of another kind. Raises UnsafePathError;
-    FileConflictError for a length that no file can have.
+def file_op(record: Record, paths: Paths = "safe") -> FileOp:
+    """The operation that a record of one of FILE_OPS holds. Raises UnsafePathError; FileConflictError for a
+    length that no file can have.
     """
-    if record.op not in FILE_OPS:
-        return None
     raw = record.strings[0]
     path = safe_path(raw) if paths == "safe" else re_rooted(raw)
     if record.op is Op.REMOVE:
@@ -88,6 +86,7 @@ def path_bytes(path: str) -> bytes:
     return path.encode(*_ENCODING)
 
 
+@lru_cache(maxsize=paths_known_max)
 def safe_path(raw: bytes) -> str:
     """A path as the operating system takes it. Raises UnsafePathError, which names the rule."""
     if len(raw) > file_path_bytes_max:
@@ -104,6 +103,7 @@ def safe_path(raw: bytes) -> str:
     return raw.decode(*_ENCODING)
 
 
+@lru_cache(maxsize=paths_known_max)
 def re_rooted(raw: bytes) -> str:
     """The path as of a program whose root is the tree. Raises UnsafePathError if even then it is none."""
     parts: list[bytes] = []

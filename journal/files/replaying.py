@@ -7,7 +7,7 @@ done with an operation: applied to a tree, or only counted.
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from journal.core.file_ops import FileOp, Paths, Remove, Stop, Truncate, Write, file_op
+from journal.core.file_ops import FILE_OPS, FileOp, Paths, Remove, Stop, Truncate, Write, file_op
 from journal.core.record import Record
 from journal.ops import Op
 
@@ -47,18 +47,20 @@ class FilesReplay:
 
     def take(self, steps: Iterable[tuple[int, Record]]) -> bool:
         """Take records; False once the stop is reached. Raises UnsafePathError, and what `apply` raises."""
+        stop, apply, only, paths = self.stop, self._apply, self._only, self._paths
+        bounded = stop != TO_THE_END
         for end, record in steps:
-            if self.stopped or self.stop.lies_before(end, record):
+            if self.stopped or (bounded and stop.lies_before(end, record)):
                 self.stopped = True
                 return False
             self.end = end
             self.records += 1
-            if record.op is Op.MARK:
+            if record.op in FILE_OPS:
+                op = file_op(record, paths)
+                if only is None or op.path == only:
+                    apply(op)
+            elif record.op is Op.MARK:
                 self.wall_ms = record.ints[0]
-                continue
-            op = file_op(record, self._paths)
-            if op is not None and self._only in (None, op.path):
-                self._apply(op)
         return True
 
 
