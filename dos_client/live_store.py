@@ -114,9 +114,9 @@ class Store:
         await claim.wait_granted()
         return claim
 
-    async def look(self, directory: str) -> DirectoryView:
+    async def look(self, directory: str, *, as_files: bool = False) -> DirectoryView:
         """What F members, or more, hold of a directory. Claims nothing, and promises nothing about what
-        comes next.
+        comes next. `as_files`: where nobody ever claimed it, damaged files are left out.
 
         Raises QuorumUnavailableError when fewer answer in time."""
         check_name(directory)
@@ -124,7 +124,7 @@ class Store:
             record = self.record
             opened, errors = await self._open_on_members(directory)
             if self.record == record:
-                return view_of(directory, record, opened, errors)
+                return view_of(directory, record, opened, errors, as_files=as_files)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
         """Names of directories that any of F members has. Raises QuorumUnavailableError."""

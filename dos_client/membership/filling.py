@@ -189,7 +189,7 @@ class Filling:
 
     async def _look(self, name: str) -> Wanted:
         """What F members hold. Raises NotFoundError when an object goes while copies are compared."""
-        view = await self._store.look(name)
+        view = await self._store.look(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
         wanted = Wanted(name, epoch, writer_id)
         for object_name in sorted({one for objects in view.answers.values() for one in objects}):

@@ -185,8 +185,8 @@ def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> Quoru
         return error
     return QuorumUnavailableError(
         f"while {filled.address} is being added every member is needed: {error.args[0]}",
-        remedy="start the missing one and say the same again; or if it is gone for good, give the addition"
-        " up: dos store replace OLD NEW --other-is-gone",
+        remedy="start the missing one, or mend what is damaged (dos store repair), and say the same again; or"
+        " if it is gone for good, give the addition up: dos store replace OLD NEW --other-is-gone",
     )
 
 

@@ -45,10 +45,30 @@ def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[
     return f"{member.address} has damaged objects: {damaged[0]}{others}"
 
 
+def unclaimed(record: StoreRecord, opened: dict[bytes, DirectoryOpened]) -> bool:
+    """Whether nobody ever claimed the directory: whoever was granted a claim holds it on one of any F."""
+    return Quorums(record).can_take_over(opened) and not any(one.epoch for one in opened.values())
+
+
+def _without_damage(answer: DirectoryOpened) -> DirectoryOpened:
+    sound = tuple(info for info in answer.entries if not (info.corrupt or info.poisoned))
+    return DirectoryOpened(answer.epoch, answer.writer_id, sound)
+
+
 def view_of(
-    directory: str, record: StoreRecord, opened: dict[bytes, DirectoryOpened], errors: dict[str, str]
+    directory: str,
+    record: StoreRecord,
+    opened: dict[bytes, DirectoryOpened],
+    errors: dict[str, str],
+    *,
+    as_files: bool = False,
 ) -> DirectoryView:
-    """What the answers come to; `errors` by address. Raises QuorumUnavailableError."""
+    """What the answers come to; `errors` by address. Raises QuorumUnavailableError.
+
+    `as_files`: in a directory that nobody ever claimed each file is its own server's, and no quorum has
+    acknowledged any of it (docs/decisions/0050): a damaged one is left out, and discredits nobody."""
+    if as_files and unclaimed(record, opened):
+        opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
         raise QuorumUnavailableError(

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from dos_client import (
+    QuorumUnavailableError,
     ReplacementError,
     ReplaceProgress,
     connect,
@@ -25,6 +26,7 @@ from tests.dos_client.support import (
     caught_up,
     claimed,
     content_of,
+    damage,
     has,
     new_writer,
     off,
@@ -374,6 +376,37 @@ async def test_where_nobody_ever_claimed_files_that_differ_stay_where_they_are(f
     assert not (four[3].data / "d" / "loose" / "f").exists()
     assert await content_of(four[3], "loose", "g") == b"another one"
     assert await content_of(four[3], "loose", "h") == b"goes along"
+
+
+@pytest.mark.parametrize("claimed_once", [False, True])
+async def test_a_damaged_file_that_nobody_claimed_stops_no_replacement(
+    four: Threads, claimed_once: bool
+) -> None:
+    """Nobody has another copy of it: `dos store repair` cannot mend it, and it says nothing of any other."""
+    # EVIDENCE-OF: P-5, P-10
+    url, content = url_of(four[:3]), bytes(range(256)) * 8
+    await init_store(url)
+    for server, name in ((four[0], "f"), (four[0], "g"), (four[1], "h")):
+        with V0Connection(server.address) as client:
+            client.use("loose")
+            client.append(name, 0)
+            client.send(content)
+            assert client.finish()[-1][1] == len(content)
+            client.close()
+    await damage(four[0], "loose", "f")
+    if claimed_once:
+        async with connect(four[1].url) as one:
+            one.server_record = None  # behind the store's back
+            await (await one.claim("loose", 1, new_writer())).aclose()
+    await off(four[2])
+    if claimed_once:
+        with pytest.raises(QuorumUnavailableError, match="has damaged objects: f"):
+            await replace_member(url, old=four[2].location, new=four[3].location)
+        return
+    await replace_member(url, old=four[2].location, new=four[3].location)
+    assert not (four[3].data / "d" / "loose" / "f").exists()
+    for name in ("g", "h"):
+        assert await content_of(four[3], "loose", name) == content
 
 
 async def test_a_new_server_with_another_content_is_never_let_in(four: Threads) -> None:

@@ -129,4 +129,11 @@ REGRESSIONS: Final = (
         "what found no room to be written again is listed with 0 bytes; a shorter copy could take its place",
         "tests/dos_server/test_mending.py",
     ),
+    Regression(
+        21459,
+        "2026-11-22",
+        "8bd19fd",
+        "a damaged file of a directory that nobody ever claimed stopped a member from being added for good",
+        "tests/dos_client/test_replacing.py",
+    ),
 )
