@@ -178,7 +178,13 @@ class Participant:
         return order
 
     async def restored(
-        self, *, last_step: int, replayed_bytes: int = 0, seconds: float = 0.0, scratch_bytes: int = 0
+        self,
+        *,
+        last_step: int,
+        replayed_bytes: int = 0,
+        seconds: float = 0.0,
+        scratch_bytes: int = 0,
+        phases_s: Mapping[str, float] | None = None,
     ) -> None:
         """This worker stands at the ordered cut, its chains' starts acknowledged."""
         await self._report(
@@ -189,6 +195,7 @@ class Participant:
                 replayed_bytes=replayed_bytes,
                 seconds=seconds,
                 scratch_bytes=scratch_bytes,
+                phases_s=dict(phases_s or {}),
             )
         )
 

@@ -27,6 +27,7 @@ from dataflow.application import Application
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.parts import Part, part_options, parts_of
+from dataflow.standby import Standby
 from dataflow.worker import WorkerSpec, run_worker
 
 logger = logging.getLogger("dos.dataflow")
@@ -45,6 +46,7 @@ def run_local(
     scratch: "str | os.PathLike[str] | None" = None,
     logs: "str | os.PathLike[str] | None" = None,
     worker_limits: WorkerLimits | None = None,
+    standby: int = 1,
     observer: Observer | None = None,
     listeners: Sequence[RegionListener] = (),
     **options: Any,
@@ -53,10 +55,11 @@ def run_local(
     it.
 
     store: URL of an initialised store. scratch: directory for the workers' local caches, None for none.
-    logs: directory for what workers print, None for the terminal. options: further fields of
-    `RegionSpec`, such as checkpoint_interval_s=1.0. listeners: told what happens, as the listeners of a
-    streaming query. Same store and name resumes the last cut. Raises GraphError before anything is
-    started.
+    logs: directory for what workers print, None for the terminal. standby: processes of each region that
+    have imported everything and wait to take the place of a worker that is lost (some 120 MB each).
+    options: further fields of `RegionSpec`, such as checkpoint_interval_s=1.0. listeners: told what
+    happens, as the listeners of a streaming query. Same store and name resumes the last cut. Raises
+    GraphError before anything is started.
     """
     parts = parts_of(graph, name)
     made = [
@@ -69,6 +72,7 @@ def run_local(
             scratch=scratch,
             logs=logs,
             worker_limits=worker_limits,
+            standby=standby,
             observer=observer,
             listeners=listeners,
             options=options,
@@ -94,6 +98,7 @@ def _prepared(
     scratch: "str | os.PathLike[str] | None",
     logs: "str | os.PathLike[str] | None",
     worker_limits: WorkerLimits | None,
+    standby: int,
     observer: Observer | None,
     listeners: Sequence[RegionListener],
     options: Mapping[str, Any],
@@ -135,13 +140,16 @@ def _prepared(
         )
 
     log_dir = None if logs is None else Path(logs) / below
-    return control, ProcessLauncher(spec_of, control.worker_ended, logs=log_dir)
+    launcher = ProcessLauncher(spec_of, control.worker_ended, logs=log_dir, standby=standby)
+    control.addListener(launcher.standby)
+    return control, launcher
 
 
 class ProcessLauncher:
     """Starts, ends and watches worker processes: `checkpoint`'s Launcher. No method blocks.
 
-    Each attempt has a thread that waits for the one before it, starts the process, and reports its end once.
+    Each attempt has a thread that waits for the one before it, starts the process (or takes one that stands
+    by), and reports its end once.
     """
 
     def __init__(
@@ -150,10 +158,12 @@ class ProcessLauncher:
         ended: Callable[[int, int, str | None], None],
         *,
         logs: Path | None = None,
+        standby: int = 0,
     ) -> None:
         self._spec_of = spec_of
         self._ended = ended
         self._logs = logs
+        self.standby = Standby(lambda: self._begin(None), standby)
         self._lock = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -190,24 +200,17 @@ class ProcessLauncher:
         self._ended(worker, attempt, error)
 
     def _run(self, worker: int, attempt: int) -> str | None:
-        payload = dumps(self._spec_of(worker, attempt))
         log = self._log_path(worker, attempt)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dataflow.local"],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output if log else None,
-                env=environment,
-            )
+        first = json.dumps(str(log.absolute()) if log else "")
+        told = first.encode() + b"\n" + dumps(self._spec_of(worker, attempt))
+        process = self.standby.take() or self._begin(log)
         with self._lock:
             self._processes[worker] = process
             if worker in self._cancelled:
                 process.kill()
         assert process.stdin is not None
         try:
-            process.stdin.write(payload)
+            process.stdin.write(told)
             process.stdin.close()
         except BrokenPipeError:
             logger.warning("worker %d, attempt %d ended before it was told what to do", worker, attempt)
@@ -218,6 +221,18 @@ class ProcessLauncher:
             return None
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"its process {process.pid} ended with {how}{_tail(log)}"
+
+    def _begin(self, log: Path | None) -> "subprocess.Popen[bytes]":
+        """A process that waits for its first line and its specification."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
+            return subprocess.Popen(
+                [sys.executable, "-m", "dataflow.local"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output if log else None,
+                env=environment,
+            )
 
     def _log_path(self, worker: int, attempt: int) -> Path | None:
         if self._logs is None:
@@ -248,7 +263,14 @@ def dumps(spec: WorkerSpec) -> bytes:
 
 
 def main() -> int:
-    """The worker's process: specification in at standard input, summary out as one line of JSON."""
+    """The worker's process. At standard input: the path of its log as a line of JSON, its specification.
+
+    Its summary goes out as one line of JSON. It ends at once when it is told nothing: nobody needed it.
+    """
+    first = sys.stdin.buffer.readline()
+    if not first:
+        return 0
+    _print_to(json.loads(first))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process, which chose our code too
     try:
@@ -258,6 +280,14 @@ def main() -> int:
         return 1
     print(json.dumps(asdict(summary)), flush=True)
     return 0
+
+
+def _print_to(log: str) -> None:
+    """From now on what is printed goes to the end of this file."""
+    if log:
+        with Path(log).open("ab") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 Rules of this file: trio only, no user code, nothing that takes long on the processor. Order of a restore:
 claim the directory with epoch = incarnation; open the chains (`worker_journals.py`); give the circuit its
-state; dial every peer; only then say RESTORED. Whatever fails ends the incarnation here, and is told once.
+state and dial every peer; only then say RESTORED. Input is read ahead meanwhile. Whatever fails ends the
+incarnation here, and is told once.
 
 Votes are made one after the other, while the circuit runs the next steps.
 """
 
 import logging
 import math
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 
 import msgspec
 import trio
@@ -24,6 +26,7 @@ from checkpoint.link import Link
 from checkpoint.participant import Participant
 from checkpoint.world import world
 from dataflow import limits
+from dataflow.core.laps import Laps
 from dataflow.feeding import Feed
 from dataflow.sources.fed import FedSource
 from dataflow.worker_exchange import Exchange
@@ -153,7 +156,7 @@ class Life:
         return None if self._ending else self._failure
 
     async def _live(self) -> None:
-        begin = trio.current_time()
+        laps = Laps(trio.current_time())
         order, after = self._order, after_step(self._order)
         part = None if order.restore is None else order.restore.workers[self._spec.worker]
         store_id = self._store.record.store_id
@@ -161,36 +164,63 @@ class Life:
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         self._inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store_id, buffers))
         directory = worker_directory(self._spec.region, self._spec.worker)
-        claim = await self._store.claim(directory, self.number, chance.fresh_id())
-        async with claim:
-            self.claim = claim
-            scratch = Scratch(self._spec.scratch_dir) if self._spec.scratch_dir else None
-            generation = self._store.record.generation
-            journals: Journals = NoJournals()
-            if not self._spec.without_cuts:
-                rolling = Rolling(snapshot_bytes_min=self._spec.limits.snapshot_bytes_min)
+        async with trio.open_nursery() as reading:
+            for feed in feeds.values():  # it only reads, and what is read is there when the steps begin
+                reading.start_soon(feed.run)
+            async with await self._store.claim(directory, self.number, chance.fresh_id()) as claim:
+                self.claim = claim
+                laps.end("claim", trio.current_time())
+                await self._work(claim, laps)
+
+    async def _work(self, claim: Claim, laps: Laps) -> None:
+        """With the claim: from its chains to steps."""
+        order, after = self._order, after_step(self._order)
+        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+            await stack.enter_async_context(aclosing(self._outputs))
+            journals = await self._open_chains(claim, stack)
+            laps.end("open", trio.current_time())
+            async with trio.open_nursery() as standing:
+                standing.start_soon(self._load, journals)
+                await self._exchange.dial_all(nursery, order.peers, step=after)
+            laps.end("load", trio.current_time())
+            await self._control.restored(
+                last_step=journals.last_step,
+                replayed_bytes=journals.replayed_bytes + self._outputs.replayed_bytes,
+                seconds=sum(laps.phases_s.values()),
+                phases_s=laps.phases_s,
+            )
+            nursery.start_soon(self._serve, journals)
+            nursery.start_soon(self._vote_all, journals)
+            nursery.start_soon(self._outputs.announce, journals.division_synced)
+            nursery.start_soon(self._publish)
+            nursery.start_soon(self._watch, claim)
+
+    async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
+        """All of them at one time: each stands on its own. What was opened is closed by the stack."""
+        order, spec = self._order, self._spec
+        part = None if order.restore is None else order.restore.workers[spec.worker]
+        scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
+        generation = self._store.record.generation
+        journals: Journals = NoJournals()
+        async with trio.open_nursery() as opening:
+            opening.start_soon(
+                partial(
+                    self._outputs.open,
+                    claim,
+                    part,
+                    after_step=after_step(order),
+                    generation=generation,
+                    scratch=scratch,
+                )
+            )
+            if not spec.without_cuts:
+                rolling = Rolling(snapshot_bytes_min=spec.limits.snapshot_bytes_min)
                 journals = await Journals.open(
                     claim, order, generation=generation, scratch=scratch, rolling=rolling
                 )
-            async with aclosing(journals), aclosing(self._outputs), trio.open_nursery() as nursery:
-                self._journals = journals
-                await self._outputs.open(
-                    claim, part, after_step=after, generation=generation, scratch=scratch
-                )
-                await self._load(journals)
-                await self._exchange.dial_all(nursery, order.peers, step=after)
-                await self._control.restored(
-                    last_step=journals.last_step,
-                    replayed_bytes=journals.replayed_bytes + self._outputs.replayed_bytes,
-                    seconds=trio.current_time() - begin,
-                )
-                for feed in feeds.values():
-                    nursery.start_soon(feed.run)
-                nursery.start_soon(self._serve, journals)
-                nursery.start_soon(self._vote_all, journals)
-                nursery.start_soon(self._outputs.announce, journals.division_synced)
-                nursery.start_soon(self._publish)
-                nursery.start_soon(self._watch, claim)
+                await stack.enter_async_context(aclosing(journals))
+        self._journals = journals
+        return journals
 
     def _feeds(self, part: WorkerCut | None) -> dict[str, Feed]:
         spec = self._spec

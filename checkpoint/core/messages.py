@@ -81,6 +81,8 @@ class Restored(FromWorker, frozen=True, kw_only=True):
     seconds: float = 0.0
     scratch_bytes: int = 0
     """Of those, read from the local cache."""
+    phases_s: dict[str, float] = {}
+    """Where the time went: claim, open, load."""
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,6 +151,7 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
         "bytes": reset.bytes,
         "incarnation": reset.incarnation,
         "cut": reset.cut,
+        "phases": _rounded(reset.phases_s),
     }
 
 

@@ -37,6 +37,9 @@ class Recovery(Pausing):
 
     running_since = inf
     """When all workers began to run, in the present round."""
+    opened_at = 0.0
+    """When the manifest was held, in the present round."""
+    ordered_at = 0.0
 
     # --- manifest -------------------------------------------------------------------------------------
 
@@ -55,6 +58,7 @@ class Recovery(Pausing):
             self.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
             return
         self.move(PhaseEvent.OPENED)
+        self.opened_at = now
         self.timers.clear("open")
         self.incarnation, self.last_cut, self.superseded = event.incarnation, event.last_cut, 0
         self.kept = event.kept
@@ -156,6 +160,7 @@ class Recovery(Pausing):
         if self.phase is not Phase.GATHERING or not self.roster.all_in(WorkerState.JOINED):
             return
         self.move(PhaseEvent.GATHERED)
+        self.ordered_at = now
         self.timers.clear("gather")
         self.timers.set("restore", now + self.spec.reset_timeout_s)
         for worker, link in self.roster.linked():
@@ -183,6 +188,7 @@ class Recovery(Pausing):
         worker.move(WorkerEvent.RESTORED)
         worker.last_step = message.last_step
         worker.replayed_bytes, worker.restore_seconds = message.replayed_bytes, message.seconds
+        worker.restore_phases_s = message.phases_s
         if self.roster.all_in(WorkerState.RESTORED):
             self._start_all(now)
         return None
@@ -224,9 +230,17 @@ class Recovery(Pausing):
             bytes=sum(worker.replayed_bytes for worker in self.roster),
             incarnation=self.incarnation,
             cut=self.last_cut.cut if self.last_cut else 0,
+            phases_s=self._round_phases(now),
         )
         self.resets.append(report)
         self.tell(report)
+
+    def _round_phases(self, now: float) -> dict[str, float]:
+        """One after the other: their sum is the time of the reset."""
+        slowest = max(self.roster, key=lambda worker: worker.restore_seconds)
+        phases = {"manifest": self.opened_at - self.round_began, "gather": self.ordered_at - self.opened_at}
+        phases |= slowest.restore_phases_s
+        return {**phases, "start": now - self.ordered_at - sum(slowest.restore_phases_s.values())}
 
     # --- workers go -----------------------------------------------------------------------------------
 

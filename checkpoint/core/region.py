@@ -4,6 +4,7 @@ Rules of this file: plain values, shared by the core, the shell and those who sh
 decides anything.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias
@@ -176,6 +177,10 @@ class ResetReport:
     incarnation: int
     cut: int
     """The cut restored, 0 for the beginning."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Where the time went, one after the other: `manifest` (until it is held again), `gather` (until all
+    workers are there), what the slowest worker did then (`claim`, `open`, `load`), `start` (the rest).
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Worker:
     last_step: int = 0
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
+    restore_phases_s: dict[str, float] = field(default_factory=dict)
 
     def move(self, event: WorkerEvent) -> None:
         self.state = follow(WORKERS, self.state, event)

@@ -543,6 +543,23 @@ def test_two_workers_lost_at_one_time_are_one_attempt() -> None:
     assert report.reason.startswith("worker 0 was lost: its control link is gone")
 
 
+def test_a_reset_says_where_its_time_went() -> None:
+    """One after the other, so that the sum is the whole; of the workers the slowest one counts."""
+    scene = Scene().run()
+    scene.die(1)
+    scene.now += 1.0
+    scene.opened()
+    scene.now += 2.0
+    scene.join(1, 2)
+    scene.now += 4.0
+    quick, slow = {"claim": 0.25, "load": 0.25}, {"claim": 0.5, "load": 3.0}
+    scene.hear(0, Restored, last_step=0, seconds=0.5, phases_s=quick)
+    scene.hear(1, Restored, last_step=0, seconds=3.5, phases_s=slow)
+    (report,) = [e.event for e in scene.take(Tell) if isinstance(e.event, ResetReport)]
+    assert report.phases_s == {"manifest": 1.0, "gather": 2.0, "claim": 0.5, "load": 3.0, "start": 0.5}
+    assert report.seconds == sum(report.phases_s.values())
+
+
 def test_attempts_run_out_clearly_and_a_committed_cut_forgives_them() -> None:
     # EVIDENCE-OF: P-10
     scene = Scene(max_consecutive_reset_attempts=2).run()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+from typing import Any
 
 from dataflow.local import ProcessLauncher
 from dataflow.worker import WorkerSpec, run_worker
@@ -18,6 +19,9 @@ FORKS.set_forkserver_preload(["tests.dataflow.fork_launcher", "tests.checkpoint.
 
 class ForkLauncher(ProcessLauncher):
     """ProcessLauncher with another way to make a process."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "standby": 0})  # forks need none
 
     def _run(self, worker: int, attempt: int) -> str | None:
         log = self._log_path(worker, attempt)

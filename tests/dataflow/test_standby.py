@@ -1,0 +1,102 @@
+"""Processes that stand by: who takes them, when they are there, and that none is left over."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from checkpoint.core.region import ResetReport, WorkerJoined
+from dataflow import local
+from dataflow.local import ProcessLauncher
+from dataflow.standby import Standby
+from tests.dataflow.support import last_counts, true_counts
+from tests.dataflow.test_region_processes import finished, hurry, kill, running, slow_word_count, texts
+
+__all__ = ["texts"]
+END_S = 30.0
+
+
+def begin() -> "subprocess.Popen[bytes]":
+    """A process that ends when its standard input does, as a worker's does that is told nothing."""
+    return subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+
+
+def test_one_is_there_after_the_start_and_after_each_reset_and_none_after_the_end() -> None:
+    standby = Standby(begin, 1)
+    assert standby.take() is None, "a region that is starting has the processor for itself"
+    standby.onStart({})
+    first = standby.take()
+    assert first is not None
+    assert standby.take() is None, "each is taken once"
+    standby.onReset({})
+    standby.onReset({})
+    second = standby._waiting[0]
+    assert len(standby._waiting) == 1, "there are never more than asked for"
+    standby.onTerminated({})
+    standby.onReset({})
+    assert standby.take() is None
+    assert second.returncode == -signal.SIGKILL, "the end waits for it, and leaves no zombie"
+    assert first.poll() is None, "what was taken is the taker's"
+    first.communicate()
+
+
+def test_one_that_died_meanwhile_is_passed_over() -> None:
+    standby = Standby(begin, 2)
+    standby.fill()
+    dead, alive = standby._waiting
+    dead.kill()
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    assert standby.take() is alive
+    alive.communicate()
+
+
+def test_what_cannot_be_started_costs_time_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    def never() -> "subprocess.Popen[bytes]":
+        raise OSError("no memory")
+
+    standby = Standby(never, 1)
+    standby.fill()
+    assert standby.take() is None
+    assert "no process stands by: no memory" in caplog.text
+
+
+def test_a_process_that_nobody_needed_ends_with_its_parents_end_of_the_pipe() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "dataflow.local"], stdin=subprocess.PIPE)
+    process.communicate(timeout=END_S)
+    assert process.returncode == 0
+
+
+# EVIDENCE-OF: P-10
+def test_a_killed_worker_is_replaced_by_the_process_that_stood_by(
+    shared_store: str, texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes, no forks: what they print goes to the log of the attempt that they become."""
+    made: list[ProcessLauncher] = []
+
+    class Kept(ProcessLauncher):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(local, "ProcessLauncher", Kept)
+    with running(slow_word_count(texts, tmp_path / "out"), shared_store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        (waiting,) = made[0].standby._waiting
+        kill(control, 0, wipe=False)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        joined = [event for event in watch.events if isinstance(event, WorkerJoined) and event.attempt == 2]
+        assert [(event.worker, event.pid) for event in joined] == [(0, waiting.pid)]
+        (report,) = [event for event in watch.events if isinstance(event, ResetReport)]
+        assert list(report.phases_s) == ["manifest", "gather", "claim", "open", "load", "start"]
+        assert sum(report.phases_s.values()) == pytest.approx(report.seconds)
+        hurry(tmp_path / "out")
+        assert finished(control), control.status()
+    assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
+    assert "reason" in (tmp_path / "logs" / "w0000.2.log").read_text(), "its summary is in its own log"
+    assert control.awaitTermination(END_S)
+    left = [one for one in psutil.Process().children() if "dataflow.local" in " ".join(one.cmdline())]
+    assert left == []
