@@ -24,7 +24,7 @@ from checkpoint.core.inputs import (
 )
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
-from journal import ChainFollower, Op, look_chain, read_records, size_seen
+from journal import ChainFollower, ChainWatch, Op, look_chain, read_records, size_seen
 
 
 class InputFollower:
@@ -49,6 +49,7 @@ class InputFollower:
         self._producer = producer
         self._directory = producer_directory(application, handle, producer)
         self._chain = ChainFollower(store, self._directory, INPUT_CHAIN, at=at)
+        self._watch = ChainWatch(store, self._chain)
         self._line = InputLine(
             producer, at=at, digest=digest, where=self._directory, bytes_max=pending_bytes_max
         )
@@ -81,6 +82,14 @@ class InputFollower:
                             if piece.end > self.shown:
                                 yield piece
                 begin = end
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until more may have been recorded, at most so long."""
+        await self._watch.wait(timeout_s)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._watch.close()
 
     async def _again(self, batch: TooLarge) -> AsyncGenerator[InputPiece]:
         """A batch that did not fit into memory, part by part. All of it is committed."""

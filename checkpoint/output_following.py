@@ -24,7 +24,7 @@ from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
-from journal import ChainFollower, Op, Position, look_chain, size_seen
+from journal import ChainFollower, ChainWatch, Op, Position, look_chain, size_seen
 
 
 class ShownOutput:
@@ -103,6 +103,7 @@ class OutputFollower:
         self._split = split
         self._where = f"{shown.region}.{split}"
         self._chain = ChainFollower(store, self._where, output_chain(shown.sink), at=at)
+        self._watch = ChainWatch(store, self._chain)
         self._store = store
         self._step = step
         self._chain_begun = at > 0
@@ -126,6 +127,7 @@ class OutputFollower:
             size = 0 if upto is None else upto.size
         chain = output_chain(self._shown.sink)
         self._chain = ChainFollower(self._store, self._where, chain, at=size)
+        self._watch = ChainWatch(self._store, self._chain)
         self._skipped = await size_seen(self._store, self._where, chain)
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
@@ -152,6 +154,17 @@ class OutputFollower:
                     if output.rows and end > self._skipped:
                         yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
                 begin = end
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until more may be shown, at most so long: by step, as soon as the log has grown."""
+        if self._publish is Publish.STEP:
+            await self._watch.wait(timeout_s)
+        else:
+            await trio.sleep(timeout_s)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._watch.close()
 
     def _check_follows(self, step: int, end: int) -> None:
         if self._chain_begun and step != self._step + 1:

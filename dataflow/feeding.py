@@ -6,7 +6,7 @@ is committed, and counts, is decided below; when rows are taken, above.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import TypeVar
 
 import trio
@@ -99,6 +99,10 @@ class Feed:
     async def _follow(self, split: str) -> None:
         at = self._positions.get(split, SplitPosition(0))
         follower = self._skip.get(split) or self._origin.follower(split, at.position, at.digest)
+        with closing(follower):
+            await self._read(split, follower)
+
+    async def _read(self, split: str, follower: Follower) -> None:
         self._reached[split] = follower.seen
         pause_s = limits.input_poll_s
         while not self._at_end(split):
@@ -116,7 +120,7 @@ class Feed:
             quiet = self._reached[split] == before
             pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
             if not self._at_end(split):
-                await trio.sleep(pause_s)
+                await follower.wait(pause_s)
 
     def _at_end(self, split: str) -> bool:
         return self._ends is not None and self._reached[split] >= self._ends.get(split, 0)

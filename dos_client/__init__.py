@@ -28,6 +28,7 @@ from dos_client.membership.recovering import recover_store
 from dos_client.membership.replacing import add_member, replace_member
 from dos_client.mending.repairing import Repair, RepairReport, repair_object, repair_store
 from dos_client.mending.verifying import VerifyReport, verify_store
+from dos_client.reading.streaming import Bookmark
 from dos_client.sessions.connection import Connection, open_connection
 from dos_client.sessions.looking import DirectoryView
 from dos_client.sessions.members import MemberStatus
@@ -39,6 +40,7 @@ from dos_client.writing.object_writer import ObjectWriter
 
 __all__ = [
     "BadUrlError",
+    "Bookmark",
     "Claim",
     "ClaimStatus",
     "Connection",

@@ -19,10 +19,10 @@ from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import answers_grace_s, look_timeout_s
 from dos_client.reading.committed import Committed
 from dos_client.reading.damage import Damage
-from dos_client.reading.following import follow
+from dos_client.reading.following import Growth, follow
 from dos_client.reading.sessions import Readers
 from dos_client.reading.store_reads import read_any
-from dos_client.reading.streaming import Snapshot, Stream, committed_stream, read_committed
+from dos_client.reading.streaming import Bookmark, Snapshot, Stream, committed_stream, read_committed
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import find_membership
 from dos_client.sessions.looking import DirectoryView, trusted_members, view_of
@@ -163,11 +163,26 @@ class Store:
         how = read_committed if committed else read_any
         return await how(self, directory, name, offset, max_bytes)
 
-    def stream(self, directory: str, name: str, offset: int = 0, end: int | None = None) -> Stream:
+    def stream(
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
+    ) -> Stream:
         """Committed bytes from `offset` to `end`, or as far as the object is acknowledged now, read ahead
-        from several members. Close it (`aclosing`) when you leave it early. Raises as `read`."""
+        from several members. Close it (`aclosing`) when you leave it early. Raises as `read`.
+
+        bookmark: where a reader keeps how far it has come, when it reads on again and again up to an `end`
+        that it knows to be committed: then one question and its answer are all that it takes."""
         committed = Committed(self, directory, name)
-        return committed_stream(self, committed, Snapshot(self, committed), offset, end)
+        snapshot = Snapshot(self, committed)
+        return committed_stream(self, committed, snapshot, offset, end, bookmark=bookmark)
+
+    def growth(self, directory: str, name: str, size: int) -> Growth:
+        """What members tell of an object beyond `size`, as soon as they have it; to be entered."""
+        return Growth(self, Committed(self, directory, name), size)
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Stream:
         """Committed bytes from `offset` on, for ever, as they become so; the object may come later. Survives

@@ -24,6 +24,7 @@ from journal.following import ChainFollower, size_seen
 from journal.ops import Op
 from journal.reading import read_batches, read_records
 from journal.scratch import Scratch
+from journal.watching import ChainWatch
 from journal.writer import ChainWriter
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ChainError",
     "ChainFollower",
     "ChainState",
+    "ChainWatch",
     "ChainWriter",
     "CorruptRecordError",
     "Directory",

@@ -11,6 +11,7 @@ step), and below a position in a committed cut: `poll(upto)` reads to there.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from dos_client import Bookmark
 from dos_client.core.quorum import Quorums
 from journal.chain import look_chain, look_chain_at
 from journal.core.chain import ChainState, SegmentSpan, segments_seen
@@ -41,6 +42,16 @@ class ChainFollower:
         self._reading = ""
         """The segment whose decoder is `_decoder`."""
         self._decoder: RecordDecoder | None = None
+        self._bookmark = Bookmark()
+
+    @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
+    def frontier(self) -> tuple[str, int] | None:
+        """The newest segment known, and how much of it was given; None while there is none."""
+        return None if self._head is None else (str(self._head), max(self.at - self._head.base, 0))
 
     async def poll(self, upto: Position | None = None) -> AsyncGenerator[tuple[int, Record]]:
         """What is committed now and was not given yet: each record with the offset just past it. Ends.
@@ -91,16 +102,18 @@ class ChainFollower:
         decoder = self._decoder if self._reading == span.name else None
         if decoder is None:
             decoder = RecordDecoder(where=span.name, offset=max(self.at - span.base, 0))
+        if self._reading != span.name:
+            self._reading, self._bookmark = span.name, Bookmark()
         self._decoder = None  # until all that it took is given: a reader may leave in between
         begin = decoder.offset + decoder.buffered
         if begin < span.length:
-            stream = self._store.stream(self._directory, span.name, begin, span.length)
+            stream = self._store.stream(self._directory, span.name, begin, span.length, self._bookmark)
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     for end, record in decoder.feed(chunk):
                         self.at = span.base + end
                         yield self.at, record
-        self._reading, self._decoder = span.name, decoder
+        self._decoder = decoder
 
 
 async def size_seen(store: StorePort, directory: str, chain: str) -> int:

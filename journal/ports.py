@@ -7,8 +7,10 @@ only.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
+from dos_client import Bookmark
 from dos_protocol.errors import FencedError
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord
@@ -135,9 +137,35 @@ class StorePort(Protocol):
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes: ...
 
     def stream(
-        self, directory: str, name: str, offset: int = 0, end: int | None = None
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
         """Bytes that a quorum holds, checked against its digest; ends early where it holds no more.
+        `bookmark`: how far one reader has come, for who knows that `end` is committed.
         QuorumUnavailableError, CorruptError.
         """
         ...
+
+
+class GrowthPort(Protocol):
+    """An object as it grows, for as long as this is entered."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def beyond(self, size: int) -> int:
+        """Wait until a quorum of members has more than `size`; how much."""
+        ...
+
+
+class GrowingPort(Protocol):
+    """A store whose members tell when an object has grown."""
+
+    def growth(self, directory: str, name: str, size: int) -> GrowthPort: ...

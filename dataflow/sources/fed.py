@@ -48,6 +48,14 @@ class Follower(Protocol):
         """What has come since; ends."""
         ...
 
+    async def wait(self, timeout_s: float) -> None:
+        """Until there may be more, at most so long."""
+        ...
+
+    def close(self) -> None:
+        """Wait for nothing any more. On the trio run of the waits."""
+        ...
+
 
 class Origin(Protocol):
     """Something in the store that has splits. All methods may raise QuorumUnavailableError."""

@@ -9,7 +9,7 @@ Members are asked only about what the follower does not have yet: a slow followe
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -32,25 +32,27 @@ if TYPE_CHECKING:
 async def follow(store: "Store", directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
     """See `Store.follow`."""
     committed = Committed(store, directory, name)
-    with store.readers.hold(directory), _Sizes(store, committed) as sizes:
+    with Growth(store, committed) as sizes:
         stream = committed_stream(store, committed, sizes, offset, for_ever=True)
         async with aclosing(stream):
             async for data in stream:
                 yield data
 
 
-class _Sizes:
-    """What each member has of the object, watched for as long as this is entered. An `Extent` without end.
+class Growth:
+    """What each member has of the object beyond what is asked for, watched for as long as this is entered. An
+    `Extent` without end.
 
     Invariants: `_sizes` holds what members told in the record in use; nobody is asked while its size is
     above `_position`."""
 
-    def __init__(self, store: "Store", committed: Committed) -> None:
+    def __init__(self, store: "Store", committed: Committed, position: int = 0) -> None:
         self._store = store
         self._committed = committed
         self._record = store.record
         self._sizes: dict[bytes, int] = {}
-        self._position = 0
+        self._position = position
+        self._held = ExitStack()
         self._grown = trio.Event()
         self._wanted = trio.Event()
         self._scope = trio.CancelScope()
@@ -128,6 +130,7 @@ class _Sizes:
         return False
 
     def __enter__(self) -> Self:
+        self._held.enter_context(self._store.readers.hold(self._committed.directory))
         self._begin()
         return self
 
@@ -135,3 +138,4 @@ class _Sizes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+        self._held.close()

@@ -37,6 +37,16 @@ class Extent(Protocol):
         ...
 
 
+class Bookmark:
+    """How far one reader has come in one object that is only appended to. A stream that begins there asks
+    nothing about what lies before, and reads none of it a second time.
+    """
+
+    def __init__(self) -> None:
+        self.fold: PrefixDigest | None = None
+        """Of everything that was given out; never changed, but replaced."""
+
+
 class Snapshot:
     """An object as far as it was acknowledged when this was made."""
 
@@ -78,21 +88,30 @@ async def committed_stream(
     end: int | None = None,
     *,
     for_ever: bool = False,
+    bookmark: Bookmark | None = None,
 ) -> AsyncGenerator[bytes]:
     """Bytes from `offset` to `end`, or as far as `extent` goes. `for_ever`: wait for members as long as it
-    takes."""
+    takes. `bookmark`: moved with what is given out; when it lies at `offset` and `end` is given, `end` is
+    taken for committed, as who asks knows, until a quorum does not agree on it."""
     if end is not None and end <= offset:
         return
-    first = await extent.beyond(offset)
-    if first is None:
-        return
-    fold = await patiently(store, lambda: committed.begin(offset), for_ever=for_ever)
+    fold = None if bookmark is None else bookmark.fold
+    known = 0 if end is None else end
+    if fold is None or fold.size != offset:
+        known = 0
+        if await extent.beyond(offset) is None:
+            return
+        fold = await patiently(store, lambda: committed.begin(offset), for_ever=for_ever)
     with _Ahead(store, committed, for_ever=for_ever) as ahead:
         while end is None or fold.size < end:
-            limit = await extent.beyond(max(fold.size, offset))
+            limit = known or await extent.beyond(max(fold.size, offset))
             if limit is None:
                 return
             piece, fold = await ahead.next(fold, limit if end is None else min(limit, end))
+            if fold.size % piece_bytes and fold.size < limit:
+                known = 0  # a quorum agrees on less
+            if bookmark is not None:
+                bookmark.fold = fold
             data = piece.data[offset - piece.start :] if piece.start < offset else piece.data
             if data:
                 yield data

@@ -239,3 +239,30 @@ def test_names_tell_which_directory_is_whose() -> None:
     for handle, producer in (("h.x", "p"), ("h", "p.q"), ("", "p"), ("h", ""), ("h", "-p")):
         with pytest.raises(BadNameError, match="named by letters"):
             producer_directory("a", handle, producer)
+
+
+@on_servers
+async def test_who_waits_hears_of_a_batch_as_soon_as_it_is_recorded(store: Store, servers: InMemory) -> None:
+    reader = follower(store)
+    async with await opened(store) as log:
+        await record(log, 1)
+        assert len(await all_of(reader)) == 1
+        begin = trio.current_time()
+        await reader.wait(5.0)
+        assert trio.current_time() - begin == pytest.approx(5.0), "nothing came"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.wait, 5.0)
+            await record(log, 2)
+            begin = trio.current_time()
+        assert trio.current_time() - begin < 0.5
+        begin = trio.current_time()
+        await reader.wait(5.0)
+        assert trio.current_time() - begin == pytest.approx(5.0), "it is told once of what it does not take"
+        assert [piece.data for piece in await all_of(reader)] == [b"late"]
+    async with await opened(store) as log:
+        begin = trio.current_time()
+        await record(log, 3)
+        await reader.wait(5.0)
+        assert trio.current_time() - begin < 6.0
+        assert len(await all_of(reader)) == 1, "a new segment is found when the time is up"
+    reader.close()

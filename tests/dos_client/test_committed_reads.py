@@ -14,13 +14,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client import connect, init_store, open_store
+from dos_client import Bookmark, QuorumUnavailableError, connect, init_store, open_store
 from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.live_store import Store
 from dos_client.reading import streaming
 from dos_client.reading.damage import Wrong
-from dos_protocol.digests import prefix_digest
+from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.store_record import Member, MemberState, StoreRecord, claims_needed
@@ -162,6 +162,44 @@ async def test_committed_reads_give_any_part_and_end_where_the_object_ends(three
         three[1].kill()
         assert await store.read("d", "x", 5, 500, committed=True) == content[5:505]
         assert not store.damage.reports()
+
+
+@pytest.mark.trio
+async def test_who_reads_on_from_a_bookmark_asks_for_the_new_bytes_alone(three: Threads) -> None:
+    await init_store(url_of(three))
+    content = os.urandom(digest_block_bytes + 5_000)
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        bookmark, found, questions = Bookmark(), bytearray(), []
+        for begin in range(0, len(content), 23_000):
+            await writer.wait_synced(writer.append(content[begin : begin + 23_000]))
+            before = store.counts.questions
+            async for data in store.stream("d", "x", begin, writer.synced, bookmark):
+                found += data
+            questions.append(store.counts.questions - before)
+        assert found == content
+        assert set(questions[1:]) == {2}, "the digest, and the bytes"
+        whole = [data async for data in store.stream("d", "x", 0, len(content), bookmark)]
+        assert b"".join(whole) == content, "a bookmark that lies elsewhere changes nothing"
+
+
+@pytest.mark.trio
+async def test_a_bookmark_does_not_make_a_liar_believed(three: Threads) -> None:
+    await init_store(url_of(three))
+    content = os.urandom(40_000)
+    async with claimed(three) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(content))
+    for server in three:
+        await has(server, "d", "x", content)
+    bookmark = Bookmark()
+    async with open_store(url_of(three)) as store:
+        first = [data async for data in store.stream("d", "x", 0, 10_000, bookmark)]
+        assert b"".join(first) == content[:10_000]
+        bookmark.fold = PrefixDigest()
+        bookmark.fold.update(b"other bytes" + content[11:10_000])
+        with pytest.raises(QuorumUnavailableError, match="holds other bytes"):
+            [data async for data in store.stream("d", "x", 10_000, 40_000, bookmark)]
 
 
 @pytest.mark.trio

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from dos_client import Bookmark
 from dos_client.errors import MissingDataError
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, FencedError, NotFoundError, PastEndError
@@ -145,8 +146,14 @@ class MemoryStore:
         return read_longest([s for s in self.servers if s.up], directory, name, offset, max_bytes)
 
     def stream(
-        self, directory: str, name: str, offset: int = 0, end: int | None = None
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
+        del bookmark
         return streamed(self, directory, name, offset, end)
 
 
@@ -174,8 +181,14 @@ class PartialStore:
         return read_longest([s for s in servers if s.up], directory, name, offset, max_bytes)
 
     def stream(
-        self, directory: str, name: str, offset: int = 0, end: int | None = None
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
+        del bookmark
         return streamed(self, directory, name, offset, end)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
+from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import look_timeout_s
 from dos_client.sessions.looking import DirectoryView, view_of
@@ -72,7 +73,12 @@ class SimStore:
         return best
 
     async def stream(
-        self, directory: str, name: str, offset: int = 0, end: int | None = None
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
         """Not here: the journal then reads from any member, and its own digests decide."""
         if offset >= 0:
