@@ -9,7 +9,9 @@ from dataflow.aggregates import Aggregate
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
-from dataflow.operators.windows import Window, WindowSpec
+from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
+from dataflow.operators.window_places import Tumbling, Window
+from dataflow.operators.windows import WindowSpec
 
 if TYPE_CHECKING:
     from dataflow.graph import Stream
@@ -44,3 +46,14 @@ class KeyedOperators:
         if window is None:
             return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
         return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))
+
+    def dedup(self, name: str, window: Tumbling | None = None, /) -> "Stream":
+        """The first row of each key, as soon as it comes; with a window, of each key in each window, and the
+        key is forgotten when the window is over. Rows behind that are on the side output "late".
+
+        Of rows that share a key and differ otherwise, the first to come goes on, and which that is depends on
+        the order of arrival: take as key all that tells rows apart.
+        """
+        if window is None:
+            return self._then(name, DedupSpec(self._keys()))
+        return self._then(name, WindowDedupSpec(self._keys(), window))

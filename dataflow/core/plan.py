@@ -43,6 +43,8 @@ class Kind(StrEnum):
     EVENT_TIME = "event_time"
     WINDOW = "window"
     SORT = "sort"
+    DEDUP = "dedup"
+    WINDOW_DEDUP = "window_dedup"
     SIDE = "side"
     SINK = "sink"
 
@@ -71,6 +73,8 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.AGGREGATE: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.EVENT_TIME: KindRule(1, 1),
+    Kind.DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.WINDOW_DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),

@@ -1,0 +1,187 @@
+"""dedup: the first row of each key; with a window, of each key in each window. Its state is forgotten when
+the window is over (as the counts of replication-transparency, algorithm 1, lines 8 to 11, by punctuation).
+
+Rules of this file: which rows go on; nothing waits.
+
+The output does not depend on the order if rows that share a key are equal, or differ only where it does not
+matter to the user: of several that differ the first to come goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.columns import Slots
+from dataflow.core.plan import Kind
+from dataflow.errors import SchemaError
+from dataflow.exchange import hashes_of
+from dataflow.keyed_table import KeyedTable, SlotValues
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator
+from dataflow.operators.event_time import check_time_column, times_of
+from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.window_places import START, Tumbling, WindowKeys
+from dataflow.state import SlotArray
+
+
+@dataclass(frozen=True, slots=True)
+class DedupSpec(OperatorSpec):
+    """By the key of the keyed stream before it."""
+
+    kind: ClassVar[Kind] = Kind.DEDUP
+    keys: tuple[str, ...]
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        return inputs[0]
+
+    def detail(self) -> str:
+        return f"key ({', '.join(self.keys)})"
+
+    def open(self, context: OperatorContext) -> Operator:
+        return DedupOperator(self.keys, context.inputs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDedupSpec(OperatorSpec):
+    """By key and window."""
+
+    kind: ClassVar[Kind] = Kind.WINDOW_DEDUP
+    needs_time: ClassVar[bool] = True
+    keys: tuple[str, ...]
+    window: Tumbling
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.window, Tumbling):
+            raise SchemaError(f"dedup takes Tumbling(...), not {self.window!r}")
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        check_time_column(self.window.time, inputs[0])
+        if START in self.keys:
+            raise SchemaError(f"a key column is named {START!r} like one of the state; rename it")
+        return inputs[0]
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[0]}
+
+    def detail(self) -> str:
+        return f"key ({', '.join(self.keys)}) window ({self.window})"
+
+    def open(self, context: OperatorContext) -> Operator:
+        return WindowDedupOperator(self, context.inputs[0])
+
+
+class Seen(SlotValues):
+    """Whether a key was there before."""
+
+    def __init__(self) -> None:
+        self._seen = SlotArray(np.bool_)
+        self._slots = 0
+
+    def new_rows(self, slots: Slots) -> Slots:
+        """The rows whose slots were not seen, each slot once; now they are."""
+        firsts = np.unique(slots, return_index=True)[1]
+        new: Slots = np.sort(firsts[~self._seen.values[slots[firsts]]])
+        self._seen.values[slots[new]] = True
+        return new
+
+    def fields(self) -> list[pa.Field]:
+        return []
+
+    def reach(self, slots: int) -> None:
+        self._slots = max(slots, self._slots)
+        self._seen.reach(self._slots)
+
+    def clear(self, slots: Slots) -> None:
+        self._seen.values[slots] = False
+
+    def keep(self, slots: Slots) -> None:
+        kept = self._seen.values[slots]
+        self._seen = SlotArray(np.bool_)
+        self._slots = len(kept)
+        self._seen.reach(self._slots)[: self._slots] = kept
+
+    def store(self, slots: Slots) -> list[pa.Array]:
+        del slots
+        return []
+
+    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        del columns
+        self._seen.values[slots] = True
+
+
+class DedupOperator(StatefulOperator):
+    """Keys for ever."""
+
+    def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
+        self._keys = tuple(keys)
+        self._columns = columns.names
+        self._seen = Seen()
+        self._table = KeyedTable(pa.schema([columns.field(name) for name in keys]), [self._seen])
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        slots = self._table.find_or_add([batch.column(name) for name in self._keys], hashes_of(batch))
+        new = self._seen.new_rows(slots)
+        return [batch.select(self._columns).take(pa.array(new))] if len(new) else ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        self._table.take_touched()
+        return ()
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return self._table.checkpoint()
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self._table.snapshot()
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        self._table.restore(block)
+
+    def reset(self) -> None:
+        self._table.reset()
+
+    def counters(self) -> dict[str, int]:
+        return {"keys": len(self._table), "state_bytes": self._table.bytes_held}
+
+
+class WindowDedupOperator(TimedOperator):
+    """Keys of windows that are open."""
+
+    def __init__(self, spec: WindowDedupSpec, columns: pa.Schema) -> None:
+        super().__init__(columns)
+        self._time_name = spec.window.time
+        self._seen = Seen()
+        self._keys = WindowKeys(spec.keys, spec.window, columns, [self._seen])
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        times = times_of(batch.column(self._time_name), self._time_name)
+        starts = self._keys.newest(times)
+        over = self._keys.are_over(starts, self.mark())
+        if over.any():
+            self.put_late(batch, np.flatnonzero(over))
+            batch, starts = batch.take(pa.array(np.flatnonzero(~over))), starts[~over]
+        new = self._seen.new_rows(self._keys.find_or_add(batch, starts))
+        return [batch.select(self._columns.names).take(pa.array(new))] if len(new) else ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        self._keys.table.take_touched()
+        return ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        self._keys.table.remove(self._keys.take_over(self.mark(index)))
+        return ()
+
+    def own_tables(self) -> "Mapping[str, WindowKeys]":
+        return {"": self._keys}
+
+    def reset(self) -> None:
+        super().reset()
+        self._keys.reset()
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "keys": len(self._keys.table),
+            "late_rows": self.late_rows,
+            "state_bytes": self._keys.table.bytes_held,
+        }
