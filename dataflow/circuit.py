@@ -29,7 +29,6 @@ from dataflow.operators.control import ControlOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.key_by import KeyBySpec, wire_schema
 from dataflow.operators.side import SideSpec
-from dataflow.operators.union import UnionOperator
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import SourceBatch, SourceReader
 
@@ -285,13 +284,10 @@ class Circuit:
             self._to_send[node.name].append(given)
             return
         operator = self._operators[node.name]
-        if isinstance(operator, UnionOperator):
-            operator.process_input(given.port, given.batch)
-            return
         if node.kind is Kind.SINK:
             self._rows_out += given.batch.num_rows
         try:
-            made = operator.process(given.batch)
+            made = operator.process_of(given.port, given.batch)
         except UserFault as fault:
             raise _operator_error(node.name, given.origin.say(fault.row), fault) from fault
         for batch in made:

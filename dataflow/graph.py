@@ -391,5 +391,8 @@ class KeyedStream(Stream, KeyedOperators):
             return self.node.spec.keys
         return ()
 
+    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> Stream:
+        return self.graph._add(name, spec, (self, other))  # noqa: SLF001 - as in `Stream`
+
 
 __all__ = ["Graph", "GraphPlan", "KeyedStream", "Kind", "Node", "Stream"]

@@ -3,6 +3,7 @@
 Rules of this file: methods that users call, one operator each; what it does is in `operators/`.
 """
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dataflow.aggregates import Aggregate
@@ -10,11 +11,12 @@ from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
+from dataflow.operators.join import JoinSpec
 from dataflow.operators.window_places import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 
 if TYPE_CHECKING:
-    from dataflow.graph import Stream
+    from dataflow.graph import KeyedStream, Stream
 
 
 class KeyedOperators:
@@ -26,6 +28,9 @@ class KeyedOperators:
         raise NotImplementedError
 
     def _keys(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> "Stream":
         raise NotImplementedError
 
     def count(self, name: str) -> "Stream":
@@ -57,3 +62,24 @@ class KeyedOperators:
         if window is None:
             return self._then(name, DedupSpec(self._keys()))
         return self._then(name, WindowDedupSpec(self._keys(), window))
+
+    def join(
+        self,
+        name: str,
+        right: "KeyedStream",
+        *,
+        times: tuple[str, str],
+        within: timedelta,
+        suffix: str = "_right",
+    ) -> "Stream":
+        """All pairs of a row of this stream and one of `right` with the same key whose times, in these
+        columns, are less than `within` apart: the columns of this one, then those of the other without its
+        key; `suffix` is appended to names that both have. Rows that come behind the event time of their
+        stream are on the side outputs "late" and "late_right".
+
+            calls.key_by("by_call", "caller").join(
+                "billed", tariffs.key_by("by_who", "who"), times=("at", "since"), within=timedelta(hours=1)
+            )
+        """
+        spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)  # noqa: SLF001 - of one class
+        return self._with(right, name, spec)

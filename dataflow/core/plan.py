@@ -43,6 +43,7 @@ class Kind(StrEnum):
     EVENT_TIME = "event_time"
     WINDOW = "window"
     SORT = "sort"
+    JOIN = "join"
     DEDUP = "dedup"
     WINDOW_DEDUP = "window_dedup"
     SIDE = "side"
@@ -75,6 +76,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.EVENT_TIME: KindRule(1, 1),
     Kind.DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.WINDOW_DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.JOIN: KindRule(2, 2, has_effect=True, needs_key=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),

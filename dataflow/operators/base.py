@@ -87,6 +87,11 @@ class Operator:
         """Take one batch of the step; what it returns goes on at once."""
         raise NotImplementedError
 
+    def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """The same, of an operator with several inputs."""
+        assert index == 0
+        return self.process(batch)
+
     def end_step(self) -> Sequence[pa.RecordBatch]:
         """All batches of the step are in. What it returns still belongs to the step."""
         return ()

@@ -38,13 +38,14 @@ class UnionSpec(OperatorSpec):
 
 
 class UnionOperator(Operator):
-    """The circuit calls `process_input` with the index of the input; `process` is for one input only."""
+    """Holds the rows of each input until the end of the step."""
 
     def __init__(self, inputs: int) -> None:
         self._held: list[list[pa.RecordBatch]] = [[] for _ in range(inputs)]
 
-    def process_input(self, index: int, batch: pa.RecordBatch) -> None:
+    def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         self._held[index].append(batch)
+        return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         batches = [batch for held in self._held for batch in held]

@@ -143,7 +143,7 @@ class WindowKeys:
         columns = [starts, pa.array(self.table.hashes(slots)), *keys]
         names = [str(index) for index in range(len(columns))]
         order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
-        return slots[order.to_numpy()]
+        return np.asarray(slots[order.to_numpy()])
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.table.checkpoint()

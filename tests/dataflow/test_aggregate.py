@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import (
@@ -112,6 +112,7 @@ def expected(rows: list[Row]) -> list[Row]:
     ]
 
 
+@settings(max_examples=30)
 @given(rows=_rows, data=st.data())
 def test_the_last_row_of_each_key_is_that_of_all_its_rows_whatever_happens(
     rows: list[Row], data: st.DataObject
@@ -121,6 +122,7 @@ def test_the_last_row_of_each_key_is_that_of_all_its_rows_whatever_happens(
     assert multiset(list(last.values())) == multiset(expected(rows))
 
 
+@settings(max_examples=30)
 @given(rows=_rows, data=st.data())
 def test_the_rows_of_a_step_make_the_same_output_in_whatever_order_they_come(
     rows: list[Row], data: st.DataObject

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, InputSource, SchemaError, Sliding, Tumbling
@@ -32,6 +32,7 @@ def equal_ones(rows: list[Row]) -> list[Row]:
     return [{**one, "x": float(len(one["key"]))} for one in rows]
 
 
+@settings(max_examples=30)
 @given(rows=_rows, data=st.data())
 def test_each_key_gives_one_row_whatever_happens(rows: list[Row], data: st.DataObject) -> None:
     rows = equal_ones(rows)
@@ -39,6 +40,7 @@ def test_each_key_gives_one_row_whatever_happens(rows: list[Row], data: st.DataO
     assert multiset(trial.rows("out")) == multiset(list({(r["key"], r["at"]): r for r in rows}.values()))
 
 
+@settings(max_examples=30)
 @given(rows=_rows, data=st.data())
 def test_with_a_window_too_and_it_leaves_no_state(rows: list[Row], data: st.DataObject) -> None:
     rows = equal_ones(rows)

@@ -1,7 +1,7 @@
 """sort (replication-transparency IV-C): one order, whatever the order of arrival."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource
@@ -24,6 +24,7 @@ def sorting(lateness: timedelta) -> Graph:
     return graph
 
 
+@settings(max_examples=30)
 @given(rows=_rows, data=st.data())
 def test_rows_come_once_and_each_worker_gives_them_in_order_whatever_happens(
     rows: list[Row], data: st.DataObject
@@ -35,6 +36,7 @@ def test_rows_come_once_and_each_worker_gives_them_in_order_whatever_happens(
     assert trial.counters()[0]["sorted"]["rows"] == 0
 
 
+@settings(max_examples=30)
 @given(rows=_rows, data=st.data())
 def test_the_order_is_one_and_the_same(rows: list[Row], data: st.DataObject) -> None:
     graphs = []

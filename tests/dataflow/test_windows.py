@@ -6,7 +6,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import (
@@ -94,6 +94,7 @@ def window_of(size: timedelta, slide: timedelta) -> Tumbling | Sliding:
     return Tumbling("at", size) if size == slide else Sliding("at", size, slide)
 
 
+@settings(max_examples=30)
 @given(rows=_rows, sizes=_windows, data=st.data())
 def test_every_window_is_given_once_and_whole_whatever_happens(
     rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject
@@ -105,6 +106,7 @@ def test_every_window_is_given_once_and_whole_whatever_happens(
     assert trial.rows("late_out") == []
 
 
+@settings(max_examples=30)
 @given(rows=_rows, sizes=_windows, data=st.data())
 def test_a_step_gives_the_same_in_whatever_order_its_rows_come_also_those_that_are_late(
     rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject

@@ -1,0 +1,203 @@
+"""join: rows of two keyed streams that share a key and lie near each other in time (replication-transparency,
+algorithm 2).
+
+Rules of this file: pairs of rows, and which rows can still find a partner.
+
+Each pair is found once, in the step in which the later of the two came, so the pairs do not depend on the
+order (lines 1 to 4: the order of pairs does). A row is kept until a punctuation of the *other* input says
+that no partner can come (lines 5 and 6). Nulls in the key do not come here: `key_by` refuses them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.columns import Slots
+from dataflow.core.event_time import Mark
+from dataflow.core.plan import Kind
+from dataflow.errors import SchemaError
+from dataflow.exchange import hashes_of
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.event_time import check_time_column, micros_of, times_of
+from dataflow.operators.late import LATE, TimedOperator
+from dataflow.row_table import Rows, RowTable, check_stored, joined
+from dataflow.schema import type_text
+from dataflow.state import KeyIndex
+
+LEFT: Final = 0
+RIGHT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSpec(OperatorSpec):
+    """Two inputs. `keys` and `times` of each; `within` is the largest distance in time, exclusive. Columns of
+    the right, without its keys, come behind those of the left; `suffix` is appended to names that both have.
+    """
+
+    kind: ClassVar[Kind] = Kind.JOIN
+    needs_time: ClassVar[bool] = True
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    times: tuple[str, str]
+    within: timedelta
+    suffix: str = "_right"
+
+    def __post_init__(self) -> None:
+        if not micros_of(self.within, "within"):
+            raise SchemaError("within is above 0: rows are joined that are less than that apart")
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        for columns, time in zip(inputs, self.times, strict=True):
+            check_time_column(time, columns)
+            check_stored(columns)
+        self._check_keys(inputs)
+        left, right = inputs
+        fields = list(left)
+        for name in right.names:
+            if name not in self.keys[RIGHT]:
+                field = right.field(name)
+                fields.append(field.with_name(name + self.suffix) if name in left.names else field)
+        names = [field.name for field in fields]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SchemaError(f"columns {', '.join(map(repr, twice))} are there twice; give another suffix=")
+        return pa.schema(fields)
+
+    def _check_keys(self, inputs: Sequence[pa.Schema]) -> None:
+        left, right = (
+            [columns.field(name).type for name in keys]
+            for columns, keys in zip(inputs, self.keys, strict=True)
+        )
+        if left != right:
+            shown = [", ".join(map(type_text, kinds)) for kinds in (left, right)]
+            raise SchemaError(
+                f"both streams are keyed by columns of the same types, not ({shown[LEFT]}) and"
+                f" ({shown[RIGHT]}); cast one of them with a map before key_by"
+            )
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[LEFT], "late_right": inputs[RIGHT]}
+
+    def detail(self) -> str:
+        sides = zip(self.keys, self.times, strict=True)
+        said = " with ".join(f"key ({', '.join(keys)}) time ({time})" for keys, time in sides)
+        return f"{said} within ({self.within})"
+
+    def open(self, context: OperatorContext) -> "JoinOperator":
+        assert context.output is not None
+        return JoinOperator(self, context.inputs, context.output)
+
+
+class _Side:
+    """What one input keeps."""
+
+    def __init__(self, keys: Sequence[str], time: str, columns: pa.Schema) -> None:
+        self.keys = tuple(keys)
+        self.time = time
+        self.columns = columns
+        self.table = RowTable(columns)
+        self.came: list[Rows] = []
+        """Rows of the step under way."""
+
+    def key_columns(self, rows: Rows) -> list[pa.Array]:
+        return [rows.batch.column(name) for name in self.keys]
+
+    def reset(self) -> None:
+        self.table.reset()
+        self.came = []
+
+
+class JoinOperator(TimedOperator):
+    """State: the rows of both inputs that may still find a partner."""
+
+    def __init__(self, spec: JoinSpec, inputs: Sequence[pa.Schema], output: pa.Schema) -> None:
+        super().__init__(inputs[LEFT], inputs=2)
+        self._within = micros_of(spec.within, "within")
+        self._output = output
+        self._sides = [_Side(*parts) for parts in zip(spec.keys, spec.times, inputs, strict=True)]
+        right = self._sides[RIGHT]
+        self._right_columns = [name for name in right.columns.names if name not in right.keys]
+        self._late_right: list[pa.RecordBatch] = []
+
+    def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        side = self._sides[index]
+        times = times_of(batch.column(side.time), side.time)
+        late = times <= self.mark(index)
+        if late.any():
+            self._put_late_of(index, batch, np.flatnonzero(late))
+            batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
+        # A row waits until the other input is `within` behind it: then no partner is near enough.
+        side.came.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
+        return ()
+
+    def _put_late_of(self, index: int, batch: pa.RecordBatch, rows: Slots) -> None:
+        if index == LEFT:
+            self.put_late(batch, rows)
+            return
+        self.late_rows += len(rows)
+        names = self._sides[RIGHT].columns.names
+        self._late_right.append(batch.select(names).take(pa.array(rows)))
+
+    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+        if port == LATE:
+            return super().take_side(port)
+        late, self._late_right = self._late_right, []
+        return late
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        left, right = self._sides
+        new = [joined(side.came, side.columns) for side in self._sides]
+        left.came, right.came = [], []
+        if not len(new[LEFT]) and not len(new[RIGHT]):
+            return ()
+        lefts, rights = left.table.all(), right.table.all()
+        before = lefts.take(np.flatnonzero(~np.isin(lefts.numbers, new[LEFT].numbers)))
+        pairs = [self._pairs(new[LEFT], rights), self._pairs(before, new[RIGHT])]
+        return [batch for batch in pairs if batch.num_rows]
+
+    def _pairs(self, left: Rows, right: Rows) -> pa.RecordBatch:
+        """All pairs of these rows, in the order of arrival."""
+        at_left, at_right = self._same_keys(left, right)
+        near = np.abs(left.times[at_left] - right.times[at_right]) < self._within
+        at_left, at_right = at_left[near], at_right[near]
+        order = np.lexsort((right.numbers[at_right], left.numbers[at_left]))
+        lefts = left.batch.take(pa.array(at_left[order]))
+        rights = right.batch.select(self._right_columns).take(pa.array(at_right[order]))
+        return pa.RecordBatch.from_arrays([*lefts.columns, *rights.columns], schema=self._output)
+
+    def _same_keys(self, left: Rows, right: Rows) -> tuple[Slots, Slots]:
+        """Rows of the left and of the right that share a key, all pairs of them."""
+        index = KeyIndex([self._sides[LEFT].columns.field(name).type for name in self._sides[LEFT].keys])
+        of_left = index.find_or_add(self._sides[LEFT].key_columns(left), left.hashes)
+        of_right = index.find_or_add(self._sides[RIGHT].key_columns(right), right.hashes)
+        order = np.argsort(of_right, kind="stable")
+        begins = np.searchsorted(of_right[order], of_left, "left")
+        counts = np.searchsorted(of_right[order], of_left, "right") - begins
+        at_left = np.repeat(np.arange(len(of_left)), counts)
+        within_run = np.arange(len(at_left)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return at_left, order[np.repeat(begins, counts) + within_run]
+
+    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        self._time.reach(mark, index)
+        # Also where it did not move: rows may have come that nothing of this input is near to any more.
+        self._sides[RIGHT if index == LEFT else LEFT].table.take(self.mark(index))
+        return ()
+
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"~left": self._sides[LEFT].table, "~right": self._sides[RIGHT].table}
+
+    def reset(self) -> None:
+        super().reset()
+        self._late_right = []
+        for side in self._sides:
+            side.reset()
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "rows": sum(len(side.table) for side in self._sides),
+            "late_rows": self.late_rows,
+            "state_bytes": sum(side.table.bytes_held for side in self._sides),
+        }
