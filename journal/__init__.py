@@ -19,6 +19,8 @@ from journal.core.position import ORIGIN, Position
 from journal.core.record import Record
 from journal.core.replay import fold
 from journal.files.directory import Directory
+from journal.files.local_journal import LocalJournal
+from journal.files.mirroring import Mirror
 from journal.files.restoring import Restored, restore
 from journal.following import ChainFollower, size_seen
 from journal.ops import Op
@@ -36,7 +38,9 @@ __all__ = [
     "ChainWriter",
     "CorruptRecordError",
     "Directory",
+    "LocalJournal",
     "LostBytesError",
+    "Mirror",
     "NotEnoughAnswersError",
     "Op",
     "Position",

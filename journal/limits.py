@@ -65,6 +65,9 @@ file_gather_bytes: Final = 4 * MIB
 files_open_max: Final = 128
 """Files of one tree that stay open."""
 
+mirror_poll_s: Final = 0.1
+"""How often a mirror looks whether its file has grown."""
+
 file_marks_every_s: Final = 1.0
 """At most this long between two marks while there is traffic: how exactly a moment can be gone back to."""
 

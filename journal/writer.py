@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Iterable
 from enum import Enum, auto
 from types import TracebackType
+from typing import ClassVar
 
 from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.chain import take_over
@@ -56,6 +57,10 @@ class ChainWriter:
     Invariants: `synced <= end.size`; every position that was returned stays readable unless the claim is lost
     before it is synced.
     """
+
+    marks: ClassVar[bool] = True
+    rolls: ClassVar[bool] = True
+    """What a journaled directory asks of whatever records its changes."""
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool

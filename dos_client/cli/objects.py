@@ -33,13 +33,13 @@ from dos_client.cli.support import (
     run,
     tool_writer_id,
 )
-from dos_client.core.record_log import longest
 from dos_client.live_store import Store
 from dos_client.sessions.connection import open_connection
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
-from dos_protocol.errors import CorruptError, DosError
-from dos_protocol.limits import digest_block_bytes, payload_bytes_max, u64_max
+from dos_client.writing.resuming import resume
+from dos_protocol.errors import DosError
+from dos_protocol.limits import payload_bytes_max, u64_max
 from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo, StatResult
 
@@ -160,8 +160,7 @@ async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: boo
     else:
         claim = await _claim(store, url.directory, take_over=take_over)
     async with claim:
-        base, digest, tail = await _end_of(store, claim, url.object)
-        writer = claim.resume_object(url.object, base, digest, tail)
+        writer = await resume(store, claim, url.object)
         before = writer.size
         while data := await trio.to_thread.run_sync(source.read, payload_bytes_max):
             writer.append(data)
@@ -179,34 +178,6 @@ async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
             REFUSED,
         )
     return await store.claim(directory, view.epoch_seen + 1, tool_writer_id(b"append"))
-
-
-async def _end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, bytes]:
-    """Where an object ends: the last block boundary, the prefix digest there, and what follows it.
-
-    The longest copy is gone on with, if all others are prefixes of it. Which one counts of copies that
-    contradict each other nobody can tell from here (docs/decisions/0014)."""
-    copy = longest(claim.answers, name)
-    if copy is None or not copy[1].synced:
-        return 0, 0, b""
-    member = store.record.member(copy[0])
-    assert member is not None
-    reader = await store.reader(member, claim.directory)
-    for server_id, objects in claim.answers.items():
-        info = objects.get(name)
-        if info is not None and info.synced and (await reader.stat(name, info.synced)).digest != info.digest:
-            other = store.record.member(server_id)
-            raise CorruptError(
-                f"{member.address} and {other.address if other else id_text(server_id)} hold different bytes"
-                f" of {claim.directory}/{name}: nothing was appended",
-                remedy="compare them with `dos get`, one server at a time; replace the member that is wrong",
-                actual=info.synced,
-            )
-    size = copy[1].synced
-    base = size - size % digest_block_bytes
-    digest = (await reader.stat(name, base)).digest if base else 0
-    tail = await reader.get(name, base, size - base) if size > base else b""
-    return base, digest, tail
 
 
 @app.command()

@@ -89,3 +89,9 @@ class HistoryTrimmedError(DosError):
     """What is asked for lies below what the journal still holds."""
 
     remedy = "ask for a later moment, or restore from an archive"
+
+
+class MirrorDiffersError(DosError):
+    """A local journal and its copy in a store are not of one history. Nothing was appended."""
+
+    remedy = "a journal only grows: get back the file that was mirrored"

@@ -11,9 +11,10 @@ trimmed.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -23,6 +24,7 @@ from journal.core.errors import LocalFilesError
 from journal.core.file_ops import FileOp, Remove, Truncate, Write, path_bytes, record_of, safe_path
 from journal.core.position import Position
 from journal.core.record import Record
+from journal.files.local_journal import LocalJournal
 from journal.files.rebuilding import Rebuilding
 from journal.files.tree import FileTree
 from journal.limits import (
@@ -41,6 +43,36 @@ from journal.writer import ChainWriter
 FILES_CHAIN = "files"
 
 
+class Recorder(Protocol):
+    """What changes are recorded with: a `ChainWriter`, or a `LocalJournal`."""
+
+    @property
+    def end(self) -> Position: ...
+
+    @property
+    def bytes_since_snapshot(self) -> int: ...
+
+    @property
+    def marks(self) -> bool:
+        """Whether records can say what time it is."""
+        ...
+
+    @property
+    def rolls(self) -> bool:
+        """Whether the journal goes on in new segments."""
+        ...
+
+    def append(self, record: Record) -> Position: ...
+
+    async def wait_room(self) -> None: ...
+
+    async def wait_synced(self, position: Position | None = None) -> None: ...
+
+    async def roll(self, snapshot: Iterable[Record] | None = None) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
 def wall_clock_ms() -> int:
     return int(time.time() * 1000)
 
@@ -53,9 +85,9 @@ class Directory:
                 await directory.append("log.txt", b"hello\\n")
                 await directory.wait_synced()
 
-    path: where the files are. writer: of a chain whose end is the state of these files. Paths of files are
-    relative to `path`, divided by "/"; directories are made and removed with the files in them. Methods may
-    be called from several tasks: one change is made at a time.
+    path: where the files are. writer: of a chain, or a journal on this machine, whose end is the state of
+    these files. Paths of files are relative to `path`, divided by "/"; directories are made and removed with
+    the files in them. Methods may be called from several tasks: one change is made at a time.
 
     Changes raise UnsafePathError and FileConflictError, with nothing recorded; FencedError if the claim is
     lost; LocalFilesError if the operating system refused what was recorded already: then nothing more can be
@@ -65,7 +97,7 @@ class Directory:
     def __init__(
         self,
         path: Path,
-        writer: ChainWriter,
+        writer: Recorder,
         *,
         recovery_bytes: int = recovery_bytes_max,
         segment_bytes: int = files_segment_bytes_max,
@@ -117,6 +149,19 @@ class Directory:
         return cls(
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
+
+    @classmethod
+    def open_local(
+        cls, path: Path, journal: LocalJournal, *, clock_ms: Callable[[], int] = wall_clock_ms
+    ) -> "Directory":
+        """Make the files at `path` what a journal on this machine says, and go on from there. Closing the
+        directory closes the journal. Raises as `open`.
+        """
+        with Rebuilding(path) as rebuilding:
+            for batch in journal.records():
+                rebuilding.replay.take(batch)
+            rebuilding.put()
+        return cls(path, journal, clock_ms=clock_ms)
 
     async def __aenter__(self) -> "Directory":
         return self
@@ -214,11 +259,15 @@ class Directory:
     def _mark_if_due(self) -> None:
         """A mark goes before the first change after it is due: a change lies at most so long after a mark."""
         now = self._clock_ms()
+        if not self.writer.marks:
+            return
         if self._marked_ms is None or not 0 <= now - self._marked_ms < file_marks_every_s * 1000:
             self.writer.append(Record(Op.MARK, ints=(now,)))
             self._marked_ms = now
 
     async def _roll_if_due(self) -> None:
+        if not self.writer.rolls:
+            return
         end = self.end.size
         since = self.writer.bytes_since_snapshot
         if since >= max(self._recovery_bytes - self._live_bytes, self._live_bytes, 1):

@@ -181,8 +181,10 @@ async def test_a_snapshot_has_empty_files_and_holes_and_nothing_that_was_removed
         await directory.write_at("hole", 100, b"end")
         await directory.append("removed", b"x")
         await directory.remove("removed")
-        below = directory.writer.floor
-        while directory.writer.floor == below:
+        writer = directory.writer
+        assert isinstance(writer, ChainWriter)
+        below = writer.floor
+        while writer.floor == below:
             await directory.append("log", b"x" * 100)
             await directory.wait_synced()
         await restore(tmp_path / "copy", store, DIRECTORY)

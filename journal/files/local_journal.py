@@ -1,0 +1,159 @@
+"""A journal in one file on this machine, as the original keeps it: appended to here, mirrored to servers
+behind.
+
+Rules of this file: one file of records, version 0 or 1, and no segments. What was appended is in the page
+cache; it is on stable storage after `wait_synced`. A torn last record, which a crash leaves, is cut off on
+opening; anything else that is no record is refused. After a failed write or sync nothing more is appended:
+what the disk holds is not known any more (reliability rows 4 and 5).
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import trio
+
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import ClosedError, LocalProtocolError
+from journal.core.decoder import RecordDecoder
+from journal.core.errors import LocalFilesError, TornRecordError
+from journal.core.position import Position
+from journal.core.record import VERSION_1, Record, encode
+from journal.limits import scratch_read_bytes_max
+
+log = logging.getLogger("dos.journal")
+
+
+class LocalJournal:
+    """See the module. A context manager that closes it; not for several tasks at once.
+
+    path: made if it is not there. version: of the records, 0 as the original writes them (no checksums, and
+    no marks: no going back to a moment), or 1. A file that has records keeps theirs.
+
+    Raises CorruptRecordError, UnknownRecordError; LocalProtocolError if the file is of the other version;
+    OSError.
+    """
+
+    rolls: ClassVar[bool] = False
+
+    def __init__(self, path: Path, version: int = VERSION_1) -> None:
+        self.path = path
+        self.version = version
+        self._digest = PrefixDigest()
+        self._broken: LocalFilesError | None = None
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._cut_off_torn_end()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "LocalJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop appending."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    async def aclose(self) -> None:
+        self.close()
+
+    @property
+    def marks(self) -> bool:
+        """Whether its records can say what time it is."""
+        return self.version == VERSION_1
+
+    @property
+    def end(self) -> Position:
+        """Just past the last record. The epoch is 0: one file has one line of history."""
+        return Position(0, self._digest.size, self._digest.value)
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """A file is never begun anew: there are no snapshots to be due."""
+        return 0
+
+    def append(self, record: Record) -> Position:
+        """Append a record; the position just past it.
+
+        Raises LocalProtocolError for a record that cannot be, ClosedError; LocalFilesError if it could not be
+        written: then the journal is closed, and the next opening decides what of it there is.
+        """
+        self._check_open()
+        data = encode(record, self.version)
+        try:
+            view, at = memoryview(data), self._digest.size
+            while view:
+                written = os.pwrite(self._file, view, at)
+                view, at = view[written:], at + written
+        except OSError as error:
+            raise self._break(f"{self.path} could not be written: {error}") from error
+        self._digest.update(data)
+        return self.end
+
+    async def wait_room(self) -> None:
+        """There is always room: the file is written at once."""
+        await trio.lowlevel.checkpoint()
+
+    async def wait_synced(self, position: Position | None = None) -> None:
+        """Until everything up to there (None: all) is on stable storage here. Raises as `append`."""
+        del position  # a sync is of the whole file
+        self._check_open()
+        try:
+            await trio.to_thread.run_sync(os.fsync, self._file)
+        except OSError as error:
+            raise self._break(f"{self.path} could not be synced: {error}") from error
+
+    async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
+        del snapshot
+        raise LocalProtocolError(f"{self.path} is one file: it has no segments to roll")
+
+    def records(self) -> Iterator[list[tuple[int, Record]]]:
+        """All records, in batches, each with the offset just past it. Raises as opening does."""
+        decoder = RecordDecoder(self.version, where=self.path.name)
+        for chunk in self._chunks():
+            yield decoder.feed(chunk)
+
+    def _cut_off_torn_end(self) -> None:
+        decoder = RecordDecoder(None, where=self.path.name)
+        for chunk in self._chunks():
+            decoder.feed(chunk)
+        torn = decoder.finish()
+        if torn is not None and not isinstance(torn, TornRecordError):
+            raise torn
+        if decoder.version is not None and decoder.version != self.version:
+            raise LocalProtocolError(
+                f"{self.path} has records of version {decoder.version}, not {self.version}",
+                remedy=f"open it with version={decoder.version}, or begin another file",
+            )
+        if torn is not None:
+            log.warning("%s: cut off at %d: %s", self.path, decoder.offset, torn)
+            os.ftruncate(self._file, decoder.offset)
+        for chunk in self._chunks():
+            self._digest.update(chunk)
+
+    def _chunks(self) -> Iterator[bytes]:
+        at = 0
+        while chunk := os.pread(self._file, scratch_read_bytes_max, at):
+            at += len(chunk)
+            yield chunk
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise ClosedError(f"{self.path} is closed: {self._broken}", remedy=self._broken.remedy)
+        if self._file < 0:
+            raise ClosedError(f"{self.path} is closed")
+
+    def _break(self, words: str) -> LocalFilesError:
+        self._broken = LocalFilesError(
+            words, remedy="mend what the operating system says, then open the journal again"
+        )
+        self.close()
+        return self._broken
