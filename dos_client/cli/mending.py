@@ -125,7 +125,7 @@ def recover(
     token_file: TokenFile = None,
 ) -> None:
     """Go on after more members were lost than the store is made for. Without --accept-loss, only say what is
-    missing, and what is left.
+    missing, and what is left; or with enough members there, mend what can be mended, and say what cannot.
 
     With it, the members that are left become the store: what they have is what there is. Writers from before
     are fenced off everywhere, damaged copies are cut to what is good, missing members that come back are

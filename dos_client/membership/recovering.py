@@ -57,7 +57,8 @@ async def recover_store(
 ) -> Recovered:
     """Go on with the members that are left, and with the empty servers at the addresses `new`.
 
-    When enough members are there, but damaged copies that they cannot mend, those are cut to what is good.
+    When enough members are there, copies are mended as `repair_store` does; damaged ones that it cannot mend are
+    cut to what is good.
 
     Raises LossError, naming what is missing and what is left, without `accept_loss`; and when nothing
     acknowledged can be lost, because then `replace_member` does it. ReplacementError when nothing has to be
@@ -107,7 +108,7 @@ async def _accept_damage(store: Store, now: Standing, tell: Teller, *, accept_lo
     one of those is away. A member with such a copy answers for nothing in that directory, and that may be the
     end of it."""
     tell.phase("mending")
-    report = await repair_store(store, dry_run=not accept_loss)
+    report = await repair_store(store)  # what a server would refuse shows only when it is asked
     left = [one for one in report.repairs if one.verdict is Verdict.DAMAGED and not one.mendable]
     if not left:
         raise ReplacementError(

@@ -219,20 +219,28 @@ async def cut_damage(store: Store) -> list[str]:
 
 
 async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
-    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each."""
+    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each. Raises the
+    first error, when the others have come to their end."""
     done: list[str] = []
+    failed: list[DosError] = []
     limiter = trio.CapacityLimiter(fill_directories_max)
 
     async def jump(name: str) -> None:
-        async with limiter:
-            seen = (await store.look(name)).epoch_seen
-            async with await store.claim(name, seen + epoch_jump_max, chance.fresh_id()) as claim:
-                done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
+        try:
+            async with limiter:
+                seen = (await store.look(name)).epoch_seen
+                async with await store.claim(name, seen + epoch_jump_max, chance.fresh_id()) as claim:
+                    done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
+        except DosError as error:  # raised below: a nursery would wrap it in a group
+            failed.append(error)
 
+    names = await store.list_directories()
     async with trio.open_nursery() as nursery:
-        for name in await store.list_directories():
+        for name in names:
             if name != DIRECTORY and (directories is None or name in directories):
                 nursery.start_soon(jump, name)
+    if failed:
+        raise failed[0]
     return sorted(done)
 
 

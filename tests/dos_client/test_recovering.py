@@ -22,7 +22,7 @@ from dos_client.membership.recovering import recover_store
 from dos_client.membership.replacing import add_member, replace_member
 from dos_client.mending.verifying import verify_store
 from dos_client.sessions.discovery import probe
-from dos_protocol.errors import FencedError, NotAMemberError
+from dos_protocol.errors import BrokenConnectionError, FencedError, NotAMemberError
 from tests.dos_client.support import (
     ThreadServer,
     claimed,
@@ -215,6 +215,54 @@ async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str
         assert (await read_overrides(store))[-1].finished
         assert (await store.look("idle")).epoch_seen > 1 << 20
         assert not (await verify_store(store)).findings
+
+
+async def test_a_survivor_that_goes_away_while_it_is_fenced_off_is_told_as_such(five: Threads) -> None:
+    """And not as a group of errors, which no caller waits for."""
+    # EVIDENCE-OF: P-10
+    last = five[0]
+    url = url_of(five[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    await has(last, "idle", "o0", CONTENT)
+    await off(*five[1:3])
+
+    def stop(now: object) -> None:
+        if getattr(now, "phase", "") == "fencing":
+            last.kill()
+
+    with pytest.raises((QuorumUnavailableError, BrokenConnectionError)), trio.fail_after(60):
+        await recover_store(url, accept_loss=True, progress=stop)
+    await on(last)
+    done = await recover_store(url, accept_loss=True)
+    assert [one.address for one in done.record.voters] == [last.location]
+
+
+async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(five: Threads) -> None:
+    """What its writer, which is dead, had sent to it alone is damaged. Its server takes no shorter copy, which
+    nobody knows before it is asked: without the word the person is told so, and nothing is given up."""
+    # EVIDENCE-OF: P-2
+    ahead, *others = five[:3]
+    url = url_of(five[:3])
+    await init_store(url)
+    async with claimed(five[:3], "idle", 7) as (_, claim):
+        writer = claim.open_object("o0")
+        await writer.wait_synced(writer.append(CONTENT[:64_000]))
+        for server in five[:3]:
+            await has(server, "idle", "o0", CONTENT[:64_000])
+        await off(*others)
+        writer.append(CONTENT[64_000:128_000])
+        await has(ahead, "idle", "o0", CONTENT[:128_000])
+    await on(*others)
+    await damage(ahead, "idle", "o0", at=100_000)
+    with pytest.raises(LossError, match="1 damaged copies cannot be mended") as refused:
+        await recover_store(url)
+    assert "were durable here, the new copy has 64000" in "\n".join(refused.value.lines)
+    done = await recover_store(url, accept_loss=True)
+    assert done.record.generation == 1
+    assert done.details[0].startswith(f"idle/o0 on {ahead.location}: was damaged, now ")
+    async with open_store(url) as store:
+        assert len((await store.look("idle")).answers) == 3, "it answers again"
 
 
 async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Threads) -> None:
