@@ -57,8 +57,8 @@ async def recover_store(
 ) -> Recovered:
     """Go on with the members that are left, and with the empty servers at the addresses `new`.
 
-    When enough members are there, copies are mended as `repair_store` does; damaged ones that it cannot mend are
-    cut to what is good.
+    When enough members are there, copies are mended as `repair_store` does; damaged ones that it cannot mend
+    are cut to what is good.
 
     Raises LossError, naming what is missing and what is left, without `accept_loss`; and when nothing
     acknowledged can be lost, because then `replace_member` does it. ReplacementError when nothing has to be

@@ -219,8 +219,11 @@ async def cut_damage(store: Store) -> list[str]:
 
 
 async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
-    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each. Raises the
-    first error, when the others have come to their end."""
+    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each. Raises
+    the first error, when the others have come to their end.
+
+    Of those named, which is when F members are there, one that nobody ever claimed is left alone: a claim
+    would shut out clients of version 0."""
     done: list[str] = []
     failed: list[DosError] = []
     limiter = trio.CapacityLimiter(fill_directories_max)
@@ -229,6 +232,8 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
         try:
             async with limiter:
                 seen = (await store.look(name)).epoch_seen
+                if directories is not None and not seen:
+                    return
                 async with await store.claim(name, seen + epoch_jump_max, chance.fresh_id()) as claim:
                     done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
         except DosError as error:  # raised below: a nursery would wrap it in a group
@@ -248,16 +253,17 @@ async def _settle_object(walk: Walk, directory: str, name: str) -> list[str]:
     done: list[str] = []
     for server_id in [one for one, info in walk.infos(name).items() if info is not None and info.corrupt]:
         copies, digests = await walk.compared(name, walk.infos(name))
-        todo = plan(server_id, copies, digests, Quorums(walk.record))
+        alone = None if walk.claimed else server_id  # else files of one name need not be copies of each other
+        todo = plan(server_id, copies, digests, Quorums(walk.record)) if alone is None else None
         if not isinstance(todo, Mend):
-            todo = await _best_left(walk, name, copies[server_id])
+            todo = await _best_left(walk, name, copies[server_id], alone)
         elif judge(copies, digests).verdicts[server_id] is Verdict.DAMAGED:
             todo = Mend(todo.old, todo.goal, todo.sources, overwrite=True)
         try:
             await bring(walk, name, server_id, todo)
         except CorruptError:  # now its server knows where: what is below that is the best there is
             await walk.enter(directory)
-            todo = await _best_left(walk, name, copy_of(walk.infos(name)[server_id]))
+            todo = await _best_left(walk, name, copy_of(walk.infos(name)[server_id]), alone)
             await bring(walk, name, server_id, todo)
         await walk.enter(directory)
         address = walk.member(server_id).address
@@ -265,12 +271,12 @@ async def _settle_object(walk: Walk, directory: str, name: str) -> list[str]:
     return done
 
 
-async def _best_left(walk: Walk, name: str, old: Copy) -> Mend:
-    """The longest that any survivor has of it in good bytes: of sound copies all, of damaged ones what is
-    below the damage."""
+async def _best_left(walk: Walk, name: str, old: Copy, alone: bytes | None) -> Mend:
+    """The longest that any survivor, or that one `alone`, has of it in good bytes: of sound copies all, of
+    damaged ones what is below the damage."""
     best = Mend(old, Copy(0, 0), (), overwrite=True)
     for one, info in walk.infos(name).items():
-        if info is None:
+        if info is None or alone not in (None, one):
             continue
         goal = Copy(info.synced, info.digest) if not info.corrupt else await _good_part(walk, one, name)
         if goal.size > best.goal.size:

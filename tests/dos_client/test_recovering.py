@@ -38,6 +38,7 @@ from tests.dos_client.support import (
 )
 from tests.dos_client.test_replacing import write_idle
 from tests.dos_client.test_verifying import CONTENT
+from tests.support.v0_client import V0Connection
 
 pytestmark = pytest.mark.trio
 Threads = list[ThreadServer]
@@ -239,8 +240,8 @@ async def test_a_survivor_that_goes_away_while_it_is_fenced_off_is_told_as_such(
 
 
 async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(five: Threads) -> None:
-    """What its writer, which is dead, had sent to it alone is damaged. Its server takes no shorter copy, which
-    nobody knows before it is asked: without the word the person is told so, and nothing is given up."""
+    """What its writer, which is dead, had sent to it alone is damaged. Its server takes no shorter copy,
+    which nobody knows before it is asked: without the word the person is told so, and nothing is given up."""
     # EVIDENCE-OF: P-2
     ahead, *others = five[:3]
     url = url_of(five[:3])
@@ -263,6 +264,29 @@ async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(fi
     assert done.details[0].startswith(f"idle/o0 on {ahead.location}: was damaged, now ")
     async with open_store(url) as store:
         assert len((await store.look("idle")).answers) == 3, "it answers again"
+
+
+async def test_where_nobody_ever_claimed_a_damaged_file_is_cut_to_its_own_good_part(five: Threads) -> None:
+    """Files of one name are no copies of each other there (decision 0050); and it stays unclaimed."""
+    # EVIDENCE-OF: P-3
+    one, other = five[:2]
+    longer = bytes(reversed(CONTENT)) * 2
+    await init_store(url_of(five[:3]))
+    for server, content in ((one, CONTENT), (other, longer)):
+        with V0Connection(server.address) as client:
+            client.use("loose")
+            client.append("f", 0)
+            client.send(content)
+            assert client.finish()[-1][1] > 0
+            client.close()
+        await has(server, "loose", "f", content)
+    await damage(one, "loose", "f", at=200_000)
+    done = await recover_store(url_of(five[:3]), accept_loss=True)
+    good = await content_of(one, "loose", "f")
+    assert CONTENT.startswith(good)
+    assert len(good) < 200_000
+    assert await content_of(other, "loose", "f") == longer
+    assert not any("claimed" in line for line in done.details)
 
 
 async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Threads) -> None:
