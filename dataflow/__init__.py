@@ -9,6 +9,7 @@ from dataflow.aggregates import ApproxDistinct, Count, Max, Mean, Min, Sum
 from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
+from dataflow.operators.count_windows import CountWindow
 from dataflow.operators.window_places import Sliding, Tumbling
 from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.producing import Producer, open_producer
@@ -23,6 +24,7 @@ __all__ = [
     "ApproxDistinct",
     "CallSink",
     "Count",
+    "CountWindow",
     "FileSink",
     "FileSource",
     "Graph",

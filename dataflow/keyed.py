@@ -10,6 +10,7 @@ from dataflow.aggregates import Aggregate
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
+from dataflow.operators.count_windows import CountWindow, CountWindowSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
 from dataflow.operators.join import JoinSpec
 from dataflow.operators.window_places import Tumbling, Window
@@ -37,7 +38,9 @@ class KeyedOperators:
         """How often each key came: (key columns, count bigint), once a step for each key that came in it."""
         return self._then(name, CountSpec(self._keys()))
 
-    def aggregate(self, name: str, window: Window | None = None, /, **aggregates: Aggregate) -> "Stream":
+    def aggregate(
+        self, name: str, window: Window | CountWindow | None = None, /, **aggregates: Aggregate
+    ) -> "Stream":
         """What is computed of the rows of each key (`dataflow.aggregates`).
 
             keyed.aggregate("sold", orders=Count(), income=Sum("price"))
@@ -45,11 +48,14 @@ class KeyedOperators:
 
         Without a window, of all its rows so far, once a step for each key that came in it: (key columns, a
         column for each aggregate, by its name). With one, of the rows in each window, once, when the window
-        is over: (key columns, window_start, window_end, aggregates). Rows that come after that are on the
-        side output "late".
+        is over: (key columns, window_start, window_end, aggregates). With a CountWindow, of so many rows of
+        the key in the order of event time, once the last of them is passed: (key columns, window_number,
+        aggregates). Rows that come too late are on the side output "late".
         """
         if window is None:
             return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
+        if isinstance(window, CountWindow):
+            return self._then(name, CountWindowSpec(self._keys(), window, tuple(aggregates.items())))
         return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))
 
     def dedup(self, name: str, window: Tumbling | None = None, /) -> "Stream":

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     AGGREGATE = "aggregate"
     EVENT_TIME = "event_time"
     WINDOW = "window"
+    COUNT_WINDOW = "count_window"
     SORT = "sort"
     JOIN = "join"
     DEDUP = "dedup"
@@ -77,6 +78,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.WINDOW_DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.JOIN: KindRule(2, 2, has_effect=True, needs_key=True),
+    Kind.COUNT_WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),
