@@ -13,6 +13,7 @@ from dataflow.operators.count import CountSpec
 from dataflow.operators.count_windows import CountWindow, CountWindowSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
 from dataflow.operators.join import JoinSpec
+from dataflow.operators.top_k import TopKSpec
 from dataflow.operators.window_places import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 
@@ -89,3 +90,10 @@ class KeyedOperators:
         """
         spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)  # noqa: SLF001 - of one class
         return self._with(right, name, spec)
+
+    def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> "Stream":
+        """Of each key in each window the `k` rows that are largest in column `by`, largest first, when the
+        window is over; those that are equal in it in the order of all columns, nulls last. Rows that come
+        behind that are on the side output "late".
+        """
+        return self._then(name, TopKSpec(self._keys(), window, k, by))

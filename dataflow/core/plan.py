@@ -45,6 +45,7 @@ class Kind(StrEnum):
     COUNT_WINDOW = "count_window"
     SORT = "sort"
     JOIN = "join"
+    TOP_K = "top_k"
     DEDUP = "dedup"
     WINDOW_DEDUP = "window_dedup"
     SIDE = "side"
@@ -79,6 +80,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.WINDOW_DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.JOIN: KindRule(2, 2, has_effect=True, needs_key=True),
     Kind.COUNT_WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.TOP_K: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),

@@ -1,0 +1,136 @@
+"""top_k: of each key, in each window of time, the k rows that are largest in one column.
+
+Rules of this file: rows wait until their window is over, then the first k in an order that follows from them
+alone go on: by the column, those that are equal in it by all columns. So the output does not depend on the
+order of arrival (as the windows of replication-transparency, algorithm 3).
+
+Not all rows of a window need wait: of those that came, only the k largest can be among the k largest of all.
+The others are let go whenever twice as many wait as were left the last time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dataflow.columns import Slots
+from dataflow.core.plan import Kind
+from dataflow.errors import SchemaError
+from dataflow.exchange import hashes_of
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.event_time import check_time_column, micros_of, times_of
+from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.window_places import Tumbling
+from dataflow.row_table import Rows, RowTable, check_order, check_stored
+from dataflow.state import KeyIndex
+
+_prune_rows_min: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopKSpec(OperatorSpec):
+    """By the key of the keyed stream before it; nulls in `by` come last."""
+
+    kind: ClassVar[Kind] = Kind.TOP_K
+    needs_time: ClassVar[bool] = True
+    keys: tuple[str, ...]
+    window: Tumbling
+    k: int
+    by: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.window, Tumbling):
+            raise SchemaError(f"top_k takes Tumbling(...), not {self.window!r}")
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise SchemaError(f"top_k gives 1 row or more of each key, not {self.k!r}")
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        check_time_column(self.window.time, inputs[0])
+        if self.by not in inputs[0].names:
+            columns = ", ".join(inputs[0].names)
+            raise SchemaError(
+                f"top_k is by column {self.by!r}, which is not there; the columns are {columns}"
+            )
+        check_order(inputs[0])
+        check_stored(inputs[0])
+        return inputs[0]
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[0]}
+
+    def detail(self) -> str:
+        return f"key ({', '.join(self.keys)}) window ({self.window}) {self.k} by ({self.by})"
+
+    def open(self, context: OperatorContext) -> "TopKOperator":
+        return TopKOperator(self, context.inputs[0])
+
+
+class TopKOperator(TimedOperator):
+    """State: the rows that may be among the largest. A row's time in the table is the end of its window."""
+
+    def __init__(self, spec: TopKSpec, columns: pa.Schema) -> None:
+        super().__init__(columns)
+        self._spec = spec
+        self._size = micros_of(spec.window.size, "size")
+        self._offset = micros_of(spec.window.offset, "offset")
+        self._rows = RowTable(columns)
+        self._left = 0
+        """How many rows were left when the others were let go."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        times = times_of(batch.column(self._spec.window.time), self._spec.window.time)
+        starts = (times - self._offset) // self._size * self._size + self._offset
+        batch, ends = self.in_time(batch, starts + self._size - 1)
+        self._rows.add(batch, ends, hashes_of(batch))
+        return ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        if len(self._rows) > max(_prune_rows_min, 2 * self._left):
+            rows = self._rows.all()
+            self._rows.keep_only(rows.numbers[self._largest(rows)])
+            self._left = len(self._rows)
+        return ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        rows = self._rows.take(self.mark(index))
+        return [rows.batch.take(pa.array(self._largest(rows)))] if len(rows) else ()
+
+    def _largest(self, rows: Rows) -> Slots:
+        """The k largest of each window and key, by window, key and size."""
+        columns = [rows.batch.column(name) for name in self._spec.keys]
+        groups = KeyIndex([column.type for column in columns]).find_or_add(columns, rows.hashes)
+        order = self._order(rows)
+        groups, times = groups[order], rows.times[order]
+        new = np.r_[True, (groups[1:] != groups[:-1]) | (times[1:] != times[:-1])]
+        begins = np.flatnonzero(new)
+        places = np.arange(len(order)) - np.repeat(begins, np.diff(np.r_[begins, len(order)]))
+        return np.asarray(order[places < self._spec.k])
+
+    def _order(self, rows: Rows) -> npt.NDArray[np.int64]:
+        keys, others = self._spec.keys, rows.batch.schema.names
+        sorting = {"time": pa.array(rows.times), **{f"key {name}": rows.batch.column(name) for name in keys}}
+        table = pa.table({**sorting, "by": rows.batch.column(self._spec.by)})
+        by = [(name, "ascending") for name in sorting] + [("by", "descending")]
+        for name in others:
+            table = table.append_column(f"column {name}", rows.batch.column(name))
+            by.append((f"column {name}", "ascending"))
+        return np.asarray(pc.sort_indices(table, by).to_numpy().astype(np.int64))
+
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"": self._rows}
+
+    def reset(self) -> None:
+        super().reset()
+        self._rows.reset()
+        self._left = 0
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "rows": len(self._rows),
+            "late_rows": self.late_rows,
+            "state_bytes": self._rows.bytes_held,
+        }

@@ -1,0 +1,81 @@
+"""top_k: the largest rows of each key and window, whatever the order."""
+
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow import CallSink, Graph, GraphError, InputSource, SchemaError, Sliding, Tumbling
+from dataflow.operators import top_k
+from dataflow.testing import Trial
+from tests.dataflow.test_windows import BEGIN, SCHEMA, row
+from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
+
+SIZE = timedelta(seconds=10)
+_rows = st.lists(
+    st.builds(row, st.integers(0, 30), st.sampled_from("ab"), st.none() | st.integers(-3, 3).map(float)),
+    max_size=20,
+)
+
+
+def best(k: int, lateness: timedelta = timedelta(0), by: str = "x") -> Graph:
+    graph = Graph("best")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
+    made = rows.key_by("by_key", "key").top_k("best", Tumbling("at", SIZE), k, by=by)
+    made.sink("out", CallSink(print))
+    made.side("late", "late").sink("late_out", CallSink(print))
+    return graph
+
+
+def expected(rows: list[Row], k: int) -> list[Row]:
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for one in rows:
+        groups[one["key"], (one["at"] - BEGIN) // SIZE].append(one)
+
+    def size(one: Row) -> Any:
+        return (one["x"] is None, -(one["x"] or 0.0), one["at"])
+
+    return [one for group in groups.values() for one in sorted(group, key=size)[:k]]
+
+
+@settings(max_examples=40)
+@given(rows=_rows, k=st.integers(1, 4), few=st.booleans(), data=st.data())
+def test_the_largest_rows_of_each_window_come_once_whatever_happens(
+    rows: list[Row], k: int, few: bool, data: st.DataObject
+) -> None:
+    before, top_k._prune_rows_min = top_k._prune_rows_min, 2 if few else 1000
+    try:
+        steps, lateness = data.draw(timely("rows", rows, "at"))
+        trial = play_with_trouble(best(k, lateness), steps, data, end=True)
+    finally:
+        top_k._prune_rows_min = before
+    assert multiset(trial.rows("out")) == multiset(expected(rows, k))
+    assert trial.rows("late_out") == []
+
+
+def test_they_come_largest_first_and_what_cannot_be_among_them_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(top_k, "_prune_rows_min", 5)
+    trial = Trial(best(2))
+    for number in range(9):
+        trial.step({"rows": [row(number, x=float(7 * number % 10))]}, cut=True)
+        assert trial.counters()[0]["best"]["rows"] <= 5
+        trial.crash()
+    trial.step({"rows": [row(10)]})
+    assert [one["x"] for one in trial.rows("out")] == [9.0, 8.0]
+    trial.step({"rows": [row(9, x=99.0)]})
+    assert trial.rows("late_out") == [row(9, x=99.0)]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(SchemaError, match="1 row or more of each key, not 0"):
+        best(0)
+    with pytest.raises(GraphError, match="top_k 'best': top_k is by column 'y', which is not there; the col"):
+        best(1, by="y").plan()
+    keyed = Graph("g").source("rows", InputSource("rows", SCHEMA)).key_by("by_key", "key")
+    with pytest.raises(SchemaError, match="top_k takes Tumbling"):
+        keyed.top_k("best", Sliding("at", SIZE, SIZE), 1, by="x")  # type: ignore[arg-type]
