@@ -104,10 +104,7 @@ ROOMS: Final = (
     Room(
         "coordinator",
         _steps(PHASES),
-        {
-            "NEW to ENDING": "nobody stops it so early; tests/checkpoint/test_coordinator_core.py",
-            "GATHERING to OPENING": _RARE,
-        },
+        {"NEW to ENDING": "nobody stops it so early; tests/checkpoint/test_coordinator_core.py"},
     ),
     Room(
         "participant",

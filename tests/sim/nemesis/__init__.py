@@ -17,7 +17,7 @@ from tests.sim.engine.chance import Chance
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts
 from tests.sim.nemesis.fault import Fault, Kind
-from tests.sim.nemesis.region_plays import REGION_PLAYS, plan_plays
+from tests.sim.nemesis.region_plays import REGION_ACTS, REGION_PLAYS, plan_acts, plan_plays
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
 
@@ -77,7 +77,7 @@ OF_OPERATORS: Final[dict[str, Kind]] = {
 """Kinds that only runs with an operator have."""
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
 """Other kinds that they have. Plays know no change of members."""
-ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **OF_OPERATORS}
+ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **REGION_ACTS, **OF_OPERATORS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
 
@@ -109,6 +109,7 @@ def plan(chance: Chance) -> list[Fault]:
     if has_region(chance):
         faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
         faults += plan_plays(chance.seed, chance.stream("plays of the region"), seconds, len(faults))
+        faults += plan_acts(chance.seed, chance.stream("acts in the region"), seconds, len(faults))
     return faults + _rare(chance, seconds, len(faults))
 
 

@@ -7,6 +7,10 @@
                       last
     left_behind       a worker waits for the lock of its output since before its driver died, and gets it when
                       a later incarnation has committed more (row 36)
+    asked_at_a_start  a user asks for the end, or a reset, while the driver waits for its workers, or for
+                      their restore: of a region that begins, or whose driver is a new one
+
+The last is planned by a stream of its own, once a run, as most runs begin only once.
 
 Rules of this file: as in `scripts`. A play knows who runs and how far input is read, not what is wrong with
 the code.
@@ -16,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpoint.core.coordinator_vocabulary import ResetWanted
+from checkpoint.core.coordinator_vocabulary import ResetWanted, StopWanted
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.region import STEP_ROWS, Region
@@ -145,6 +149,22 @@ async def left_behind(play: Play) -> None:
     first.die("killed")
 
 
+async def asked_at_a_start(play: Play) -> None:
+    region, rng = play.region, play.rng
+    moment = rng.choice(["coordinator: OPENING to GATHERING"] * 3 + ["coordinator: GATHERING to RESTORING"])
+    wanted, delay_s = rng.choice([StopWanted(), StopWanted(), ResetWanted()]), rng.choice([0.0, 0.001, 0.05])
+
+    def ask() -> None:
+        driver = region.running
+        if driver is not None and not play.cluster.healed:
+            play.cluster.note("nemesis", f"at {moment}: {type(wanted).__name__}")
+            driver.post(wanted)
+
+    region.at_next(moment, lambda: play.cluster.world.after(delay_s, ask))
+    if region.made:
+        play.driver_without_power()
+
+
 def _at_work(region: Region) -> list[Worker]:
     """Processes that read input."""
     return [one for one in region.living_workers() if not one.paused and one.loop.busy]
@@ -161,6 +181,16 @@ def _kind(play: Callable[[Play], Coroutine[Any, Any, None]]) -> Kind:
 REGION_PLAYS: Final[dict[str, Kind]] = {
     play.__name__: _kind(play) for play in (reset_at_a_step, claimed_at_a_cut, late_rows, left_behind)
 }
+REGION_ACTS: Final[dict[str, Kind]] = {asked_at_a_start.__name__: _kind(asked_at_a_start)}
+_ACTS_SHARE: Final = 0.08
+
+
+def plan_acts(seed: int, rng: Random, seconds: float, first: int) -> list[Fault]:
+    """What a user does at a start, in few of the runs: the region's first, or that of another driver."""
+    if rng.random() >= _ACTS_SHARE:
+        return []
+    at = rng.choice([0.0, rng.uniform(0.0, 0.7 * seconds)])
+    return [Fault(first, at, rng.choice(list(REGION_ACTS)), 1.0, f"{seed}/fault/{first}")]
 
 
 def plan_plays(seed: int, rng: Random, seconds: float, first: int) -> list[Fault]:
