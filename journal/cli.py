@@ -1,4 +1,4 @@
-"""The journal commands of `dos`: dump and verify; replay, files and cat are in `files/cli.py`.
+"""The journal commands of `dos`: dump, grep and verify; replay, files and cat are in `files/cli.py`.
 
 Rules of this file: arguments and exit codes. The work is in `inspecting.py`, `dump.py` and `verify.py`; what
 all commands have in common in `cli_support.py`.
@@ -6,6 +6,7 @@ all commands have in common in `cli_support.py`.
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,20 +15,28 @@ import typer
 
 from journal.cli_support import (
     FAULT,
+    NOTHING_FOUND,
+    USAGE,
     AsJson,
     Target,
     TokenFile,
     journal_file,
     progress_of,
     quiet_when_the_pipe_closes,
+    refuse,
     refusing,
     token_of,
 )
+from journal.core import rendering
+from journal.core.inspection import Located
 from journal.core.rendering import fault_text
-from journal.dump import dumper
+from journal.dump import Search, dumper
 from journal.files.cli import add_commands
 from journal.inspecting import Consumer, Outcome, inspect_file, inspect_url, is_url
+from journal.ops import Op
 from journal.verify import accept, verdict_json, verdict_text
+
+Full = Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")]
 
 app = typer.Typer(name="journal", no_args_is_help=True, help="Look into journals: files, objects and chains.")
 
@@ -35,8 +44,12 @@ app = typer.Typer(name="journal", no_args_is_help=True, help="Look into journals
 @app.command()
 def dump(
     target: Target,
-    full: Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")] = False,
+    full: Full = False,
     as_json: AsJson = False,
+    v0_style: Annotated[
+        bool,
+        typer.Option("--v0-style", help="The original's lines: no offset, no name, strings whole."),
+    ] = False,
     begin: Annotated[
         int, typer.Option("--from", min=0, help="Logical offset of the first record shown.")
     ] = 0,
@@ -56,20 +69,51 @@ def dump(
 
         dos journal dump my_app-worker3.journal
 
+        dos journal dump --v0-style my_app-worker3.journal | diff - theirs.txt
+
         dos journal dump --json --from 4096 dos://h1,h2,h3/wordcount.w0000/state | head
 
     Exit codes: 0 all was shown, 1 a fault was found (on standard error, after all that is good), 2 usage or
     no such journal, 3 the store cannot be reached.
     """
-    consume = dumper(sys.stdout.write, full=full, json=as_json, begin=begin, end=end)
+    if as_json and v0_style:
+        refuse("--json and --v0-style are two ways to show the same: say one of them", USAGE)
+    render = rendering.as_original if v0_style else _render(as_json=as_json, full=full)
     with quiet_when_the_pipe_closes():
-        outcome = _inspect(target, consume, token_file, quiet=sys.stdout.isatty())
-        sys.stdout.flush()
-        if not outcome.committed_only:
-            sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
-        if outcome.fault is not None:
-            sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
-            raise typer.Exit(FAULT)
+        _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file)
+
+
+@app.command()
+def grep(
+    pattern: Annotated[str, typer.Argument(help="A regular expression, looked for in the records' strings.")],
+    target: Target,
+    op: Annotated[
+        str | None,
+        typer.Option(help="Only records of this operation: WRITE, CUT, ..", show_default=False),
+    ] = None,
+    full: Full = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Print the records in which something is found: in paths, in data, in the JSON of cuts and divisions.
+
+    Examples:
+
+        dos journal grep tcp-control my_app-worker3.journal
+
+        dos journal grep --op CUT '"step":4[0-9]' dos://h1,h2,h3/wordcount.coord/manifest
+
+    Exit codes: 0 something was found, 1 the journal has a fault (what was found before it is shown), 2 usage
+    or no such journal, 3 the store cannot be reached, 4 nothing was found.
+    """
+    with refusing():
+        search = Search(pattern, _operation(op))
+    with quiet_when_the_pipe_closes():
+        _show(
+            target, dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search), token_file
+        )
+        if not search.found:
+            raise typer.Exit(NOTHING_FOUND)
 
 
 @app.command()
@@ -95,6 +139,30 @@ def verify(target: Target, as_json: AsJson = False, token_file: TokenFile = None
         sys.stdout.flush()
         if outcome.fault is not None:
             raise typer.Exit(FAULT)
+
+
+def _render(*, as_json: bool, full: bool) -> Callable[[Located], str]:
+    return functools.partial(rendering.as_json if as_json else rendering.as_text, full=full)
+
+
+def _operation(name: str | None) -> Op | None:
+    """Raises ValueError, which lists the names."""
+    if name is None:
+        return None
+    if name.upper() not in Op.__members__:
+        raise ValueError(f"{name!r} is no operation: there are {', '.join(Op.__members__)}")
+    return Op[name.upper()]
+
+
+def _show(target: str, consume: Consumer, token_file: Path | None) -> None:
+    """Have the records shown, and say what is wrong with them."""
+    outcome = _inspect(target, consume, token_file, quiet=sys.stdout.isatty())
+    sys.stdout.flush()
+    if not outcome.committed_only:
+        sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
+    if outcome.fault is not None:
+        sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
+        raise typer.Exit(FAULT)
 
 
 def _inspect(target: str, consume: Consumer, token_file: Path | None, *, quiet: bool = False) -> Outcome:

@@ -1,7 +1,7 @@
 """What the journal commands have in common: their arguments, exit codes, progress, and closed pipes.
 
 Exit codes, the same for all: 0 sound (all that was asked for was done), 1 a fault was found, 2 wrong usage or
-no such journal, 3 the store cannot be reached.
+no such journal, 3 the store cannot be reached, 4 nothing was found (grep).
 """
 
 import os
@@ -25,7 +25,7 @@ from rich.progress import (
 from dos_client.errors import BadUrlError, QuorumUnavailableError, StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, DosError
 
-SOUND, FAULT, USAGE, UNREACHABLE = 0, 1, 2, 3
+SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND = 0, 1, 2, 3, 4
 
 Target = Annotated[
     str,

@@ -11,14 +11,19 @@ from journal.limits import dump_string_bytes_max
 
 
 def as_text(located: Located, *, full: bool = False) -> str:
-    """`OFFSET NAME version=1 op=5 tag=2 ints=[10] strings=['/w/a', '0\\n']`, as the original's dump tool
-    wrote it.
+    """`OFFSET NAME version=1 op=5 tag=2 ints=[10] strings=['/w/a', '0\\n']`: place and name, and what the
+    original's dump tool wrote.
     """
+    return f"{located.offset} {located.record.op.name} {as_original(located, full=full)}"
+
+
+def as_original(located: Located, *, full: bool = True) -> str:
+    """`version=0 op=1 tag=2 ints=[10] strings=['/w/a', '0\\n']`, as the original's dump tool wrote it."""
     record = located.record
     strings = ", ".join(_quoted(string, full) for string in record.strings)
     flags = f" flags={record.flags:#06x}" if record.flags else ""
     return (
-        f"{located.offset} {record.op.name} version={located.version} op={record.op.value} "
+        f"version={located.version} op={record.op.value} "
         f"tag={record.tag}{flags} ints={list(record.ints)} strings=[{strings}]"
     )
 

@@ -1,4 +1,4 @@
-"""The journal commands about files: replay, files and cat.
+"""The journal commands about files: replay, files, cat and diff.
 
 Rules of this file: arguments, what is printed, exit codes. Where records come from is `sources.py`'s.
 """
@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from journal.cli_support import (
 from journal.core.errors import FileConflictError, LostBytesError, TornRecordError, UnsafePathError
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
+from journal.files.comparing import Change, changes_between
 from journal.files.moments import moment
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
@@ -164,14 +166,65 @@ def cat(
         sys.stdout.buffer.flush()
 
 
+def diff(
+    target: Target,
+    before: Annotated[
+        str, typer.Argument(metavar="X", help="A moment, as --at of the other commands takes.")
+    ],
+    after: Annotated[str | None, typer.Argument(metavar="Y", help="Another; default: the end.")] = None,
+    strip: Strip = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Which files came, went or changed between two moments, and at which byte they begin to differ.
+
+    Examples:
+
+        dos journal diff dos://h1,h2,h3/ledger/files time:2026-12-31T18:00 time:2027-01-01T00:00
+
+        dos journal diff --strip my_app-worker3.journal 4096
+
+    Before an age (-1h) say --, so that it is not taken for an option: dos journal diff FILE -- -1h
+
+    Exit codes: 0 done, whatever differs, 1 a fault was found, 2 usage or no such journal, 3 the store cannot
+    be reached.
+    """
+    with (
+        quiet_when_the_pipe_closes(),
+        tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
+        refusing(),
+    ):
+        roots = []
+        for name, at in (("before", before), ("after", after)):
+            with Rebuilding(Path(folder, name), stop=_stop(at), paths=_paths(strip)) as rebuilding:
+                _read(target, rebuilding.replay, token_file)
+                rebuilding.put()
+                roots.append(rebuilding.target)
+        changes = changes_between(*roots)
+        if as_json:
+            sys.stdout.write(json.dumps([asdict(change) for change in changes]) + "\n")
+        else:
+            sys.stdout.writelines(f"{_change_text(change)}\n" for change in changes)
+        sys.stdout.flush()
+
+
 def add_commands(app: typer.Typer) -> None:
     """Make them commands of that app."""
-    for command in (replay, files, cat):
+    for command in (replay, files, cat, diff):
         app.command()(command)
 
 
 def _printable(path: str) -> str:
     return path if path.isprintable() else repr(path)
+
+
+def _change_text(change: Change) -> str:
+    path = _printable(change.path)
+    if change.before is None:
+        return f"+ {path}  {change.after:,} bytes"
+    if change.after is None:
+        return f"- {path}  {change.before:,} bytes"
+    return f"~ {path}  {change.before:,} -> {change.after:,} bytes, from byte {change.differs_at:,} on"
 
 
 def _stop(at: str | None) -> Any:

@@ -298,3 +298,42 @@ def test_a_journal_on_one_server_without_a_store_is_verified_too(tmp_path: Path)
         assert "5 records" in done.stdout
         assert "version 0" in done.stdout
         assert journal("dump", f"{server.url}/my_app/worker3.journal").stdout == journal("dump", V0).stdout
+
+
+def test_dump_in_the_originals_style_has_its_lines_and_nothing_else() -> None:
+    lines = journal("dump", "--v0-style", V0).stdout.splitlines()
+    assert (
+        lines[0] == r"version=0 op=1 tag=1 ints=[0] strings=['/w/my_app-worker3.tcp-control', 'localhost\n']"
+    )
+    assert lines[2] == "version=0 op=0 tag=3 ints=[0] strings=['/w/my_app-worker3.connection-addresses']"
+    both = journal("dump", "--v0-style", "--json", V0)
+    assert (both.returncode, both.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offsets", "code"),
+    [
+        (["tcp-control"], ["0", "79"], 0),
+        (["localhost"], ["0"], 0),
+        (["^/w/.*addresses$"], ["150"], 0),
+        (["--op", "truncate", "worker3"], ["150"], 0),
+        (["nowhere"], [], 4),
+    ],
+)
+def test_grep_shows_the_records_in_which_something_is_found(
+    tmp_path: Path, arguments: list[str], offsets: list[str], code: int
+) -> None:
+    first_three = file_of(tmp_path, V0.read_bytes()[:220])
+    done = journal("grep", *arguments, first_three)
+    assert done.returncode == code, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == offsets
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["("], "is no regular expression"), (["--op", "APPEND", "x"], "there are TRUNCATE, WRITE, REMOVE")],
+)
+def test_grep_says_what_is_wrong_with_what_it_is_asked(arguments: list[str], words: str) -> None:
+    done = journal("grep", *arguments, V0)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr

@@ -1,19 +1,30 @@
-"""`dos journal replay`, `files` and `cat`, run as processes, as a user runs them."""
+"""`dos journal replay`, `files`, `cat` and `diff`, called as the `dos` command calls them."""
 
 import json
 import os
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
+from typer.testing import CliRunner
 
 from dos_client.store import open_store
 from journal import Directory, Op, Record
+from journal.cli import app
 from journal.core.record import encode
 from journal.files.moments import moment
-from tests.journal.test_cli import V0, journal
+from tests.journal.test_cli import V0
 from tests.journal.test_files import files
+
+
+def journal(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command, in this process: a process of its own for each would take most of the time."""
+    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
@@ -64,6 +75,27 @@ def test_files_and_cat_show_what_there_was_at_a_moment(three: Path) -> None:
     gone = journal("cat", three, "log", "--at", "0")
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "has no file log as of offset 0" in gone.stderr
+
+
+def test_diff_shows_what_came_went_and_changed(tmp_path: Path) -> None:
+    path = tmp_path / "some.journal"
+    records = [write(b"same", b"s"), write(b"gone", b"12"), write(b"log", b"x" * 5000)]
+    later = [Record(Op.REMOVE, strings=(b"gone",)), write(b"log", b"y!", 4999), write(b"new", b"abc")]
+    path.write_bytes(early := b"".join(encode(record) for record in records))
+    with path.open("ab") as file:
+        file.write(b"".join(encode(record) for record in later))
+    assert journal("diff", path, len(early)).stdout.splitlines() == [
+        "- gone  2 bytes",
+        "~ log  5,000 -> 5,001 bytes, from byte 4,999 on",
+        "+ new  3 bytes",
+    ]
+    assert journal("diff", path, len(early), len(early)).stdout == ""
+    assert json.loads(journal("diff", path, "--json", "0", len(early)).stdout)[0] == {
+        "path": "gone",
+        "before": None,
+        "after": 2,
+        "differs_at": 0,
+    }
 
 
 def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(three: Path, tmp_path: Path) -> None:
