@@ -10,6 +10,7 @@ from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
 from dataflow.operators.count_windows import CountWindow
+from dataflow.operators.map_state import KeyState
 from dataflow.operators.window_places import Sliding, Tumbling
 from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.producing import Producer, open_producer
@@ -31,6 +32,7 @@ __all__ = [
     "GraphError",
     "GraphPlan",
     "InputSource",
+    "KeyState",
     "KeyedStream",
     "LogSink",
     "LogSource",

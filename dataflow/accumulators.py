@@ -43,7 +43,7 @@ def present(slots: Slots, column: pa.Array) -> tuple[Slots, pa.Array]:
     return slots[column.is_valid().to_numpy(zero_copy_only=False)], column.drop_null()
 
 
-class _Array:
+class SlotNumbers:
     """A `SlotArray` that knows how many slots there are."""
 
     def __init__(self, dtype: Any, fill: Any = 0) -> None:
@@ -74,7 +74,7 @@ class CountAccumulator(Accumulator):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._counts = _Array(np.int64)
+        self._counts = SlotNumbers(np.int64)
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self._name, pa.int64())]
@@ -119,8 +119,8 @@ class SumAccumulator(Accumulator):
         self._name = name
         self._of_doubles = not pa.types.is_integer(kind)
         self._mean = mean
-        self._counts = _Array(np.int64)
-        self._seen = _Array(np.int8)
+        self._counts = SlotNumbers(np.int64)
+        self._seen = SlotNumbers(np.int8)
         self._sums = ExactSums(of_doubles=self._of_doubles)
 
     def fields(self) -> list[pa.Field]:
@@ -208,11 +208,11 @@ class ExtremeAccumulator(Accumulator):
         floating = pa.types.is_floating(plain)
         dtype = plain.to_pandas_dtype()
         if floating:
-            self._best = _Array(dtype, -np.inf if largest else np.nan)
+            self._best = SlotNumbers(dtype, -np.inf if largest else np.nan)
         else:
-            self._best = _Array(dtype, np.iinfo(dtype).min if largest else np.iinfo(dtype).max)
+            self._best = SlotNumbers(dtype, np.iinfo(dtype).min if largest else np.iinfo(dtype).max)
         self._take = np.maximum if largest else (np.fmin if floating else np.minimum)
-        self._any = _Array(np.bool_)
+        self._any = SlotNumbers(np.bool_)
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self._name, self._kind)]

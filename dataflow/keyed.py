@@ -6,6 +6,8 @@ Rules of this file: methods that users call, one operator each; what it does is 
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from dataflow.aggregates import Aggregate
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
@@ -13,9 +15,11 @@ from dataflow.operators.count import CountSpec
 from dataflow.operators.count_windows import CountWindow, CountWindowSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
 from dataflow.operators.join import JoinSpec
+from dataflow.operators.map_state import MapStateSpec, OnRow, OnTimer
 from dataflow.operators.top_k import TopKSpec
 from dataflow.operators.window_places import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
+from dataflow.schema import parse_schema
 
 if TYPE_CHECKING:
     from dataflow.graph import KeyedStream, Stream
@@ -97,3 +101,24 @@ class KeyedOperators:
         behind that are on the side output "late".
         """
         return self._then(name, TopKSpec(self._keys(), window, k, by))
+
+    def map_state(
+        self,
+        name: str,
+        on_row: OnRow,
+        *,
+        time: str,
+        schema: "str | pa.Schema",
+        state: "str | pa.Schema",
+        on_timer: OnTimer | None = None,
+    ) -> "Stream":
+        """Functions that keep something for each key: `on_row(row, state)` for each row, in the order of
+        event time; `on_timer(key, time, state)` when event time has passed `state.timer`, which either may
+        set. Both return or yield rows of `schema`.
+
+        `state.value` is a dict with the columns of the schema `state`, None at first, and forgotten when it
+        is None again and no timer is set. `state.timer` is a datetime or None. Late rows are on the side
+        output "late".
+        """
+        spec = MapStateSpec(self._keys(), time, on_row, on_timer, parse_schema(schema), parse_schema(state))
+        return self._then(name, spec)

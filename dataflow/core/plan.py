@@ -46,6 +46,7 @@ class Kind(StrEnum):
     SORT = "sort"
     JOIN = "join"
     TOP_K = "top_k"
+    MAP_STATE = "map_state"
     DEDUP = "dedup"
     WINDOW_DEDUP = "window_dedup"
     SIDE = "side"
@@ -81,6 +82,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.JOIN: KindRule(2, 2, has_effect=True, needs_key=True),
     Kind.COUNT_WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.TOP_K: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.MAP_STATE: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),

@@ -26,7 +26,7 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, Use
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
 
-_FAULTS = (Exception, SystemExit)
+FAULTS = (Exception, SystemExit)
 """What a user function may raise that is told as its fault; `sys.exit()` in it must not end a worker in
 silence.
 """
@@ -121,7 +121,8 @@ class _WithControl:
         return self.function(given, self.table)
 
 
-def _say(error: BaseException) -> str:
+def say(error: BaseException) -> str:
+    """What a user function raised."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -137,15 +138,16 @@ class _RowFunction(Operator):
         for index, row in enumerate(batch.to_pylist()):
             try:
                 result = self._function(row)
-                made = [*_several(result)] if self._many else [result]
-            except _FAULTS as error:
-                raise UserFault(_say(error), row=index) from error
+                made = [*several(result)] if self._many else [result]
+            except FAULTS as error:
+                raise UserFault(say(error), row=index) from error
             rows += made
             sources += [index] * len(made)
-        return [_batch_of_rows(rows, sources, self._schema)] if rows else []
+        return [batch_of_rows(rows, sources, self._schema)] if rows else []
 
 
-def _several(result: Any) -> Iterable[Any]:
+def several(result: Any) -> Iterable[Any]:
+    """The rows that a function returned or yields. Raises TypeError for one alone."""
     if result is None:
         return ()
     if isinstance(result, (str, bytes, Mapping)):
@@ -157,7 +159,8 @@ def _several(result: Any) -> Iterable[Any]:
     return rows
 
 
-def _batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
+def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as users give them, each made of the row `sources` says. Raises UserFault."""
     columns: list[list[Any]] = [[] for _ in schema]
     for row, source in zip(rows, sources, strict=True):
         for column, value in zip(columns, _values(row, source, schema), strict=True):
@@ -217,8 +220,8 @@ class _BatchFunction(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
             result = self._function(batch)
-        except _FAULTS as error:
-            raise UserFault(_say(error)) from error
+        except FAULTS as error:
+            raise UserFault(say(error)) from error
         made = _batch_of_result(result, self._schema)
         if self._same_rows and made.num_rows != batch.num_rows:
             raise UserFault(
@@ -279,8 +282,8 @@ class _RowFilter(Operator):
         for index, row in enumerate(batch.to_pylist()):
             try:
                 keep.append(bool(self._function(row)))
-            except _FAULTS as error:
-                raise UserFault(_say(error), row=index) from error
+            except FAULTS as error:
+                raise UserFault(say(error), row=index) from error
         kept = batch.filter(pa.array(keep, pa.bool_()))
         return [kept] if kept.num_rows else []
 
@@ -292,8 +295,8 @@ class _BatchFilter(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
             mask = self._function(batch)
-        except _FAULTS as error:
-            raise UserFault(_say(error)) from error
+        except FAULTS as error:
+            raise UserFault(say(error)) from error
         if isinstance(mask, pa.ChunkedArray):
             mask = mask.combine_chunks()
         if not isinstance(mask, pa.Array):

@@ -1,0 +1,296 @@
+"""map_state: user functions that keep something for each key, and are called again at a time they set.
+
+Rules of this file: the calls, and the order of the calls. What a function may return is checked by
+`functions.py`, as of every row function.
+
+Theory. What a stateful function gives depends on the order of its calls. So rows wait until a punctuation
+passes them and come in an order that follows from them alone (replication-transparency IV-C), and timers take
+their place among them: one for time t comes behind all rows up to t and before all later ones, several of one
+time by key. When all sources are at their end, every timer that is set comes once more; those set by then
+do not.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.accumulators import SlotNumbers
+from dataflow.columns import Slots
+from dataflow.core.event_time import END, Mark
+from dataflow.core.plan import Kind
+from dataflow.errors import SchemaError
+from dataflow.exchange import hashes_of
+from dataflow.keyed_table import KeyedTable, SlotValues
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.operators.event_time import check_time_column, times_of
+from dataflow.operators.functions import FAULTS, batch_of_rows, say, several
+from dataflow.operators.late import LATE, TimedOperator
+from dataflow.row_table import RowTable, check_order, check_stored, in_order
+from dataflow.schema import check_schema
+
+TIMER: Final = "_timer"
+NONE: Final = END
+"""No timer."""
+Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
+"""When, the key, its slot."""
+IS_SET: Final = "_is_set"
+
+
+@dataclass(slots=True)
+class KeyState:
+    """What a function keeps for one key. It may be changed during the call, and is kept after it."""
+
+    value: dict[str, Any] | None = None
+    """A value for each column of the state; None: nothing is kept."""
+    timer: Any = None
+    """When `on_timer` is to be called: a datetime as those of the time column, or None. One for each key."""
+
+
+OnRow: TypeAlias = Callable[[dict[str, Any], KeyState], Any]
+OnTimer: TypeAlias = Callable[[dict[str, Any], Any, KeyState], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MapStateSpec(OperatorSpec):
+    """`on_row(row, state)` and `on_timer(key, time, state)` give rows of `schema`; `state` is kept."""
+
+    kind: ClassVar[Kind] = Kind.MAP_STATE
+    needs_time: ClassVar[bool] = True
+    keys: tuple[str, ...]
+    time: str
+    on_row: OnRow
+    on_timer: OnTimer | None
+    schema: pa.Schema
+    state: pa.Schema
+
+    def __post_init__(self) -> None:
+        if not callable(self.on_row) or not (self.on_timer is None or callable(self.on_timer)):
+            raise SchemaError("map_state takes functions as on_row and on_timer")
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        check_time_column(self.time, inputs[0])
+        check_order(inputs[0])
+        check_stored(inputs[0])
+        try:
+            KeyedTable(pa.schema([inputs[0].field(name) for name in self.keys]), [_States(self.state)])
+        except ValueError as error:
+            raise SchemaError(str(error)) from None
+        return check_schema(self.schema)
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[0]}
+
+    def detail(self) -> str:
+        fields = ", ".join(f"{field.name} {field.type}" for field in self.state)
+        return f"key ({', '.join(self.keys)}) time ({self.time}) state ({fields})"
+
+    def open(self, context: OperatorContext) -> "MapStateOperator":
+        return MapStateOperator(self, context.inputs[0])
+
+
+class _States(SlotValues):
+    """A `KeyState` per slot; a timer is stored as microseconds."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self.states: list[KeyState] = []
+        self.timers = SlotNumbers(np.int64, NONE)
+
+    def fields(self) -> list[pa.Field]:
+        return [*self._schema, pa.field(IS_SET, pa.bool_()), pa.field(TIMER, pa.int64())]
+
+    def reach(self, slots: int) -> None:
+        missing = slots - len(self.states)
+        self.states += [KeyState() for _ in range(missing)]
+        self.timers.reach(slots)
+
+    def clear(self, slots: Slots) -> None:
+        for slot in slots.tolist():
+            self.states[slot] = KeyState()
+        self.timers.clear(slots)
+
+    def keep(self, slots: Slots) -> None:
+        self.states = [self.states[slot] for slot in slots.tolist()]
+        self.timers.keep(slots)
+
+    def store(self, slots: Slots) -> list[pa.Array]:
+        values = [self.states[slot].value for slot in slots.tolist()]
+        columns = [
+            pa.array([None if value is None else value[field.name] for value in values], field.type)
+            for field in self._schema
+        ]
+        is_set = pa.array([value is not None for value in values], pa.bool_())
+        return [*columns, is_set, pa.array(self.timers.values[slots])]
+
+    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        *values, is_set, _ = [column.to_pylist() for column in columns]
+        self.timers.values[slots] = columns[-1].to_numpy()
+        for row, slot in enumerate(slots.tolist()):
+            value = {f.name: column[row] for f, column in zip(self._schema, values, strict=True)}
+            self.states[slot] = KeyState(value if is_set[row] else None)
+
+    def check(self, value: Any) -> None:
+        """Raises UserFault for what is no state."""
+        names = self._schema.names
+        if value is None:
+            return
+        if not isinstance(value, dict) or set(value) != set(names):
+            raise UserFault(f"a state is a dict of {', '.join(names)}, or None, not {value!r:.80}")
+        for field in self._schema:
+            try:
+                pa.scalar(value[field.name], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                found = f"{type(value[field.name]).__name__} {value[field.name]!r:.80}"
+                raise UserFault(f"state {field.name!r} is {field.type}, and was set to {found}") from error
+
+
+class MapStateOperator(TimedOperator):
+    """State: the rows that wait, and what is kept for each key."""
+
+    def __init__(self, spec: MapStateSpec, columns: pa.Schema) -> None:
+        super().__init__(columns)
+        self._spec = spec
+        self._time_type = pa.timestamp("us", columns.field(spec.time).type.tz)
+        self._rows = RowTable(columns)
+        self._states = _States(spec.state)
+        self._table = KeyedTable(pa.schema([columns.field(name) for name in spec.keys]), [self._states])
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
+        self._rows.add(batch, times, hashes_of(batch))
+        return ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        mark = self.mark(index)
+        rows = self._rows.take(mark)
+        rows = rows.take(in_order(rows.batch, rows.times))
+        keys = [rows.batch.column(name) for name in self._spec.keys]
+        slots = self._table.find_or_add(keys, rows.hashes)
+        run = _Run(self, self._due(mark))
+        for row, time, slot in zip(rows.batch.to_pylist(), rows.times.tolist(), slots.tolist(), strict=True):
+            run.timers_before(time)
+            run.call(slot, partial(self._spec.on_row, row))
+        run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
+        self._table.take_touched()
+        self._forget(run.called)
+        made = run.made
+        return [batch_of_rows(made, [0] * len(made), self._spec.schema)] if made else ()
+
+    def _due(self, mark: Mark) -> list[Timer]:
+        """Timers up to the mark, those of keys that are gone left out: they have none."""
+        timers = self._states.timers.values
+        slots = np.flatnonzero((timers <= mark) & (timers != NONE))
+        return list(zip(timers[slots].tolist(), self.keys_of(slots), slots.tolist(), strict=True))
+
+    def keys_of(self, slots: Slots) -> list[tuple[Any, ...]]:
+        """The keys in these slots."""
+        return list(zip(*(column.to_pylist() for column in self._table.keys(slots)), strict=True))
+
+    def _forget(self, called: set[int]) -> None:
+        """Keys for which nothing is kept any more."""
+        states, timers = self._states.states, self._states.timers.values
+        empty = [slot for slot in sorted(called) if states[slot].value is None and timers[slot] == NONE]
+        if empty:
+            self._table.remove(np.array(empty, np.int64))
+
+    # --- what a run asks for --------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> _States:
+        """By slot."""
+        return self._states
+
+    @property
+    def table(self) -> KeyedTable:
+        """Keys to slots."""
+        return self._table
+
+    @property
+    def spec(self) -> MapStateSpec:
+        """As the user wrote it."""
+        return self._spec
+
+    def micros(self, time: Any) -> int:
+        """A time as the user's functions see it, as microseconds."""
+        if time is None:
+            return NONE
+        try:
+            found: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserFault(f"a timer is a datetime or None, not {time!r:.80}") from error
+        return found
+
+    def as_time(self, micros: int) -> Any:
+        """The other way."""
+        return None if micros == NONE else pa.scalar(micros, self._time_type).as_py()
+
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"": self._table, "~rows": self._rows}
+
+    def reset(self) -> None:
+        super().reset()
+        self._table.reset()
+        self._rows.reset()
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "keys": len(self._table),
+            "rows": len(self._rows),
+            "late_rows": self.late_rows,
+            "state_bytes": self._rows.bytes_held + self._table.bytes_held,
+        }
+
+
+class _Run:
+    """The calls of one punctuation."""
+
+    def __init__(self, operator: MapStateOperator, timers: Iterable[Timer]) -> None:
+        self._operator = operator
+        self._timers = list(timers)
+        heapq.heapify(self._timers)
+        self.made: list[Any] = []
+        self.called: set[int] = set()
+
+    def call(
+        self, slot: int, function: Callable[[KeyState], Any], key: tuple[Any, ...] | None = None
+    ) -> None:
+        operator = self._operator
+        states = operator.states
+        state = states.states[slot]
+        self.called.add(slot)
+        before = int(states.timers.values[slot])
+        state.timer = operator.as_time(before)
+        try:
+            self.made += several(function(state))
+        except FAULTS as error:
+            raise UserFault(say(error)) from error
+        states.check(state.value)
+        states.timers.values[slot] = after = operator.micros(state.timer)
+        if after not in (NONE, before):
+            heapq.heappush(self._timers, (after, key or operator.keys_of(np.array([slot]))[0], slot))
+
+    def timers_before(self, end: Mark, *, at_end: bool = False) -> None:
+        """All that are set for a time before `end`; at the end of all sources, each of them once."""
+        if at_end:
+            waiting, self._timers = sorted(self._timers), []
+            for timer in waiting:
+                self._fire(*timer)
+            return
+        while self._timers and self._timers[0][0] < end:
+            self._fire(*heapq.heappop(self._timers))
+
+    def _fire(self, time: int, key: tuple[Any, ...], slot: int) -> None:
+        operator = self._operator
+        if operator.states.timers.values[slot] != time:
+            return  # it was set to another time since, or to none
+        operator.states.timers.values[slot] = NONE
+        operator.table.change(np.array([slot]))
+        on_timer = operator.spec.on_timer
+        if on_timer is not None:
+            named = dict(zip(operator.spec.keys, key, strict=True))
+            self.call(slot, partial(on_timer, named, operator.as_time(time)), key)

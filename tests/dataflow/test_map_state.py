@@ -1,0 +1,152 @@
+"""map_state: functions with state and timers, the same whatever the order."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow import CallSink, Graph, GraphError, InputSource
+from dataflow.errors import OperatorError
+from dataflow.operators.map_state import KeyState
+from dataflow.testing import Trial
+from tests.dataflow.test_windows import SCHEMA, row, second
+from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
+
+GAP = timedelta(seconds=5)
+_rows = st.lists(st.builds(row, st.integers(0, 60), st.sampled_from("ab"), st.just(1.0)), max_size=20)
+
+
+def add_to_session(row: dict[str, Any], state: KeyState) -> None:
+    value = state.value or {"since": row["at"], "rows": 0}
+    state.value = {**value, "rows": value["rows"] + 1}
+    state.timer = row["at"] + GAP
+
+
+def end_session(key: dict[str, Any], time: Any, state: KeyState) -> Iterator[tuple[Any, ...]]:
+    assert state.value is not None
+    yield key["key"], state.value["since"], time - GAP, state.value["rows"]
+    state.value = None
+
+
+def sessions(lateness: timedelta = timedelta(0), **functions: Any) -> Graph:
+    graph = Graph("sessions")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
+    made = rows.key_by("by_key", "key").map_state(
+        "sessions",
+        functions.get("on_row", add_to_session),
+        time="at",
+        schema="key string, since timestamp, until timestamp, n bigint",
+        state="since timestamp, rows bigint",
+        on_timer=functions.get("on_timer", end_session),
+    )
+    made.sink("out", CallSink(print))
+    made.side("late", "late").sink("late_out", CallSink(print))
+    return graph
+
+
+def expected(rows: list[Row]) -> list[Row]:
+    """Rows of a key that are up to GAP apart are one session."""
+    by_key: dict[str, list[Any]] = defaultdict(list)
+    for one in sorted(rows, key=lambda one: one["at"]):
+        sessions = by_key[one["key"]]
+        if sessions and one["at"] <= sessions[-1][-1] + GAP:
+            sessions[-1].append(one["at"])
+        else:
+            sessions.append([one["at"]])
+    return [
+        {"key": key, "since": times[0], "until": times[-1], "n": len(times)}
+        for key, sessions in by_key.items()
+        for times in sessions
+    ]
+
+
+@settings(max_examples=40)
+@given(rows=_rows, data=st.data())
+def test_sessions_are_those_of_the_rows_in_order_whatever_happens(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    steps, lateness = data.draw(timely("rows", rows, "at"))
+    trial = play_with_trouble(sessions(lateness), steps, data, end=True)
+    assert multiset(trial.rows("out")) == multiset(expected(rows))
+    assert trial.rows("late_out") == []
+    assert [counters["sessions"]["keys"] for counters in trial.counters()] == [0] * len(trial.counters())
+
+
+def test_a_timer_comes_behind_the_rows_of_its_time_and_before_later_ones() -> None:
+    trial = Trial(sessions())
+    trial.step({"rows": [row(0), row(5), row(10.5), row(30, "b")]}, cut=True)
+    assert [(one["since"], one["until"], one["n"]) for one in trial.rows("out")] == [
+        (second(0), second(5), 2),
+        (second(10.5), second(10.5), 1),
+    ]
+    trial.crash()
+    trial.step({"rows": [row(3)]})
+    assert trial.rows("late_out") == [row(3)]
+    trial.step({}, end=True)
+    assert [one["key"] for one in trial.rows("out")] == ["a", "a", "b"]
+
+
+def set_again(key: dict[str, Any], time: Any, state: KeyState) -> Iterator[tuple[Any, ...]]:
+    yield key["key"], time, time, 0
+    state.timer = time + timedelta(seconds=10)
+
+
+def test_a_timer_may_set_the_next_one_and_at_the_end_comes_once() -> None:
+    trial = Trial(sessions(on_timer=set_again))
+    trial.step({"rows": [row(0)]})
+    trial.step({"rows": [row(27, "b")]}, cut=True)
+    assert [one["since"] for one in trial.rows("out")] == [second(5), second(15), second(25)]
+    trial.crash()
+    trial.step({}, end=True)
+    assert [(one["key"], one["since"]) for one in trial.rows("out")[3:]] == [
+        ("b", second(32)),
+        ("a", second(35)),
+    ]
+
+
+def wrong_state(row: dict[str, Any], state: KeyState) -> None:
+    state.value = {"since": row["at"], "rows": "many"}
+
+
+def wrong_names(row: dict[str, Any], state: KeyState) -> None:
+    state.value = {"rows": 1}
+
+
+def wrong_timer(row: dict[str, Any], state: KeyState) -> None:
+    state.timer = "soon"
+
+
+def no_rows(row: dict[str, Any], state: KeyState) -> list[Any]:
+    return [row["nothing"]]
+
+
+@pytest.mark.parametrize(
+    ("on_row", "words"),
+    [
+        (wrong_state, "state 'rows' is int64, and was set to str 'many'"),
+        (wrong_names, "a state is a dict of since, rows, or None, not {'rows': 1}"),
+        (wrong_timer, "a timer is a datetime or None, not 'soon'"),
+        (no_rows, "KeyError: 'nothing'"),
+    ],
+)
+def test_a_function_that_does_wrong_is_told_by_name(on_row: Any, words: str) -> None:
+    trial = Trial(sessions(on_row=on_row))
+    with pytest.raises(OperatorError) as caught:
+        trial.step({"rows": [row(1), row(2)]})
+    assert "'sessions' failed at the end of step 1" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_state_with_columns_of_the_key_is_refused() -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=GAP)
+    keyed = rows.key_by("by_key", "key")
+    keyed.map_state("s", add_to_session, time="at", schema="n bigint", state="key string").sink(
+        "out", CallSink(print)
+    )
+    with pytest.raises(GraphError, match="map_state 's': column names of a state must differ"):
+        graph.plan()
