@@ -34,6 +34,7 @@ from dos_client.limits import (
 )
 from dos_client.live_store import Store
 from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.discovery import probe
 from dos_client.sessions.looking import DirectoryView
 from dos_client.writing.catch_up import fold_at
 from dos_protocol.digests import PrefixDigest
@@ -163,6 +164,7 @@ class Filling:
                 last = (-1, trio.current_time())
             except (BrokenConnectionError, FencedError) as error:
                 log.info("filling %s: %s", name, error)
+                await self._still_itself()
                 attempt += 1
                 last = (wanted.done, trio.current_time())
                 await trio.sleep(backoff_s(attempt, chance.jitter()))
@@ -185,6 +187,20 @@ class Filling:
             raise ReplacementError(
                 f"generation {self._store.record.generation} came while {self._generation} was being filled",
                 remedy="look at `dos store status`: another replacement was begun",
+            )
+
+    async def _still_itself(self) -> None:
+        """Raise ReplacementError when another server answers in the joining member's place: its disk is gone,
+        and it never comes. One that does not answer is waited for."""
+        try:
+            answer = await probe(self._joining.address, token=self._store.token, client=self._store.client)
+        except DosError:
+            return
+        if answer.server_id != self._joining.server_id:
+            raise ReplacementError(
+                f"{self._joining.address} has lost what it was filled with: its disk was wiped, or another"
+                " server stands there",
+                remedy="start it on an empty data directory and say the same again",
             )
 
     async def _look(self, name: str) -> Wanted:

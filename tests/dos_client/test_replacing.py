@@ -22,6 +22,7 @@ from dos_client.core.replacement import GONE_SUFFIX, begin
 from dos_client.sessions.discovery import hand_over
 from dos_protocol.errors import DosError, FencedError
 from tests.dos_client.support import (
+    PATIENCE_S,
     ThreadServer,
     caught_up,
     claimed,
@@ -121,6 +122,32 @@ async def test_a_wiped_server_is_replaced_by_itself_at_its_own_address(three: Th
     assert record.members[1].server_id.hex() == three[1].server_id
     assert await content_of(three[1], "idle", "o0") == b"kept"
     assert await replace_member(url, old=three[1].location, new=three[1].location) == record
+
+
+async def test_a_new_server_that_loses_its_disk_while_it_is_filled_is_not_waited_for(four: Threads) -> None:
+    """What stands at its address then has another identity: it never comes. Said again, that one does."""
+    # EVIDENCE-OF: P-10
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 1, bytes(range(256)) * 6_000)
+    await off(four[2])
+    wiped = False
+
+    def tell(progress: ReplaceProgress) -> None:
+        nonlocal wiped
+        if progress.phase == "filling" and progress.bytes_done > 0 and not wiped:
+            wiped = True
+            four[3].kill()
+            shutil.rmtree(four[3].data)
+            four[3].restart()
+
+    with trio.fail_after(PATIENCE_S), pytest.raises(ReplacementError, match="its disk was wiped"):
+        await replace_member(url, old=four[2].location, new=four[3].location, progress=tell)
+    record = await replace_member(url, old=four[2].location, new=four[3].location)
+    assert [one.server_id.hex() for one in record.members] == [
+        one.server_id for one in (four[0], four[1], four[3])
+    ]
+    assert await content_of(four[3], "idle", "o0") == bytes(range(256)) * 6_000
 
 
 async def test_what_only_the_lost_and_one_other_held_survives_the_loss_of_that_other(four: Threads) -> None:

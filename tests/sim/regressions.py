@@ -136,4 +136,11 @@ REGRESSIONS: Final = (
         "a damaged file of a directory that nobody ever claimed stopped a member from being added for good",
         "tests/dos_client/test_replacing.py",
     ),
+    Regression(
+        37088,
+        "2026-11-22",
+        "638ccd2",
+        "a replacement whose new server had lost its disk once more waited for it for ever",
+        "tests/dos_client/test_replacing.py",
+    ),
 )
