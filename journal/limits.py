@@ -71,6 +71,9 @@ mirror_poll_s: Final = 0.1
 file_marks_every_s: Final = 1.0
 """At most this long between two marks while there is traffic: how exactly a moment can be gone back to."""
 
+status_read_bytes_max: Final = 8 * MIB
+"""`dos journal status` reads so much of a chain to see how quickly it comes."""
+
 files_segment_bytes_max: Final = 64 * MIB
 """A chain of files goes on in a new segment about here."""
 
