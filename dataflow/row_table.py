@@ -4,8 +4,8 @@ Rules of this file: rows in and out, and their blocks; what they wait for is the
 
 A row's key in the blocks is its number (`_row`), which grows with the order of arrival; `_hash` is that of
 the exchange for a keyed operator, so that a shard's rows are a slice, and that of the number otherwise. Rows
-lie in chunks, as they came, with the least time of each: a punctuation touches only chunks that have rows
-for it.
+lie in chunks, with the least time of each: a punctuation touches only chunks that have rows for it. After a
+restore their order is not that of arrival: an operator puts what it gives into an order of its own.
 """
 
 from collections.abc import Sequence
@@ -177,8 +177,6 @@ class RowTable:
             self._gone = []
         rows = block.filter(pc.invert(block.column(DELETED_COLUMN)))
         if rows.num_rows:
-            # In the order of arrival: what comes out must not depend on where it was cut.
-            rows = rows.take(pc.sort_indices(rows.column(ROW)))
             batch = pa.RecordBatch.from_arrays(
                 [rows.column(name) for name in self._columns.names], schema=self._columns
             )

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,10 @@ from dataflow import (
     Sum,
     Tumbling,
 )
+from dataflow.circuit import Checkpoint
 from dataflow.errors import OperatorError
+from dataflow.schema import parse_schema
+from dataflow.sources.base import SourceBatch
 from dataflow.testing import Trial
 from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
 
@@ -249,3 +253,22 @@ def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_
     for options in ({}, {"lateness": timedelta(1), "punctuation": "at"}):
         with pytest.raises(SchemaError, match="give one of them"):
             rows.event_time("timed", "at", **options)
+
+
+def test_a_cut_holds_the_time_of_its_own_step_though_sources_are_ahead() -> None:
+    trial = Trial(windowed(Tumbling("at", timedelta(seconds=10))))
+    (circuit,) = trial._circuits
+    sent = {}
+    for step, number in enumerate((3, 7, 25), 1):
+        batch = pa.RecordBatch.from_pylist([row(number)], parse_schema(SCHEMA))
+        circuit.feed(step, "rows", SourceBatch(batch, (), 1))
+        sent[step] = circuit.end_sources(step)
+    for step in (1, 2):
+        received = {0: [(0, batch) for batch in sent[step][0][0]]}
+        circuit.run_stage(1, step, received, cut=step == 2, marks={0: [circuit.time.to_send(step, 0)]})
+    taken = Checkpoint(with_snapshot=True)
+    circuit.take_checkpoint(1, taken)
+    mark = int(second(7).timestamp()) * 1_000_000 - 1
+    assert taken.blocks["timed~time"].column("mark").to_pylist() == [mark]
+    assert taken.snapshots["timed~time"].column("mark").to_pylist() == [mark]
+    assert taken.blocks["made~time"].column("mark").to_pylist() == [mark]
