@@ -261,7 +261,7 @@ class Stream:
 
         takes="row": the function gets a dict of the columns and returns a dict, a tuple or (one column) a
         value. takes="batch": it gets a `pa.RecordBatch` and returns one of as many rows (or a table, a dict
-        of arrays, an array).
+        of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are Arrow-backed.
 
         deterministic=False: it may give other rows for the same input (it asks a clock, a service, chance).
         State and output stay exactly-once; only nothing below it may be shown by step.

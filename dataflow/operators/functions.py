@@ -7,8 +7,9 @@ A row function takes a dict of the columns. It returns one row (map), any number
 truth value (filter); a row is a dict by column name, a tuple in order of the columns, or, for a schema of
 one column, the value. A batch function takes a `pa.RecordBatch` and returns what the schema says as a
 `RecordBatch`, `Table`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
+array. A pandas function takes and returns a DataFrame, or a Series where a batch function may return an
 array. Columns of another type are cast if nothing is lost by it. With a control table, that is the second
-argument of either.
+argument of all of them.
 """
 
 from abc import abstractmethod
@@ -23,6 +24,7 @@ from dataflow import limits
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.operators.frames import OnFrames
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
 
@@ -31,7 +33,7 @@ FAULTS = (Exception, SystemExit)
 silence.
 """
 
-Takes: TypeAlias = Literal["row", "batch"]
+Takes: TypeAlias = Literal["row", "batch", "pandas"]
 UserFunction: TypeAlias = Callable[..., Any]
 
 
@@ -50,8 +52,8 @@ class FunctionSpec(OperatorSpec):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise SchemaError(f"a {self.kind.value} takes a function, not {type(self.function).__name__}")
-        if self.takes not in ("row", "batch"):
-            raise SchemaError(f"takes is 'row' or 'batch', not {self.takes!r}")
+        if self.takes not in ("row", "batch", "pandas"):
+            raise SchemaError(f"takes is 'row', 'batch' or 'pandas', not {self.takes!r}")
         if not 1 <= self.threads <= limits.operator_threads_max:
             raise SchemaError(f"threads is 1 to {limits.operator_threads_max}, not {self.threads}")
 
@@ -67,7 +69,8 @@ class FunctionSpec(OperatorSpec):
 
     def bound(self, context: OperatorContext) -> UserFunction:
         """The user's function of a row or batch alone."""
-        return self.function if context.control is None else _WithControl(self.function, context.control)
+        function = OnFrames(self.function) if self.takes == "pandas" else self.function
+        return function if context.control is None else _WithControl(function, context.control)
 
     def detail(self) -> str:
         return "" if self.control is None else f"control ({self.control})"
@@ -86,7 +89,7 @@ class MapSpec(FunctionSpec):
 
     def open_one(self, context: OperatorContext) -> Operator:
         assert context.output is not None
-        if self.takes == "batch":
+        if self.takes != "row":
             return _BatchFunction(self.bound(context), context.output, same_rows=self.kind is Kind.MAP)
         return _RowFunction(self.bound(context), context.output, many=self.kind is Kind.FLAT_MAP)
 
@@ -109,7 +112,7 @@ class FilterSpec(FunctionSpec):
 
     def open_one(self, context: OperatorContext) -> Operator:
         function = self.bound(context)
-        return _BatchFilter(function) if self.takes == "batch" else _RowFilter(function)
+        return _RowFilter(function) if self.takes == "row" else _BatchFilter(function)
 
 
 @dataclass(frozen=True, slots=True)

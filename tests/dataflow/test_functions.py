@@ -1,5 +1,6 @@
 """User functions on rows and batches: what they may return, and how a fault is told."""
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -101,3 +102,30 @@ def test_the_users_exception_is_kept_as_the_cause() -> None:
     with pytest.raises(UserFault) as caught:
         run(MapSpec(lambda r: 1 // 0, "row", parse_schema("x int")))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_pandas_function_takes_a_frame_and_gives_one_or_a_series() -> None:
+    two = parse_schema("n bigint, s string")
+    expected = [{"n": 3, "s": "a b"}, {"n": 0, "s": ""}, {"n": 1, "s": "c"}]
+    sized = MapSpec(lambda f: pd.DataFrame({"s": f["line"], "n": f["line"].str.len()}), "pandas", two)
+    assert run(sized) == expected
+    upper = MapSpec(lambda f: f["line"].str.upper(), "pandas")
+    assert run(upper) == [{"line": "A B"}, {"line": ""}, {"line": "C"}]
+    assert run(FilterSpec(lambda f: f["line"].str.len() > 0, "pandas")) == [{"line": "a b"}, {"line": "c"}]
+    words = FlatMapSpec(lambda f: f["line"].str.split(" ").explode(), "pandas", parse_schema("w string"))
+    assert run(words) == [{"w": "a"}, {"w": "b"}, {"w": ""}, {"w": "c"}]
+
+
+def test_nothing_changes_on_the_way_through_pandas() -> None:
+    large = pa.record_batch({"line": pa.array([2**62 + 1, None, -1], pa.int64())})
+    spec = MapSpec(lambda frame: frame, "pandas", large.schema)
+    operator = spec.open(OperatorContext("r", "op", 0, 1, b"", (large.schema,), large.schema))
+    (made,) = operator.process(large)
+    assert made.equals(large)
+
+
+def test_a_pandas_function_that_returns_something_else_is_told() -> None:
+    with pytest.raises(UserFault, match="it returned the columns 'x'; the schema says 'line'"):
+        run(MapSpec(lambda frame: frame.rename(columns={"line": "x"}), "pandas"))
+    with pytest.raises(UserFault, match="a map gives one row for each; it took 3 and gave 2"):
+        run(MapSpec(lambda frame: frame.head(2), "pandas"))

@@ -105,7 +105,7 @@ def test_what_cannot_be_a_function_or_a_source_is_refused_where_it_is_written(tm
     lines = Graph("g").source("lines", FileSource([tmp_path / "a"]))
     with pytest.raises(SchemaError, match="takes a function, not str"):
         lines.map("m", "upper")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="'row' or 'batch'"):
+    with pytest.raises(SchemaError, match="'row', 'batch' or 'pandas'"):
         lines.map("m", len, takes="rows")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="at least one file"):
         FileSource([])
