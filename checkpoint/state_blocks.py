@@ -158,7 +158,7 @@ def _order(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
     """
     order = np.argsort(hashes, kind="stable")
     in_order = hashes[order]
-    if len(keys) == 1 or not np.any(in_order[1:] == in_order[:-1]):
+    if not np.any(in_order[1:] == in_order[:-1]):
         return order, hashes
     apart = hash_keys([table.column(name) for name in keys])
     return np.lexsort((apart, hashes)), apart

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import limits
+from checkpoint import limits, state_blocks
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from checkpoint.state_blocks import (
@@ -157,3 +157,25 @@ def test_reserved_and_double_names_and_odd_key_types_are_refused() -> None:
         block_schema(pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64())]))
     with pytest.raises(UnsupportedKeyTypeError):
         block_schema(pa.schema([("a", pa.list_(pa.int64()))]), pa.schema([]))
+
+
+def test_many_keys_of_one_hash_are_folded_without_a_loop_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of one key, and rows that wait for one key, carry the hash of the exchange."""
+
+    def untangle(*_: object) -> None:
+        raise AssertionError("rows were looked at one by one")
+
+    monkeypatch.setattr(state_blocks, "_untangle", untangle)
+    schema = block_schema(pa.schema([("row", pa.int64())]), pa.schema([("n", pa.int64())]))
+    hashes = np.full(5, 7, np.uint64)
+    numbers = pa.array(range(5), pa.int64())
+    old = make_block(schema, [numbers], hashes, [pa.array([0] * 5, pa.int64())])
+    new = make_block(
+        schema,
+        [numbers.slice(2)],
+        hashes[2:],
+        [pa.array([1] * 3, pa.int64())],
+        np.array([False, False, True]),
+    )
+    rows = {row["row"]: row["n"] for row in newest_rows([old, new]).to_pylist()}
+    assert rows == {0: 0, 1: 0, 2: 1, 3: 1}
