@@ -1,16 +1,18 @@
 """Checkpoints, recovery and latency of a region: real servers, real workers, input handles, an output log.
 
-    benchmarks/checkpoint_region.py [--keys N...] [--rounds N] [--latency-s S] [--json]
+    benchmarks/checkpoint_region.py checkpoint KEYS CUTS [--standby PROCESSES]
+    benchmarks/checkpoint_region.py recovery KEYS ROUNDS
+    benchmarks/checkpoint_region.py latency SECONDS
 
-For each number of keys a region of two worker processes over three servers; everything is on two disks before
+A region of two worker processes over three servers; everything is on two disks before
 it counts. It counts keys; two producers write them into the store, and a reader follows the output log.
 
-checkpoint    with the largest number of keys, 1 % of them changed: from the request of a cut to its commit
+checkpoint    with that number of keys, 1 % of them changed: from the request of a cut to its commit
 recovery      from the SIGKILL of a worker (alternately) until output is visible of input sent after it
 latency       from before a batch is sent until the reader has the output of its step (`step`), and until a
               cut with that step is committed (`cut`); at a tenth of the top rate
 
-Cuts are made for 60 s at most.
+Cuts are made for 60 s at most. Prints one line of JSON.
 """
 
 import argparse
@@ -43,13 +45,14 @@ from checkpoint.core.region import (  # noqa: E402
     RegionEvent,
     RegionState,
     ResetReport,
+    WorkerLost,
     worker_directory,
 )
 from dataflow import Graph, InputSource, LogSink, Producer, open_producer  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import Store, init_store, open_store  # noqa: E402
 from dos_client.errors import QuorumUnavailableError  # noqa: E402
-from journal import ChainFollower, Op  # noqa: E402
+from journal import ChainFollower, ChainWatch, Op  # noqa: E402
 from tests.support.servers import ServerProcess, url_of  # noqa: E402
 
 SCHEMA = "word string"
@@ -65,7 +68,11 @@ TOP_BATCH_ROWS = 5_000
 TOP_UNSEEN_MAX = 8
 PACE_S = 0.02
 LOOK_S = 0.002
+FOLLOW_S = 0.02
+"""A reader hears at once what a log that it knows has got, and looks so often for one that was begun anew."""
 CHANGED = 0.01
+SETTLE_S = 4.0
+"""Between a recovery and the next kill: then a process stands by again."""
 RECOVERY_ROWS_PER_S = 5_000
 LATENCY_KEYS = 10_000
 
@@ -124,6 +131,7 @@ class Region:
     async def follow(self, worker: int) -> None:
         """One worker's output log, as it grows; through resets too."""
         follower = ChainFollower(self.store, worker_directory(self.name, worker), output_chain("shown"))
+        watch = ChainWatch(self.store, follower)
         while True:
             with suppress(QuorumUnavailableError):  # a busy machine: it is asked again
                 async with aclosing(follower.poll()) as records:
@@ -131,7 +139,7 @@ class Region:
                         if record.op is Op.OUTPUT:
                             output = decode_output(record.ints, record.strings, where="output", at=at)
                             self.shown.take(worker, output.step, output.head.inputs)
-            await trio.sleep(LOOK_S)
+            await watch.wait(FOLLOW_S)
 
     async def send(self, producer: str, words: Sequence[str]) -> Sent:
         begun = time.perf_counter()
@@ -162,14 +170,17 @@ class Cuts:
 
     def __init__(self) -> None:
         self.made: list[tuple[float, CutCommitted]] = []
-        self.resets: list[ResetReport] = []
+        self.resets: list[tuple[float, ResetReport]] = []
+        self.lost: list[float] = []
         self.changed = threading.Event()
 
     def __call__(self, event: RegionEvent) -> None:
         if isinstance(event, CutCommitted):
             self.made.append((time.perf_counter(), event))
         elif isinstance(event, ResetReport):
-            self.resets.append(event)
+            self.resets.append((time.perf_counter(), event))
+        elif isinstance(event, WorkerLost):
+            self.lost.append(time.perf_counter())
 
 
 def word(number: int) -> str:
@@ -227,17 +238,29 @@ async def recoveries(region: Region, keys: int, rounds: int) -> list[dict[str, A
         nursery.start_soon(paced, region, keys, RECOVERY_ROWS_PER_S, over.is_set)
         for number in range(rounds):
             cuts = len(region.cuts.made)
-            await region.until(lambda cuts=cuts: len(region.cuts.made) >= cuts + 2)
+            settled = time.perf_counter() + SETTLE_S
+            await region.until(
+                lambda cuts=cuts, settled=settled: (
+                    len(region.cuts.made) >= cuts + 2 and time.perf_counter() > settled
+                )
+            )
             resets = len(region.cuts.resets)
             os.kill(region.control.status().workers[number % WORKERS].pid, signal.SIGKILL)
             killed = time.perf_counter()
             await region.until(
                 lambda killed=killed: any(sent.time > killed for sent in reversed(region.shown.seen[-500:]))
             )
-            seconds = next(sent.seen for sent in region.shown.seen if sent.time > killed) - killed
+            shown = next(sent.seen for sent in region.shown.seen if sent.time > killed)
             await region.until(lambda resets=resets: len(region.cuts.resets) > resets)
-            reset = region.cuts.resets[-1]
-            found.append({"seconds": round(seconds, 3), "reset_s": round(reset.seconds, 3)})
+            running, reset = region.cuts.resets[-1]
+            noticed = next(when for when in region.cuts.lost if when > killed) - killed
+            phases = {"notice": noticed, **reset.phases_s, "first output": shown - running}
+            found.append(
+                {
+                    "seconds": round(shown - killed, 4),
+                    "phases_s": {name: round(value, 4) for name, value in phases.items()},
+                }
+            )
         over.set()
     await region.all_seen()
     return found
@@ -284,7 +307,9 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 @contextmanager
-def running(folder: Path, url: str, name: str, interval_s: float) -> Iterator[tuple[RegionControl, Cuts]]:
+def running(
+    folder: Path, url: str, name: str, interval_s: float, standby: int
+) -> Iterator[tuple[RegionControl, Cuts]]:
     graph = Graph(name)
     words = graph.source("words", InputSource("words", SCHEMA))
     words.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="step"))
@@ -298,6 +323,7 @@ def running(folder: Path, url: str, name: str, interval_s: float) -> Iterator[tu
         logs=folder / f"logs-{name}",
         scratch=folder / f"scratch-{name}",
         checkpoint_interval_s=interval_s,
+        standby=standby,
     )
     try:
         yield control, cuts
@@ -306,14 +332,14 @@ def running(folder: Path, url: str, name: str, interval_s: float) -> Iterator[tu
         control.wait(CAP_S)
 
 
-async def with_region(folder: Path, url: str, name: str, interval_s: float, work: Any) -> Any:
+async def with_region(folder: Path, url: str, name: str, interval_s: float, standby: int, work: Any) -> Any:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(url, client="benchmark"))
         producers = {
             one: await stack.enter_async_context(open_producer(store, name, "words", one, SCHEMA))
             for one in PRODUCERS
         }
-        control, cuts = stack.enter_context(running(folder, url, name, interval_s))
+        control, cuts = stack.enter_context(running(folder, url, name, interval_s, standby))
         region = Region(store, control, cuts, name)
         region.producers = producers
         await region.until(lambda: control.status().state is RegionState.RUNNING)
@@ -325,45 +351,48 @@ async def with_region(folder: Path, url: str, name: str, interval_s: float, work
         return found
 
 
-async def measure(folder: Path, url: str, keys: list[int], rounds: int, latency_s: float) -> dict[str, Any]:
-    figures: dict[str, Any] = {"recovery": {}}
-
-    async def quickness(region: Region) -> None:
+async def measure(folder: Path, url: str, options: argparse.Namespace) -> dict[str, Any]:
+    async def quickness(region: Region) -> dict[str, Any]:
         await preload(region, LATENCY_KEYS)
-        rate = await top_rate(region, min(latency_s, 10.0))
-        figures["latency"] = await latencies(region, latency_s, rate / 10)
-        figures["latency"]["top_rows_per_s"] = round(rate)
+        rate = await top_rate(region, min(options.seconds, 10.0))
+        return {**await latencies(region, options.seconds, rate / 10), "top_rows_per_s": round(rate)}
 
-    async def state(region: Region, number: int) -> None:
-        await preload(region, number)
-        figures["recovery"][str(number)] = await recoveries(region, number, rounds)
+    async def state(region: Region) -> dict[str, Any]:
+        await preload(region, options.keys)
+        return {"rounds": await recoveries(region, options.keys, options.rounds)}
 
-    async def large(region: Region) -> None:
-        await preload(region, max(keys))
-        figures["checkpoint"] = await checkpoints(region, max(keys), 10)
+    async def large(region: Region) -> dict[str, Any]:
+        await preload(region, options.keys)
+        return await checkpoints(region, options.keys, options.cuts)
 
-    if latency_s:
-        await with_region(folder, url, "quick", 1.0, quickness)
-    await with_region(folder, url, "large", 3_600.0, large)
-    for number in keys:
-        await with_region(folder, url, f"keys{number}", 1.0, lambda r, n=number: state(r, n))
-    return figures
+    work, interval_s = {
+        "latency": (quickness, 1.0),
+        "checkpoint": (large, 3_600.0),
+        "recovery": (state, 1.0),
+    }[options.part]
+    found: dict[str, Any] = await with_region(folder, url, options.part, interval_s, options.standby, work)
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 1_000_000])
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--latency-s", type=float, default=20.0)
-    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parts = parser.add_subparsers(dest="part", required=True)
+    latency = parts.add_parser("latency")
+    latency.add_argument("seconds", type=float)
+    for name, count in (("checkpoint", "cuts"), ("recovery", "rounds")):
+        part = parts.add_parser(name)
+        part.add_argument("keys", type=int)
+        part.add_argument(count, type=int)
+    for part in parts.choices.values():
+        part.add_argument("--standby", type=int, default=1, metavar="PROCESSES")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         servers = [stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(3)]
         url = url_of(servers)
         trio.run(init_store, url)
-        figures = trio.run(measure, folder, url, options.keys, options.rounds, options.latency_s)
-    print(json.dumps(figures, indent=None if options.json else 2))
+        figures = trio.run(measure, folder, url, options)
+    print(json.dumps(figures))
     return 0
 
 

@@ -4,72 +4,71 @@ Rules of this file: it runs the programs of this directory in turn and makes lin
 yardstick that cannot be had is a line that says why.
 """
 
-import json
-import os
 import statistics
-import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from flink_environment import flink_python
-from rows import ROOT, Effort, Row, run_json, say
+from rows import Effort, Row, run_json, say
 
 SMALL_KEYS, LARGE_KEYS = 10_000, 1_000_000
 DURABLE = "2 of 3 disks"
 SPARK_DURABLE = "one copy, local disk"
+CUTS = 10
+PART_S_MAX = 300.0
+"""What takes longer is not measured."""
 
 
 def measure_checkpoint(effort: Effort) -> list[Row]:
-    """All of it, once; the rounds are within."""
+    """All of it, once; the rounds are within. What is compared runs one after the other."""
     large = max(int(LARGE_KEYS * effort.checkpoint_scale), 20_000)
-    sizes = [SMALL_KEYS, large]
-    ours = run_json(
-        "benchmarks/checkpoint_region.py",
-        "--json",
-        "--keys",
-        *map(str, sizes),
-        "--rounds",
-        str(effort.recoveries),
-        "--latency-s",
-        str(effort.latency_s),
-    )
-    say(f"a region: {ours}")
-    spark = {keys: spark_figures("recovery", keys, effort.recoveries) for keys in sizes}
-    flink = {keys: flink_figures("recovery", keys, effort.recoveries) for keys in sizes}
-    rows = [checkpoint_row(ours["checkpoint"], flink_figures("checkpoint", large, 10))]
-    rows += [recovery_row(keys, ours["recovery"][str(keys)], spark[keys], flink[keys]) for keys in sizes]
-    rate = ours["latency"]["rows_per_s"]
-    return rows + latency_rows(ours["latency"], spark_figures("latency", rate, effort.latency_s))
+    rounds = effort.recoveries
+    ours = our_figures("latency", effort.latency_s)
+    rate = ours["rows_per_s"]
+    rows = latency_rows(ours, spark_figures("latency", rate, effort.latency_s))
+    cuts = our_figures("checkpoint", large, CUTS)
+    rows.insert(0, checkpoint_row(cuts, flink_figures("checkpoint", large, CUTS)))
+    for keys in (SMALL_KEYS, large):
+        found = our_figures("recovery", keys, rounds)["rounds"]
+        cold = our_figures("recovery", keys, rounds, "--standby", 0)["rounds"]
+        others = spark_figures("recovery", keys, rounds), flink_figures("recovery", keys, rounds)
+        rows += recovery_rows(keys, found, cold, *others)
+    return rows
+
+
+def our_figures(*arguments: Any) -> dict[str, Any]:
+    figures = run_json("benchmarks/checkpoint_region.py", *map(str, arguments), timeout_s=PART_S_MAX)
+    say(f"a region, {arguments}: {figures}")
+    return figures
 
 
 def spark_figures(*arguments: Any) -> dict[str, Any]:
     """What Spark's program says, or why it says nothing."""
-    try:
-        figures = run_json("benchmarks/checkpoint_spark.py", *map(str, arguments))
-    except RuntimeError as error:
-        figures = {"missing": str(error)}
-    say(f"Spark, {arguments}: {figures}")
-    return figures
+    return yardstick("Spark", "benchmarks/checkpoint_spark.py", sys.executable, *arguments)
 
 
 def flink_figures(*arguments: Any) -> dict[str, Any]:
     """What PyFlink's program says, or why it says nothing."""
     try:
         python = flink_python()
-        done = subprocess.run(
-            [python, "benchmarks/checkpoint_flink.py", *map(str, arguments)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    except RuntimeError as error:
+        return {"missing": str(error)}
+    return yardstick("PyFlink", "benchmarks/checkpoint_flink.py", python, *arguments)
+
+
+def yardstick(name: str, program: str, python: str | Path, *arguments: Any) -> dict[str, Any]:
+    try:
+        figures = run_json(
+            program,
+            *map(str, arguments),
+            python=python,
+            timeout_s=PART_S_MAX,
+            environment={"PYTHONPATH": str(Path(__file__).parent)},
         )
-        lines = done.stdout.strip().splitlines()
-        if done.returncode != 0 or not lines:
-            raise RuntimeError(f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-        figures: dict[str, Any] = json.loads(lines[-1])
     except RuntimeError as error:
         figures = {"missing": str(error)}
-    say(f"PyFlink, {arguments}: {figures}")
+    say(f"{name}, {arguments}: {figures}")
     return figures
 
 
@@ -80,14 +79,39 @@ def checkpoint_row(ours: dict[str, Any], flink: dict[str, Any]) -> Row:
     return Row(what, figure, beside("PyFlink", flink, "median_s", ours["median_s"]), "half of PyFlink's")
 
 
-def recovery_row(keys: int, ours: list[dict[str, Any]], spark: dict[str, Any], flink: dict[str, Any]) -> Row:
+def recovery_rows(
+    keys: int,
+    ours: list[dict[str, Any]],
+    cold: list[dict[str, Any]],
+    spark: dict[str, Any],
+    flink: dict[str, Any],
+) -> list[Row]:
+    """The whole, beside the others; where it goes; and what it is without a process that stands by."""
     median = statistics.median(one["seconds"] for one in ours)
     others = [with_median(figures) for figures in (spark, flink)]
     said = (
         beside(name, one, "median_s", median) for name, one in zip(("Spark", "PyFlink"), others, strict=True)
     )
     what = f"from the SIGKILL of a process with state to the next output, {keys:,} keys ({DURABLE})"
-    return Row(what, f"{median * 1000:,.0f} ms", "; ".join(said), "a third of the faster one's")
+    without = statistics.median(one["seconds"] for one in cold)
+    return [
+        Row(what, f"{median * 1000:,.0f} ms", "; ".join(said), "a third of the faster one's"),
+        Row(f"where that time goes, {keys:,} keys", phases_of(ours), "", ""),
+        Row(
+            f"the same when no process stands by, {keys:,} keys",
+            f"{without * 1000:,.0f} ms",
+            phases_of(cold),
+            "",
+        ),
+    ]
+
+
+def phases_of(rounds: list[dict[str, Any]]) -> str:
+    """The median of each phase, one after the other."""
+    medians = {
+        name: statistics.median(one["phases_s"][name] for one in rounds) for name in rounds[0]["phases_s"]
+    }
+    return ", ".join(f"{name} {seconds * 1000:,.0f}" for name, seconds in medians.items()) + " ms"
 
 
 def latency_rows(ours: dict[str, Any], spark: dict[str, Any]) -> list[Row]:

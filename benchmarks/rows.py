@@ -5,8 +5,11 @@ Rules of this file: no figure is taken here.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +44,34 @@ class Row:
     aim: str
 
 
-def run_json(*command: str | Path) -> dict[str, Any]:
-    """Run a benchmark of this directory and read the JSON of its last line. Its other words are passed on."""
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.strip().splitlines()
+def run_json(
+    *command: str | Path,
+    python: str | Path = sys.executable,
+    timeout_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run a benchmark of this directory and read the JSON of its last line. Its other words are passed on.
+
+    Raises RuntimeError when it gives no figures, or not in time; then what it started is ended with it.
+    """
+    with subprocess.Popen(
+        [python, *map(str, command)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RuntimeError(f"{command[0]} gave no figures in {timeout_s:.0f} s") from error
+            raise
+    lines = output.strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
-        raise RuntimeError(f"{command[0]} ended with {done.returncode} and no figures")
+        raise RuntimeError(f"{command[0]} ended with {process.returncode} and no figures")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
 
