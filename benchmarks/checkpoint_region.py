@@ -4,8 +4,8 @@
     benchmarks/checkpoint_region.py recovery KEYS ROUNDS
     benchmarks/checkpoint_region.py latency SECONDS
 
-A region of two worker processes over three servers; everything is on two disks before
-it counts. It counts keys; two producers write them into the store, and a reader follows the output log.
+A region of two worker processes over three servers; everything is on two disks before it counts. It counts
+keys; two producers write them into the store, and a reader follows the output log.
 
 checkpoint    with that number of keys, 1 % of them changed: from the request of a cut to its commit
 recovery      from the SIGKILL of a worker (alternately) until output is visible of input sent after it
@@ -160,9 +160,10 @@ class Region:
         await self.until(lambda: not self.shown.unseen)
 
     async def cut(self) -> CutCommitted:
-        """A cut now."""
-        await trio.to_thread.run_sync(self.control.checkpoint, WAIT_S_MAX)
-        return self.cuts.made[-1][1]
+        """A cut now, and what the region says of it."""
+        number = await trio.to_thread.run_sync(self.control.checkpoint, WAIT_S_MAX)
+        await self.until(lambda: self.cuts.made[-1][1].cut >= number)
+        return next(cut for _, cut in self.cuts.made if cut.cut == number)
 
 
 class Cuts:

@@ -125,6 +125,7 @@ def latency_rows(ours: dict[str, Any], spark: dict[str, Any]) -> list[Row]:
             if "missing" in spark
             else f"Spark's micro-batch: p50 {spark['p50_ms']:,.0f} ms, p99 {spark['p99_ms']:,.0f} ms,"
             f" {spark['p50_ms'] / found['p50_ms']:.1f} times at p50"
+            + (f"; {spark['late']} of {spark['batches']} not shown in time" if spark["late"] else "")
         )
         rows.append(Row(f"from input to visible output, by {kind}; {rate} ({DURABLE})", figure, other, aim))
     return rows
