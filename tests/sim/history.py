@@ -5,8 +5,12 @@ Rules of this file: it remembers, and tells the oracles (tests/sim/oracles), whi
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tests.sim.oracles.oracle import Bench, ViolationError
+
+if TYPE_CHECKING:
+    from tests.sim.oracles.accepted import Loss
 
 __all__ = ["History", "Line", "ViolationError"]
 
@@ -40,13 +44,15 @@ class History:
     the epoch, and with it the name, may come again."""
     sometimes: Counter[str] = field(default_factory=Counter)
     numbers: int = 0
+    loss: "Loss | None" = None
+    """More was lost than the store is made for, and a person is asked."""
 
     def line(self, directory: str) -> Line:
         return self.lines.setdefault(directory, Line())
 
     def wrote(self, directory: str, name: str, offset: int, data: bytes) -> None:
         """A writer handed this to its claim."""
-        if (directory, name) in self.forgotten:
+        if offset == 0 and (directory, name) in self.forgotten:
             self.forgotten.discard((directory, name))
             del self.segments[directory, name]
         content = self.segments.setdefault((directory, name), bytearray())
@@ -75,10 +81,22 @@ class History:
 
     def refuse(self, directory: str, why: str) -> None:
         """A take-over was refused for good, though no more is damaged than the promise allows."""
-        self.bench.refused(directory, why)
+        if self.loss is not None and directory in self.loss.broken:
+            self.sometimes["loss: a chain names bytes that are gone"] += 1
+        elif self.loss is not None and directory in self.loss.pending:
+            self.sometimes["loss: refused while the person is asked"] += 1  # stuck, if it goes on so
+        else:
+            self.bench.refused(directory, why)
+
+    def begins_anew(self, directory: str, found: list[int]) -> None:
+        """A take-over is done in a store that goes on by a person's word."""
+        if self.loss is not None:
+            self.loss.taken_over(self, directory, found)
 
     def showed(self, directory: str, found: list[int]) -> None:
         """A reader was shown this."""
+        if self.loss is not None and directory in self.loss.pending:
+            return
         self.bench.showed(self, directory, found)
         line = self.line(directory)
         if len(found) > len(line.shown):

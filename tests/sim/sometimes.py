@@ -101,6 +101,8 @@ ROOMS: Final = (
     Room("visitor", ("appended by version 1",)),
     Room("writer", ("fenced before start", "fenced after start", "rolled", "NotEnoughAnswersError")),
     Room("reader", ("looked",)),
+    Room("operator is done", ("replace", "add", "repair", "recover")),
+    Room("operator", ("refused without --accept-loss",)),
     Room(
         "coordinator",
         _steps(PHASES),

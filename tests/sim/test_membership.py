@@ -16,7 +16,9 @@ from tests.sim.engine.guest import Guest, scheduled_by
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import World
+from tests.sim.history import History
 from tests.sim.membership.kind import has_operator
+from tests.sim.oracles.accepted import Loss
 from tests.sim.oracles.members import check_records
 from tests.sim.oracles.oracle import ViolationError
 from tests.sim.run import run_seed
@@ -24,7 +26,11 @@ from tests.sim.store.server import Machine
 
 SEEDS = [seed for seed in range(1, 1000) if has_operator(Chance(seed))][:12]
 
-FOUND_SOON = {"old_set_alone_acknowledges": 20}
+FOUND_SOON = {
+    "old_set_alone_acknowledges": 20,
+    "records_are_not_decided": 12,
+    "repair_reads_nothing": 25,
+}
 """With how many runs with an operator they may take. The others are hunted by hand, or shown by stories."""
 
 
@@ -111,6 +117,22 @@ def test_two_records_of_one_generation_are_noticed(world: World) -> None:
     other.records.append(StoreRecord(b"s" * 16, 2, 1, members[:1]))
     with pytest.raises(ViolationError, match="P-4: s1 kept another record of generation 2"):
         check_records([one, other])
+
+
+def test_after_an_accepted_loss_all_that_the_survivors_held_is_found_and_no_more_is_asked_for() -> None:
+    # EVIDENCE-OF: P-5
+    history = History(loss=Loss({"d"}, {"d": [1, 2]}))
+    line = history.line("d")
+    line.appended.update(dict.fromkeys(range(1, 6), 1))
+    line.acknowledged, line.shown = [1, 2, 3], [1, 2, 3]
+    assert history.loss is not None
+    with pytest.raises(ViolationError, match="O1: of d 2 records were left, not all are found"):
+        history.begins_anew("d", [1])
+    history.loss.pending.add("d")
+    history.begins_anew("d", [1, 2, 4])
+    assert (line.acknowledged, line.shown) == ([1, 2], [1, 2])
+    history.begins_anew("d", [1])
+    assert line.acknowledged == [1, 2], "from then on it is a directory as any other"
 
 
 # EVIDENCE-OF: P-4, P-5, P-10

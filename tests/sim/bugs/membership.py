@@ -1,5 +1,6 @@
 """Stores that change: who counts, from when on, and what a copy is worth. Found in runs with an operator."""
 
+from collections.abc import Callable
 from typing import Any
 
 from dos_client.core import membership, mending
@@ -14,7 +15,18 @@ from dos_protocol.store_record import StoreRecord
 from dos_server import side_files
 from dos_server.core.greetings import Greetings
 from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.engine.chance import Chance
 from tests.sim.membership.kind import has_operator
+from tests.sim.nemesis import plan
+
+
+def _has(kind: str) -> Callable[[Chance], bool]:
+    """Runs with an operator in which that happens."""
+
+    def has(chance: Chance) -> bool:
+        return has_operator(chance) and any(fault.kind == kind for fault in plan(Chance(chance.seed)))
+
+    return has
 
 
 @bug("R15, decision 0010: fill_first", where=has_operator)
@@ -66,7 +78,7 @@ def one_member_confirms_a_record() -> list[Patch]:
     return [(membership, "confirmations_needed", lambda n, qa: 1)]
 
 
-@bug("decision 0010: two replacements at once", where=has_operator)
+@bug("decision 0010: two replacements at once", where=_has("two_replacements"))
 def records_are_not_decided() -> list[Patch]:
     async def decide(self: RecordLog, record: StoreRecord) -> None:
         self.last = record

@@ -97,6 +97,13 @@ class SimDisk(MemoryDisk):
             node.seen = bytearray(node.stable)
             node.unsynced.clear()
 
+    def forget_cache(self, path: str) -> None:
+        """The kernel needs the memory: what it had cached of a file is read from the platters from now on.
+        Not where something is still to be written."""
+        node = self._find(path, durable=True)
+        if node is not None and not node.unsynced and len(node.seen) == len(node.stable):
+            node.seen = bytearray(node.stable)
+
     def _find(self, path: str, *, durable: bool) -> _Node | None:
         node: _Node | _Folder | None = self.root
         for part in path.split("/"):
@@ -116,6 +123,15 @@ class SimDisk(MemoryDisk):
         """A whole file as the platters have it; None when no durable name leads there."""
         node = self._find(path, durable=True)
         return None if node is None else bytes(node.stable)
+
+    def readable(self, path: str) -> bytes | None:
+        """What the platters have of a file below the first sector that cannot be read; None when no durable
+        name leads there."""
+        node = self._find(path, durable=True)
+        if node is None:
+            return None
+        bad = [sector * SECTOR for one, sector in self.unreadable if one is node]
+        return bytes(node.stable[: min(bad, default=len(node.stable))])
 
     def content(self, path: str) -> bytes | None:
         """A whole file as programs see it; None when there is none."""

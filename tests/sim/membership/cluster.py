@@ -16,14 +16,18 @@ from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, claims_needed
 from tests.sim.engine.guest import scheduled_by
 from tests.sim.engine.trace import Trace
-from tests.sim.membership.jobs import Job, Operator
+from tests.sim.membership.jobs import Job, Operator, UnmendableError
+from tests.sim.oracles.accepted import Loss
 from tests.sim.oracles.members import check_copies, check_records
 from tests.sim.oracles.mended import check_mended
+from tests.sim.oracles.oracle import ViolationError
 from tests.sim.run import Cluster
 from tests.sim.store.server import Machine
 from tests.sim.store.shells import ShellReader, ShellWriter
 
 SPARES = 3
+UNMENDABLE_TIMES = 3
+"""So often a repair says that it can do nothing before a person believes it."""
 PERSON_S = 0.4
 """How often the person looks, about."""
 
@@ -158,6 +162,57 @@ class MembershipCluster(Cluster):
         machine.kill()
         machine.lose_disk(fresh_id)
 
+    def lose_too_many(self, rng: Random) -> None:
+        """Of the members so many lose their disks that bytes may be gone that were acknowledged; and a person
+        goes on with the others. Before that, these may be behind for a while, and writers may go with the
+        disks: who lives has in memory what he was told of last. Not with visitors about: their directory
+        is claimed as all others (decision 0013), and is theirs no more."""
+        members = self._sound_members()
+        if len(members) <= self.record.ack_quorum or self.crowd is not None:
+            return  # nobody would be left
+        going = sorted(rng.sample(members, len(members)), key=lambda one: not one.damaged)
+        going, others = going[: self.record.ack_quorum], going[self.record.ack_quorum :]
+        paths = [(writer.name, other.name) for writer in self.writers for other in others]
+        for path in paths:
+            self.network.block(path)
+
+        writers_die = rng.random() < 0.7
+
+        def lose() -> None:
+            sound = self._sound_members() == members and not any(one.damaged for one in others)
+            for writer in self.writers if sound and writers_die else ():
+                self.network.process_died(writer, power=True)
+                writer.kill()
+            for path in paths:
+                self.network.unblock(path)
+            if not sound:
+                return
+            self.history.loss = Loss(set(self.directories))
+            for machine in going:
+                self.lost[machine] = machine.identity
+                machine.kill()
+                machine.lose_disk(rng.randbytes(16))
+                machine.start()
+            self.begin(Job("recover", new=self.spares[0] if self.spares and rng.random() < 0.7 else None))
+
+        self.world.after(rng.choice([0.0, 0.5, 1.5]), self.unless_healed(lose))
+
+    def _sound_members(self) -> list[Machine]:
+        """The members, when nobody changes them and none is lost; else none."""
+        if self.busy() or self.lost or self.history.loss is not None or self.in_force() != [self.record]:
+            return []
+        members = [one for one in self.machines if self.record.member(one.identity) is not None]
+        whole = len(members) == len(self.record.members) == len(self.record.voters)
+        return members if whole and len(self.history.starts) >= len(self.directories) else []
+
+    def _told_of_loss(self) -> None:
+        """Without the word nothing is done, and the person is told what is left."""
+        loss = self.history.loss
+        if loss is None or loss.bytes:
+            return
+        loss.note(self.history, [one for one in self.machines if self.is_member(one)])
+        self.directories = [one for one in self.directories if one not in loss.broken]  # to write to
+
     # The person
 
     def begin(self, job: Job) -> None:
@@ -242,6 +297,8 @@ class MembershipCluster(Cluster):
                 half_done = self.replacement(self._person)
             job = half_done
             if job is None:
+                for path in self.victim.damaged:  # such a repair is not made in the hour of the fault
+                    self.victim.disk.forget_cache(path)
                 job = self.closing = Job("repair")
             self.begin(job)
         self.world.after(PERSON_S * (0.5 + self._person.random()), self._look_after)
@@ -262,6 +319,12 @@ class MembershipCluster(Cluster):
             self.note(operator.name, f"{type(error).__name__}: {error}")
             self.history.sometimes[f"operator: {type(error).__name__}"] += 1
             word = job.word
+            if isinstance(error, UnmendableError) and self.healed:
+                self._give_up_copies(job)
+            if job.what == "recover" and self._answered(job, error):
+                return
+            if job.what == "add" and self.healed and "has damaged objects" in str(error):
+                self._give_up_copies(job)
             if "without --other-is-gone" in error.remedy:
                 job.word = False
             elif "with --other-is-gone" in error.remedy and self._is_lost(job.old):
@@ -271,11 +334,35 @@ class MembershipCluster(Cluster):
             if not job.alone or (self.healed and isinstance(error, ReplacementError)):
                 job.given_up = True  # the person looks at what there is now
             return
+        if job.what == "recover" and not job.word:
+            raise ViolationError("P-5", "a loss was accepted without a person's word")
         self.note(operator.name, f"is done: {job}")
         self.history.sometimes[f"operator is done: {job.what}"] += 1
         if not job.done:
             job.done = True
             self._changed_to(job)
+
+    def _give_up_copies(self, job: Job) -> None:
+        """All are there, and yet a copy cannot be mended: what only it had is given up, by a word."""
+        job.unmendable += 1
+        if job.unmendable % UNMENDABLE_TIMES or self.lost:
+            return
+        if job is self.closing:
+            job.given_up, self.closing = True, None
+        self.begin(Job("recover"))
+
+    def _answered(self, job: Job, error: DosError) -> bool:
+        """What a person makes of a refused `recover`; whether that is all."""
+        if "say the same with --accept-loss" in error.remedy:
+            self.history.sometimes["operator: refused without --accept-loss"] += 1
+            self._told_of_loss()
+            job.word = True
+            return True
+        if isinstance(error, ReplacementError) and "nothing to recover" in str(error):
+            job.done, job.record = True, self.in_force()[-1]  # an earlier run had come to its end
+            self._changed_to(job)
+            return True
+        return False
 
     def _is_lost(self, named: str) -> bool:
         """Whether the person knows that this member's disk is gone."""
@@ -286,6 +373,8 @@ class MembershipCluster(Cluster):
         assert record is not None
         if record.generation > self.record.generation:
             self.record = record
+        if job.what == "recover" and self.history.loss is not None:
+            self.history.loss.clamp(self.history)
         check_records(self.machines)
         check_copies(self, record)
         if job is self.closing:

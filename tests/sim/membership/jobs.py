@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from dos_client import RepairReport, add_member, open_store, recover_store, repair_store, replace_member
+from dos_client.core.comparing import Verdict
 from dos_protocol.errors import DosError
 from dos_protocol.store_record import StoreRecord
 from tests.sim.engine.network import Network
@@ -33,6 +34,8 @@ class Job:
     done: bool = False
     given_up: bool = False
     tries: int = 0
+    unmendable: int = 0
+    """How often it said that a copy is damaged, and stays so."""
     last_error: str = ""
     record: StoreRecord | None = None
     operators: "list[Operator]" = field(default_factory=list)
@@ -61,10 +64,17 @@ async def _recover(job: Job, url: str) -> StoreRecord:
     return (await recover_store(url, accept_loss=job.word, new=new)).record
 
 
+class UnmendableError(DosError):
+    """Copies are damaged, and the members, all there, have nothing that may take their place."""
+
+
 async def _repair(job: Job, url: str) -> StoreRecord:
     """Not done as long as a copy could not be looked at, or is as wrong as before."""
     async with open_store(url) as store:
         report = await repair_store(store, read=True)
+        given_up = [one for one in report.repairs if one.verdict is Verdict.DAMAGED and not one.mendable]
+        if given_up and not report.away:
+            raise UnmendableError("; ".join(f"{one.name} on {one.address}: {one.reason}" for one in given_up))
         if not _all_well(report):
             raise DosError(f"{len(report.repairs)} copies to mend, away: {sorted(report.away)}")
         return store.record

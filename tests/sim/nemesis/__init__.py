@@ -75,9 +75,15 @@ OF_OPERATORS: Final[dict[str, Kind]] = {
     "second_operator": membership.second_operator,
 }
 """Kinds that only runs with an operator have."""
+ACTS: Final[dict[str, Kind]] = {
+    "two_replacements": membership.two_replacements,
+    "damaged_ahead": membership.damaged_ahead,
+}
+"""Kinds that come there once a run, in some runs, by a stream of their own."""
+_ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2}
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
 """Other kinds that they have. Plays know no change of members."""
-ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **REGION_ACTS, **OF_OPERATORS}
+ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **REGION_ACTS, **OF_OPERATORS, **ACTS}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
 
@@ -114,8 +120,10 @@ def plan(chance: Chance) -> list[Fault]:
 
 
 def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
+    if has_operator(chance):
+        return _acts(chance, seconds, first)
     rng = chance.stream("rare faults")
-    if rng.random() >= _RARE_SHARE or has_operator(chance):
+    if rng.random() >= _RARE_SHARE:
         return []
     kind, moments = (
         rng.choice(list(RARE)),
@@ -124,6 +132,15 @@ def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
     return [
         Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
         for number, at in enumerate(moments, first)
+    ]
+
+
+def _acts(chance: Chance, seconds: float, first: int) -> list[Fault]:
+    rng = chance.stream("acts of people")
+    chosen = [(rng.uniform(1.0, seconds / 2), kind) for kind in ACTS if rng.random() < _ACTS_SHARE[kind]]
+    return [
+        Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
+        for number, (at, kind) in enumerate(chosen, first)
     ]
 
 

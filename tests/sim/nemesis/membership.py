@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tests.sim.membership.jobs import Job
 from tests.sim.nemesis.fault import Fault
+from tests.sim.nemesis.machines import down_for
+from tests.sim.nemesis.rot import objects_of, rot
 
 if TYPE_CHECKING:
     from tests.sim.membership.cluster import MembershipCluster
@@ -70,3 +72,54 @@ def second_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     else:
         old = rng.choice(town.record.members).address
         town.begin(Job("replace", old, town.spares[0], alone=False))
+
+
+def two_replacements(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """Two people, who know nothing of each other, replace the same member at the same moment, each by a
+    server of their own."""
+    town = _of(cluster)
+    if town.busy() or len(town.spares) < 2:
+        return
+    job = town.replacement(rng)
+    if job is None or job.word or job.new not in town.spares:
+        return
+    town.begin(job)
+    other = Job("replace", job.old, town.spares[0], alone=False)
+    cluster.world.after(rng.choice([0.0, 0.001, 0.01, 0.05]) * rng.random(), lambda: town.begin(other))
+
+
+def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """What a writer sent last reached one member alone; the writer dies, and a sector of that copy goes bad.
+    No other member can give it back, and its server takes no copy that is shorter: a person gives it up."""
+    directory, machine = rng.choice(cluster.directories or [""]), cluster.victim
+    writers = [one for one in cluster.living_writers() if one.directory == directory]
+    if not cluster.may_fail(machine) or not machine.up:
+        return
+    others = [one.name for one in cluster.machines if one is not machine]
+    paths = [(writer.name, other) for writer in writers for other in others]
+    for path in paths:
+        cluster.network.block(path)
+    for writer in writers:
+        writer.hurries_until = cluster.world.now + 1.0
+
+    def strike() -> None:
+        for writer in writers:
+            cluster.network.process_died(writer, power=True)
+            writer.kill()
+        for path in paths:
+            cluster.network.unblock(path)
+        if cluster.may_fail(machine) and not machine.without_power:
+            machine.kill()
+            machine.disk.write_back()
+            found = objects_of(machine, directory)
+            if found:
+                rot(cluster, found[-1], rng, 0)
+            down_for(cluster, machine, fault.seconds)
+
+    cluster.world.after(0.3 + fault.seconds, cluster.unless_healed(strike))
+
+
+def lose_too_many(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """As many disks are lost as acknowledge. A person goes on with what is left, by a word. In no plan yet:
+    what it found is open (docs/simulation.md)."""
+    _of(cluster).lose_too_many(rng)

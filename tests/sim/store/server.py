@@ -315,6 +315,8 @@ class Machine:
     def mended(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
         self.told[directory, name] = size
+        if directory == LOOSE:
+            self.loose[name].cut_to(size)
         if self.damaged.pop(f"d/{directory}/{name}", None) is not None:
             self.copies_mended += 1
 

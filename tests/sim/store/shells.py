@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from dos_client import Store, open_store
+from dos_client.core.recovery import era
 from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
@@ -164,6 +165,8 @@ class ShellWriter(Client):
         writer = await ChainWriter.open(
             claim, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
         )
+        if era(claim.store.record.generation):
+            self.history.begins_anew(self.directory, found)
         self.history.took_over(self.directory, epoch, found)
         self.running = True
         self._note(f"runs at epoch {epoch} behind {len(found)} records, generation {generation}")

@@ -57,6 +57,11 @@ class LooseFile:
         self.synced = max(self.synced, synced)
         self.machine.told[LOOSE, self.name] = self.synced
 
+    def cut_to(self, size: int) -> None:
+        """It was damaged, and a person had it cut to what is good."""
+        del self.content[size:]
+        self.synced = size
+
     def shown(self, offset: int, data: bytes) -> None:
         """The server answers a `g`."""
         if self.content[offset : offset + len(data)] != data:
