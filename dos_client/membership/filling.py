@@ -24,7 +24,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import climb
 from dos_client.core.record_log import longest
 from dos_client.core.window import Chunk, append_head
-from dos_client.errors import ReplacementError
+from dos_client.errors import QuorumUnavailableError, ReplacementError
 from dos_client.limits import (
     catch_up_chunk_bytes,
     fill_directories_max,
@@ -155,19 +155,14 @@ class Filling:
                     continue
                 await self._fill(wanted, missing, live)
                 attempt = 0
-            except NotFoundError as error:
+            except (NotFoundError, BrokenConnectionError, FencedError) as error:
                 log.info("filling %s: %s; looking again at what there is", name, error)
-                attempt += 1
-                await trio.sleep(backoff_s(attempt, chance.jitter()))
-                again = await self._look_at_peace(name)
-                self._wanted[self._wanted.index(wanted)] = wanted = again
-                last = (-1, trio.current_time())
-            except (BrokenConnectionError, FencedError) as error:
-                log.info("filling %s: %s", name, error)
                 await self._still_itself()
                 attempt += 1
-                last = (wanted.done, trio.current_time())
                 await trio.sleep(backoff_s(attempt, chance.jitter()))
+                again = await self._look_again(wanted)  # who was read may be gone, and another one has it
+                self._wanted[self._wanted.index(wanted)] = wanted = again
+                last = (-1, trio.current_time())
         self._finished += 1
         self._count()
 
@@ -180,6 +175,14 @@ class Filling:
                 log.info("filling %s: %s; looking again at what there is", name, error)
                 await trio.sleep(backoff_s(attempt, chance.jitter()))
         return await self._look(name)
+
+    async def _look_again(self, wanted: Wanted) -> Wanted:
+        """What F members hold now; while fewer answer, what was known before."""
+        try:
+            return await self._look_at_peace(wanted.directory)
+        except QuorumUnavailableError as error:
+            log.info("filling %s: %s; waiting for them", wanted.directory, error)
+            return wanted
 
     def _still_ours(self) -> None:
         self._check()

@@ -150,6 +150,34 @@ async def test_a_new_server_that_loses_its_disk_while_it_is_filled_is_not_waited
     assert await content_of(four[3], "idle", "o0") == bytes(range(256)) * 6_000
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+async def test_a_member_that_loses_its_disk_while_it_is_copied_from_holds_nothing_up(
+    four: Threads, lost: int
+) -> None:
+    """Two members hold it whole, and either may be the one that is read: the other one is read then."""
+    # EVIDENCE-OF: P-10
+    url, data = url_of(four[:3]), bytes(range(256)) * 6_000
+    await init_store(url)
+    await off(four[1])
+    await write_idle(url, "idle", 1, data)
+    four[1].restart()
+    wiped = False
+
+    def tell(progress: ReplaceProgress) -> None:
+        nonlocal wiped
+        if progress.phase == "filling" and progress.bytes_done > 0 and not wiped:
+            wiped = True
+            four[lost].kill()
+            shutil.rmtree(four[lost].data)
+            four[lost].restart()
+
+    with trio.fail_after(PATIENCE_S):
+        record = await replace_member(url, old=four[2].location, new=four[3].location, progress=tell)
+    assert wiped
+    assert four[3].server_id in [one.server_id.hex() for one in record.members]
+    assert await content_of(four[3], "idle", "o0") == data
+
+
 async def test_what_only_the_lost_and_one_other_held_survives_the_loss_of_that_other(four: Threads) -> None:
     # EVIDENCE-OF: P-5
     url = url_of(four[:3])

@@ -143,4 +143,11 @@ REGRESSIONS: Final = (
         "a replacement whose new server had lost its disk once more waited for it for ever",
         "tests/dos_client/test_replacing.py",
     ),
+    Regression(
+        14378,
+        "2026-11-22",
+        "a72a537",
+        "a replacement went on asking a member for copies whose disk was lost while it was read",
+        "tests/dos_client/test_replacing.py",
+    ),
 )
