@@ -77,7 +77,7 @@ async def recover_store(
         await force(record, seen, token=token, client=client)
         override = entry(ACCEPT_LOSS, record, now)
     async with open_store(parsed, token=token, client=client) as store:
-        begun = override or await unfinished(store)
+        begun = override or await unfinished(store, accept_loss=accept_loss)
         if begun is None:
             return await _accept_damage(store, now, tell, accept_loss=accept_loss)
         if begun.what != ACCEPT_LOSS:

@@ -22,7 +22,7 @@ from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, Override, i
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.core.record_log import DIRECTORY
 from dos_client.core.recovery import Standing, era, standing
-from dos_client.errors import ReplacementError, StoreNotReadyError
+from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError, StoreNotReadyError
 from dos_client.limits import fill_directories_max, install_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.record_log import read_overrides
@@ -30,7 +30,7 @@ from dos_client.mending.repairing import bring
 from dos_client.mending.walking import Walk, open_walk
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import Survey, find_membership, hand_over
-from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
+from dos_protocol.errors import CorruptDataError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import epoch_jump_max, u64_max
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord
@@ -300,11 +300,24 @@ async def _good_part(walk: Walk, server_id: bytes, name: str) -> Copy:
     return Copy(0, 0)
 
 
-async def unfinished(store: Store) -> Override | None:
-    """What was forced on this store and not brought to its end, if anything."""
+async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | None:
+    """What was forced on this store and not brought to its end, if anything.
+
+    Raises LossError without `accept_loss` when the log that would say so is damaged, and no member is there
+    that could mend it. With the word, whatever was forced is brought to its end as a recovery."""
     if era(store.record.generation) == 0:
         return None
-    entries = await read_overrides(store)
+    try:
+        entries = await read_overrides(store)
+    except (CorruptError, CorruptDataError, QuorumUnavailableError) as error:
+        if not accept_loss:
+            raise LossError(
+                "the log of what people forced on this store cannot be read",
+                [str(error.args[0])],
+                remedy="start the missing members and run `dos store repair`; or, giving up what is damaged,"
+                " dos store recover URL --accept-loss",
+            ) from error
+        return Override(ACCEPT_LOSS, "", "", store.record.generation, 0)
     last = max(entries, key=lambda one: one.generation, default=None)
     if last is None or era(last.generation) < era(store.record.generation):
         being_added = filled_member(store.record) is not None

@@ -15,7 +15,8 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE
+from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, PREFIX
+from dos_client.core.record_log import DIRECTORY
 from dos_client.core.recovery import era
 from dos_client.membership.record_log import read_overrides
 from dos_client.membership.recovering import recover_store
@@ -216,6 +217,35 @@ async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str
         assert (await read_overrides(store))[-1].finished
         assert (await store.look("idle")).epoch_seen > 1 << 20
         assert not (await verify_store(store)).findings
+
+
+async def test_a_recovery_whose_own_log_is_damaged_goes_on_by_word(five: Threads) -> None:
+    """It was interrupted, and what it had noted of itself can be read by nobody: it would wait for ever."""
+    # EVIDENCE-OF: P-10
+    last, new = five[0], five[3]
+    url = url_of(five[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 3, CONTENT)
+    await has(last, "idle", "o0", CONTENT)
+    await off(*five[1:3])
+    with trio.CancelScope() as scope:
+        await recover_store(
+            url,
+            accept_loss=True,
+            new=[new.location],
+            progress=lambda now: scope.cancel() if now.phase == "filling" else None,
+        )
+    (log,) = (last.data / "d" / DIRECTORY).glob(f"{PREFIX}*")
+    await damage(last, DIRECTORY, log.name, at=100)
+    with pytest.raises(LossError, match="the log of what people forced on this store cannot be read"):
+        await recover_store(last.url, new=[new.location])
+    done = await recover_store(last.url, accept_loss=True, new=[new.location])
+    assert [m.address for m in done.record.voters] == [last.location, new.location]
+    assert any(log.name in line and "was damaged, now 0 bytes" in line for line in done.details)
+    async with open_store(url_of([last, new])) as store:
+        assert (await read_overrides(store))[-1].finished
+        findings = (await verify_store(store)).findings
+        assert [(one.name, one.expected_size) for one in findings] in ([], [(log.name, 0)])
 
 
 async def test_a_survivor_that_goes_away_while_it_is_fenced_off_is_told_as_such(five: Threads) -> None:
