@@ -1,4 +1,5 @@
-"""The journal commands of `dos`: dump, grep, verify and status; replay, files and cat are in `files/cli.py`.
+"""The journal commands of `dos`: dump, grep, verify, follow and status; replay, files and cat are in
+`files/cli.py`.
 
 Rules of this file: arguments and exit codes. The work is in `inspecting.py`, `dump.py` and `verify.py`; what
 all commands have in common in `cli_support.py`.
@@ -34,6 +35,7 @@ from journal.core.inspection import Located
 from journal.core.rendering import fault_text
 from journal.dump import Search, dumper
 from journal.files.cli import add_commands
+from journal.follow import follow_chain, follow_file
 from journal.inspecting import Consumer, Outcome, inspect_file, inspect_url, is_url
 from journal.ops import Op
 from journal.status import as_json as status_json
@@ -143,6 +145,45 @@ def verify(target: Target, as_json: AsJson = False, token_file: TokenFile = None
         sys.stdout.flush()
         if outcome.fault is not None:
             raise typer.Exit(FAULT)
+
+
+@app.command()
+def follow(
+    target: Target,
+    begin: Annotated[
+        int | None,
+        typer.Option("--from", min=0, help="Logical offset to begin at, 0 for all. Default: the end."),
+    ] = None,
+    full: Full = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Print records as they come, of a journal file or of a chain that is never rolled back (an input, an
+    output, files, a manifest), until interrupted. Of a chain only what is committed is shown.
+
+    Examples:
+
+        dos journal follow dos://h1,h2,h3/wordcount.coord/manifest
+
+        dos journal follow --from 0 --json my_app-worker3.journal | jq .offset
+
+    Exit codes: 130 interrupted, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be
+    reached.
+    """
+    render = _render(as_json=as_json, full=full)
+
+    def show(located: Located) -> None:
+        sys.stdout.write(render(located) + "\n")
+        sys.stdout.flush()
+
+    with quiet_when_the_pipe_closes(), refusing():
+        try:
+            if is_url(target):
+                trio.run(follow_chain, target, token_of(token_file), begin, show)
+            else:
+                trio.run(follow_file, journal_file(target), begin, show)
+        except (CorruptDataError, LostBytesError) as error:
+            refuse(str(error), FAULT)
 
 
 @app.command()
