@@ -38,7 +38,14 @@ from dos_client.sessions.discovery import probe
 from dos_client.sessions.looking import DirectoryView
 from dos_client.writing.catch_up import fold_at
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, NotFoundError, RefusedError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    DosError,
+    FencedError,
+    NotFoundError,
+    RefusedError,
+    WrongStoreError,
+)
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, Watermark
@@ -155,7 +162,7 @@ class Filling:
                     continue
                 await self._fill(wanted, missing, live)
                 attempt = 0
-            except (NotFoundError, BrokenConnectionError, FencedError) as error:
+            except (NotFoundError, BrokenConnectionError, FencedError, WrongStoreError) as error:
                 log.info("filling %s: %s; looking again at what there is", name, error)
                 await self._still_itself()
                 attempt += 1
