@@ -55,6 +55,7 @@ state.backend.type: rocksdb
 execution.checkpointing.incremental: true
 execution.checkpointing.interval: {interval}
 execution.checkpointing.dir: {folder}/checkpoints
+io.tmp.dirs: {tmp}
 restart-strategy.type: fixed-delay
 restart-strategy.fixed-delay.attempts: 1000
 restart-strategy.fixed-delay.delay: 50 ms
@@ -74,12 +75,14 @@ def free_port() -> int:
         return port
 
 
-def java_options(home: Path) -> str:
-    """What Flink's own configuration tells Java to open; without it nothing of Flink starts on Java 17."""
+def java_options(home: Path, tmp: Path) -> str:
+    """What Flink's own configuration tells Java to open, without which nothing of Flink starts on Java 17;
+    and where temporary files go: what is killed leaves them behind.
+    """
     option = re.search(r"^      all: (--add.*)$", (home / "conf" / "config.yaml").read_text(), re.M)
     if option is None:
         raise RuntimeError(f"{home}/conf/config.yaml has no env.java.opts.all")
-    return f"env.java.opts.all: {option[1]}\n"
+    return f"env.java.opts.all: {option[1]} -Djava.io.tmpdir={tmp}\n"
 
 
 class Cluster:
@@ -93,10 +96,12 @@ class Cluster:
         self.rest = free_port()
         conf = folder / "conf"
         conf.mkdir()
+        tmp = folder / "tmp"
+        tmp.mkdir()
         self.config = CONFIG.format(
-            rpc=free_port(), rest=self.rest, interval=interval, folder=folder.as_uri()
+            rpc=free_port(), rest=self.rest, interval=interval, folder=folder.as_uri(), tmp=tmp
         )
-        (conf / "config.yaml").write_text(self.config + java_options(self.home))
+        (conf / "config.yaml").write_text(self.config + java_options(self.home, tmp))
         for name in ("log4j-console.properties", "logback-console.xml"):
             (conf / name).write_bytes((self.home / "conf" / name).read_bytes())
         self.environment = {

@@ -1,11 +1,12 @@
-"""The journal commands of `dos`: dump, grep, verify, follow and status; replay, files and cat are in
-`files/cli.py`.
+"""The journal commands of `dos`: dump, grep, verify, follow, timeline and status; replay, files and cat are
+in `files/cli.py`.
 
 Rules of this file: arguments and exit codes. The work is in `inspecting.py`, `dump.py` and `verify.py`; what
 all commands have in common in `cli_support.py`.
 """
 
 import functools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from journal.core import rendering
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Located
 from journal.core.rendering import fault_text
+from journal.core.timeline import Timeline
 from journal.dump import Search, dumper
 from journal.files.cli import add_commands
 from journal.follow import follow_chain, follow_file
@@ -40,6 +42,9 @@ from journal.inspecting import Consumer, Outcome, inspect_file, inspect_url, is_
 from journal.ops import Op
 from journal.status import as_json as status_json
 from journal.status import chain_status
+from journal.timeline import as_json as timeline_json
+from journal.timeline import as_text as timeline_text
+from journal.timeline import timeline_of
 from journal.verify import accept, verdict_json, verdict_text
 
 Full = Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")]
@@ -187,6 +192,41 @@ def follow(
 
 
 @app.command()
+def timeline(
+    target: Target,
+    lines: Annotated[int, typer.Option(min=1, help="At most so many lines, each of the same length.")] = 24,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """A chart of what was appended when: bytes, records, and the segments, cuts, steps and snapshots among
+    them.
+
+    Time is what records hold of it (marks, steps, outputs, inputs); a journal that holds none is divided by
+    offset.
+
+    Examples:
+
+        dos journal timeline dos://h1,h2,h3/wordcount.w0000/steps
+
+        dos journal timeline --lines 60 --json dos://h1,h2,h3/ledger/files
+
+    Exit codes: 0 done, 1 a fault was found (what is good before it is shown), 2 usage or no such journal, 3
+    the store cannot be reached.
+    """
+    found = Timeline()
+    with quiet_when_the_pipe_closes():
+        outcome = _inspect(target, timeline_of(found), token_file)
+        columns = shutil.get_terminal_size((110, 24)).columns
+        text = (
+            timeline_json(found, lines=lines)
+            if as_json
+            else timeline_text(found, lines=lines, columns=columns)
+        )
+        sys.stdout.write(text + "\n")
+        _say_fault(outcome)
+
+
+@app.command()
 def status(
     url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
     as_json: AsJson = False,
@@ -231,9 +271,15 @@ def _operation(name: str | None) -> Op | None:
 def _show(target: str, consume: Consumer, token_file: Path | None) -> None:
     """Have the records shown, and say what is wrong with them."""
     outcome = _inspect(target, consume, token_file, quiet=sys.stdout.isatty())
-    sys.stdout.flush()
     if not outcome.committed_only:
+        sys.stdout.flush()
         sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
+    _say_fault(outcome)
+
+
+def _say_fault(outcome: Outcome) -> None:
+    """If there is one; that ends the command."""
+    sys.stdout.flush()
     if outcome.fault is not None:
         sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
         raise typer.Exit(FAULT)

@@ -74,6 +74,9 @@ file_marks_every_s: Final = 1.0
 status_read_bytes_max: Final = 8 * MIB
 """`dos journal status` reads so much of a chain to see how quickly it comes."""
 
+timeline_stretches_max: Final = 4096
+"""`dos journal timeline` counts in so many stretches before it puts neighbours together."""
+
 follow_poll_s: Final = 0.25
 """`dos journal follow` looks at a file so often; of a chain, so late it may notice a new segment."""
 

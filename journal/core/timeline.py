@@ -1,0 +1,117 @@
+"""What was appended when: records, bytes and what stands out, in stretches of time or of offset.
+
+Rules of this file: it counts records as they come and forgets them. Time comes from records that hold a wall
+clock (marks, divisions, outputs, inputs); what stands between two of them belongs to the first. A journal
+without any is divided by offset. Memory does not grow with the journal: when there are too many stretches,
+neighbours become one.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from journal.core.inspection import Located
+from journal.core.record import Record
+from journal.limits import timeline_stretches_max
+from journal.ops import Op
+
+CLOCKS = {Op.MARK: 0, Op.DIVISION: 1, Op.OUTPUT: 1, Op.INPUT: 5, Op.INPUT_CLOSED: 0}
+"""Which of a record's ints is the wall clock, in ms since 1970."""
+EVENTS = {Op.SEGMENT_START: "segments", Op.CUT: "cuts", Op.DIVISION: "steps", Op.SNAPSHOT_END: "snapshots"}
+"""What stands out, and what it is called."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """From `begin` on, in ms since 1970 or as a logical offset."""
+
+    begin: int
+    records: int = 0
+    bytes: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+
+    def take(self, other: "Stretch") -> None:
+        """Become one with the stretch behind."""
+        self.records += other.records
+        self.bytes += other.bytes
+        self.events += other.events
+
+
+class Timeline:
+    """Takes records in order. `by_time`: whether stretches are of time."""
+
+    def __init__(self) -> None:
+        self._by_time = _Stretches(1000)
+        self._by_offset = _Stretches(4096)
+        self._now_ms: int | None = None
+        self._before_any: Stretch = Stretch(0)
+
+    def take(self, located: Located) -> None:
+        """The next record."""
+        clock = wall_ms(located.record)
+        if clock is not None:
+            self._now_ms = clock
+        one = Stretch(0, 1, located.end - located.offset)
+        if (event := EVENTS.get(located.record.op)) is not None:
+            one.events[event] += 1
+        self._by_offset.add(located.offset, one)
+        if self._now_ms is None:
+            self._before_any.take(one)
+        else:
+            self._by_time.add(self._now_ms, one)
+
+    @property
+    def by_time(self) -> bool:
+        return self._now_ms is not None
+
+    def stretches(self, count: int) -> list[Stretch]:
+        """At most so many, equally long, with those in which nothing came; the first begins with the first
+        record.
+        """
+        if not self.by_time:
+            return self._by_offset.equal(count)
+        found = self._by_time.equal(count)
+        found[0].take(self._before_any)
+        return found
+
+
+class _Stretches:
+    """Neighbouring stretches of one width, which doubles when there are too many."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._found: dict[int, Stretch] = {}
+
+    def add(self, at: int, one: Stretch) -> None:
+        number = at // self._width
+        into = self._found.get(number)
+        if into is None:
+            into = self._found[number] = Stretch(number * self._width)
+            into.take(one)
+            while len(self._found) > timeline_stretches_max:
+                self._widen(2)
+            return
+        into.take(one)
+
+    def _widen(self, factor: int) -> None:
+        self._width *= factor
+        before, self._found = self._found, {}
+        for stretch in before.values():
+            number = stretch.begin // self._width
+            into = self._found.setdefault(number, Stretch(number * self._width))
+            into.take(stretch)
+
+    def equal(self, count: int) -> list[Stretch]:
+        if not self._found:
+            return []
+        first, last = min(self._found), max(self._found)
+        per = -(-(last - first + 1) // count)
+        found = [Stretch((first + n) * self._width) for n in range(0, last - first + 1, per)]
+        for number, stretch in self._found.items():
+            found[(number - first) // per].take(stretch)
+        return found
+
+
+def wall_ms(record: Record) -> int | None:
+    """The wall clock that a record holds, if it holds one."""
+    place = CLOCKS.get(record.op)
+    return record.ints[place] if place is not None and place < len(record.ints) else None

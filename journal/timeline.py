@@ -1,0 +1,74 @@
+"""`dos journal timeline`: a chart of what was appended when."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from journal.core.inspection import Located
+from journal.core.timeline import Stretch, Timeline
+from journal.inspecting import Consumer
+
+BAR = "#"
+
+
+def timeline_of(timeline: Timeline) -> Consumer:
+    """A consumer that gives everything to it."""
+
+    def consume(records: list[Located]) -> bool:
+        for located in records:
+            timeline.take(located)
+        return True
+
+    return consume
+
+
+def as_text(timeline: Timeline, *, lines: int, columns: int) -> str:
+    """A line for each stretch: when, bytes as a bar and as a number, records, and what stands out."""
+    stretches = timeline.stretches(lines)
+    if not stretches:
+        return "no records"
+    most = max(stretch.bytes for stretch in stretches)
+    rows = [
+        (
+            _when(stretch, timeline),
+            f"{stretch.bytes:,} bytes",
+            f"{stretch.records:,} records",
+            _events(stretch),
+        )
+        for stretch in stretches
+    ]
+    widths = [max(len(row[n]) for row in rows) for n in range(3)]
+    room = max(columns - sum(widths) - max(len(row[3]) for row in rows) - 8, 10)
+    text = []
+    for stretch, (when, size, records, events) in zip(stretches, rows, strict=True):
+        bar = BAR * (-(-stretch.bytes * room // most) if most else 0)
+        line = f"{when:<{widths[0]}}  {bar:<{room}}  {size:>{widths[1]}}  {records:>{widths[2]}}  {events}"
+        text.append(line.rstrip())
+    return "\n".join(text)
+
+
+def as_json(timeline: Timeline, *, lines: int) -> str:
+    """One JSON object: `by`, "time" (ms since 1970) or "offset", and the stretches."""
+    told: dict[str, Any] = {
+        "by": "time" if timeline.by_time else "offset",
+        "stretches": [
+            {
+                "begin": stretch.begin,
+                "records": stretch.records,
+                "bytes": stretch.bytes,
+                **dict(stretch.events),
+            }
+            for stretch in timeline.stretches(lines)
+        ],
+    }
+    return json.dumps(told)
+
+
+def _when(stretch: Stretch, timeline: Timeline) -> str:
+    if not timeline.by_time:
+        return f"{stretch.begin:,}"
+    return datetime.fromtimestamp(stretch.begin / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _events(stretch: Stretch) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(stretch.events.items()))
