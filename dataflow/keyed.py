@@ -3,6 +3,7 @@
 Rules of this file: methods that users call, one operator each; what it does is in `operators/`.
 """
 
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
     from dataflow.graph import KeyedStream, Stream
 
 
-class KeyedOperators:
+class KeyedOperators(ABC):
     """The keyed half of `KeyedStream`."""
 
     __slots__ = ()
 
-    def _then(self, name: str, spec: OperatorSpec) -> "Stream":
-        raise NotImplementedError
+    @abstractmethod
+    def _then(self, name: str, spec: OperatorSpec) -> "Stream": ...
 
-    def _keys(self) -> tuple[str, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def _keys(self) -> tuple[str, ...]: ...
 
-    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> "Stream":
-        raise NotImplementedError
+    @abstractmethod
+    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> "Stream": ...
 
     def count(self, name: str) -> "Stream":
         """How often each key came: (key columns, count bigint), once a step for each key that came in it."""

@@ -6,7 +6,7 @@ Rules of this file: it performs what a walk asks for, in the order in which the 
 from collections import deque
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_protocol.errors import CorruptError, PoisonedError
+from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import Position
@@ -73,6 +73,14 @@ async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
     return await _walk(Look(chain, store.record, view.answers, claims, view.filled), store, directory)
+
+
+async def look_committed(store: StorePort, directory: str, chain: str) -> ChainState:
+    """As `look_chain`, of a chain that must be there. Raises NotFoundError if nothing of it is committed."""
+    state = await look_chain(store, directory, chain)
+    if state.end is None:
+        raise NotFoundError(f"{directory} has no chain {chain} of which anything is committed")
+    return state
 
 
 async def look_chain_at(

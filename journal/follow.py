@@ -11,13 +11,11 @@ from pathlib import Path
 
 import trio
 
-from dos_protocol.errors import LocalProtocolError, NotFoundError
-from journal.chain import look_chain
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located
 from journal.core.record import VERSION_1
 from journal.following import ChainFollower
-from journal.inspecting import found_in_store
+from journal.inspecting import chain_in_store
 from journal.limits import follow_poll_s, scratch_read_bytes_max
 from journal.watching import ChainWatch
 
@@ -32,24 +30,17 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
     LocalProtocolError for the URL of an object, LostBytesError when the chain does not reach to where it was
     read, and what the client raises.
     """
-    async with found_in_store(url, token) as (store, directory, name, size):
-        if size is not None:
-            raise LocalProtocolError(
-                f"{directory}/{name} is an object, not a chain",
-                remedy="name the chain: a segment's name without its last two parts",
-            )
-        state = await look_chain(store, directory, name)
-        if state.end is None:
-            raise NotFoundError(f"{directory} has no chain {name} of which anything is committed")
+    async with chain_in_store(url, token) as (store, directory, state):
+        assert state.end is not None, "something of it is committed"
         at = state.end.size if begin is None else begin
-        follower = ChainFollower(store, directory, name, at=at, skip_lost=begin == 0)
+        follower = ChainFollower(store, directory, state.chain, at=at, skip_lost=begin == 0)
         watch = ChainWatch(store, follower)
         try:
             while True:
                 at = follower.at
                 async with aclosing(follower.poll()) as records:
                     async for end, record in records:
-                        show(Located(name, at, end, VERSION_1, record))
+                        show(Located(state.chain, at, end, VERSION_1, record))
                         at = end
                 await watch.wait(follow_poll_s)
         finally:

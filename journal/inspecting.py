@@ -25,7 +25,7 @@ from dos_protocol.errors import (
     NotFoundError,
     PoisonedError,
 )
-from journal.chain import look_chain
+from journal.chain import look_chain, look_committed
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
@@ -110,6 +110,21 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[Store, s
         view = await store.look(parsed.directory)
         sizes = [found[parsed.object].synced for found in view.answers.values() if parsed.object in found]
         yield store, parsed.directory, parsed.object, max(sizes, default=None)
+
+
+@asynccontextmanager
+async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[Store, str, ChainState]]:
+    """The store, the directory and what is committed of the chain that a URL names.
+
+    Raises LocalProtocolError for the URL of an object, and what `look_committed` raises.
+    """
+    async with found_in_store(url, token) as (store, directory, name, size):
+        if size is not None:
+            raise LocalProtocolError(
+                f"{directory}/{name} is an object, not a chain",
+                remedy="name the chain: a segment's name without its last two parts",
+            )
+        yield store, directory, await look_committed(store, directory, name)
 
 
 async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:

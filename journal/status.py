@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 import trio
 
-from dos_protocol.errors import LocalProtocolError, NotFoundError
-from journal.chain import look_chain
 from journal.core.chain import ChainState, segments_seen
 from journal.core.segment import parse_segment_name
-from journal.inspecting import Progress, found_in_store
+from journal.inspecting import Progress, chain_in_store
 from journal.limits import status_read_bytes_max
 from journal.ports import StorePort
 from journal.reading import read_batches
@@ -63,15 +61,7 @@ async def chain_status(url: str, token: bytes, progress: Progress) -> ChainStatu
     """Look at the chain that a URL names. Raises NotFoundError, LocalProtocolError for the URL of an object,
     and what `look_chain` and reading raise.
     """
-    async with found_in_store(url, token) as (store, directory, name, size):
-        if size is not None:
-            raise LocalProtocolError(
-                f"{directory}/{name} is an object, not a chain",
-                remedy="name the chain: a segment's name without its last two parts",
-            )
-        state = await look_chain(store, directory, name)
-        if state.end is None:
-            raise NotFoundError(f"{directory} has no chain {name} of which anything is committed")
+    async with chain_in_store(url, token) as (store, directory, state):
         return await _status(store, directory, state, progress)
 
 

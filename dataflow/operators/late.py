@@ -3,6 +3,7 @@
 Rules of this file: marks and late rows; what waits is the operator's.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,7 +19,7 @@ from dataflow.operators.event_time import MarkTable
 LATE: Final = "late"
 
 
-class TimedOperator(Operator):
+class TimedOperator(Operator, ABC):
     """An operator with state tables that waits for event time on each of its inputs. A row is late if its
     time is not above the mark of its input; late rows go to the side output "late", as they came.
     """
@@ -58,12 +59,12 @@ class TimedOperator(Operator):
         return self.time_moved(index) if self._time.reach(mark, index) else ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        """The mark of an input is further than before."""
+        """The mark of an input is further than before; not needed where `on_punctuation` is taken over."""
         raise NotImplementedError
 
+    @abstractmethod
     def own_tables(self) -> Mapping[str, StateTable]:
         """The state, without the marks."""
-        raise NotImplementedError
 
     def tables(self) -> Mapping[str, StateTable]:
         return {**self.own_tables(), "~time": self._time}

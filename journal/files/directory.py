@@ -26,6 +26,7 @@ from journal.core.position import Position
 from journal.core.record import Record
 from journal.files.local_journal import LocalJournal
 from journal.files.rebuilding import Rebuilding
+from journal.files.replaying import FileSizes
 from journal.files.tree import FileTree
 from journal.limits import (
     file_copy_bytes_max,
@@ -113,7 +114,8 @@ class Directory:
         self._segment_base = writer.end.size
         self._marked_ms: int | None = None
         self._broken: LocalFilesError | None = None
-        self._sizes = {name: self._tree.size(name) for name in self._tree.paths()}
+        self._files = FileSizes({name: self._tree.size(name) for name in self._tree.paths()})
+        self._sizes = self._files.sizes
         self._live_bytes = sum(self._sizes.values())
 
     @classmethod
@@ -182,7 +184,7 @@ class Directory:
     async def append(self, name: str, data: bytes) -> Position:
         """Add to the end of a file, which is made if it is not there; the position just past that change."""
         async with self._lock:
-            return await self._change(name, lambda: Write(name, self._tree.size(name), data))
+            return await self._change(name, lambda: Write(name, self._sizes.get(name, 0), data))
 
     async def write_at(self, name: str, offset: int, data: bytes) -> Position:
         """Write over what is at `offset`, and on past the end; a hole before it reads as zeros."""
@@ -245,15 +247,12 @@ class Directory:
         position = self.writer.append(record)
         try:
             self._tree.apply(op)
-            size = self._tree.size(op.path)
         except Exception as error:
             self._broken = LocalFilesError(f"{op.path} could not follow its journal: {error}")
             raise self._broken from error
-        self._live_bytes += size - self._sizes.get(op.path, 0)
-        if isinstance(op, Remove):
-            self._sizes.pop(op.path, None)
-        else:
-            self._sizes[op.path] = size
+        before = self._sizes.get(op.path, 0)
+        self._files.apply(op)
+        self._live_bytes += self._sizes.get(op.path, 0) - before
         return position
 
     def _mark_if_due(self) -> None:

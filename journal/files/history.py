@@ -7,8 +7,7 @@ lies in. Nothing is claimed; what is read is what a reader may see (R10).
 
 from contextlib import aclosing
 
-from dos_protocol.errors import NotFoundError
-from journal.chain import look_chain, look_chain_at
+from journal.chain import look_chain_at, look_committed
 from journal.core.chain import ChainState
 from journal.core.errors import HistoryTrimmedError, LostBytesError
 from journal.core.file_ops import Stop
@@ -24,9 +23,7 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -
     Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if that stretch is not
     there any more, and what `look_chain` raises.
     """
-    state = await look_chain(store, directory, chain)
-    if state.end is None:
-        raise NotFoundError(f"{directory} has no chain {chain} of which anything is committed")
+    state = await look_committed(store, directory, chain)
     while state.segments and stop.begins_before(
         state.segments[0].base, await _first_mark_ms(store, directory, state, stop)
     ):

@@ -67,8 +67,8 @@ class FilesReplay:
 class FileSizes:
     """The files that operations leave, without their bytes: path -> length."""
 
-    def __init__(self) -> None:
-        self.sizes: dict[str, int] = {}
+    def __init__(self, sizes: dict[str, int] | None = None) -> None:
+        self.sizes: dict[str, int] = {} if sizes is None else sizes
 
     def apply(self, op: FileOp) -> None:
         """As `FileTree.apply` would, except that conflicts are not seen."""
