@@ -27,7 +27,8 @@ def test_nothing_acknowledged_is_lost_and_the_checker_would_have_seen_it(tmp_pat
     """One test, because the run takes long and everything else here lives on its evidence."""
     # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
     report = trio.run(run, OPTIONS, tmp_path / "run")
-    shown = f"{report.as_json()}\nagain: {command_line(OPTIONS)}"
+    wrong = "; ".join([*report.errors, *report.verdict.examples])
+    shown = f"{wrong}\n{report.as_json()}\nagain: {command_line(OPTIONS)}"
     assert report.good, shown
     assert report.verdict.acknowledged >= OPTIONS.acknowledged, shown
     assert report.verdict.copies >= 3 * OPTIONS.directories, shown

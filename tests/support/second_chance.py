@@ -21,6 +21,9 @@ NEVER_AGAIN: Final = (
 )
 """Tests that look for what a run lost or served wrongly: one failure is a finding."""
 AGAIN_MAX: Final = 5
+DIGEST_CHARACTERS_MAX: Final = 600
+FAILED: Final = "dos/failed"
+"""Where a run leaves, for the one after it, what failed and why in a few words (pytest's cache)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,10 +48,21 @@ def no_second_chance(ids: list[str]) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After --last-failed has left out the others."""
     if config.getoption("alone") and (why := no_second_chance([item.nodeid for item in items])):
-        raise pytest.UsageError(why)
+        digests: dict[str, str] = config.cache.get(FAILED, {}) if config.cache is not None else {}
+        raise pytest.UsageError(*(f"{name}: {digest}" for name, digest in digests.items()), why)
+
+
+def digest_of(report: pytest.TestReport) -> str:
+    """What went wrong, in so few words that they can stand at the end of a long run's output."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    return text if len(text) <= DIGEST_CHARACTERS_MAX else f"{text[:DIGEST_CHARACTERS_MAX]} …"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.cache is not None and not config.getoption("alone"):
+        failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+        config.cache.set(FAILED, {report.nodeid: digest_of(report) for report in failed})
     if config.getoption("alone"):
         for report in terminalreporter.getreports("passed"):
             terminalreporter.write_line(

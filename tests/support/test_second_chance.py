@@ -62,8 +62,10 @@ def test_what_judges_losses_has_no_second_chance(place: str, tmp_path: Path) -> 
     folder.mkdir(parents=True)
     (folder / "test_wrong.py").write_text(FAILS_ALWAYS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    assert pytest_in(tmp_path).returncode == 1
-    assert "no second chance" in pytest_in(tmp_path, "--alone", "--last-failed").stderr
+    assert pytest_in(tmp_path, "-n", "2").returncode == 1
+    refused = pytest_in(tmp_path, "--alone", "--last-failed").stderr
+    assert "no second chance" in refused
+    assert "assert 1 == 2" in refused, "the last that is read of a long run does not say what was wrong"
 
 
 def test_many_failures_are_no_busy_machine() -> None:
