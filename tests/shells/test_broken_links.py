@@ -1,0 +1,40 @@
+"""O11: a member whose connection broke is brought up again by its claim, unasked."""
+
+import os
+
+import trio
+from trio.testing import MockClock
+
+from dos_client import open_store
+from dos_server.testing import memory_store
+from tests.shells.bugs import planted
+
+
+async def one_goes_and_comes_back() -> str:
+    """A claim that writes on while a member is away; what the claim says of it a minute after."""
+    async with (
+        memory_store(seed=1) as servers,
+        open_store(servers.url) as store,
+        await store.claim("d", 1, os.urandom(16)) as claim,
+    ):
+        writer = claim.open_object("o")
+        await writer.wait_synced(writer.append(b"before"))
+        servers[0].crash()
+        await writer.wait_synced(writer.append(b"meanwhile"))
+        await servers[0].restart()
+        await writer.wait_synced(writer.append(b"after"))
+        with trio.move_on_after(60):
+            while (member := store.members()[0]).state != "in sync":  # noqa: ASYNC110 - the client's own view
+                await trio.sleep(0.1)
+        return f"{member.address == servers[0].address} {member.state}"
+
+
+def test_a_member_that_was_away_is_brought_up() -> None:
+    assert trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0)) == "True in sync"
+
+
+def test_it_is_noticed_when_it_is_not() -> None:
+    with planted("a_link_that_broke_stays_so"):
+        told = trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0))
+    assert told.startswith("True "), told
+    assert "in sync" not in told
