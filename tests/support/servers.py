@@ -3,15 +3,17 @@ id.
 
 Import the fixtures where you need them (`from tests.support.servers import three_servers`), or use
 `ServerProcess` as a context manager. A server that a test kills and starts again keeps its port and its data
-directory.
+directory: meanwhile the port is held, so that no test beside this one is given it.
 """
 
 import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +21,15 @@ from types import TracebackType
 import pytest
 
 START_SECONDS_MAX = 30.0
+
+
+def hold_port(port: int) -> socket.socket:
+    """A socket bound to a port, a free one for 0, that does not listen: a server with SO_REUSEADDR still can,
+    and the kernel gives the port to nobody who does not ask for it by number."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    return held
 
 
 class ServerProcess:
@@ -40,7 +51,9 @@ class ServerProcess:
         self.under = under
         self.options = options
         self.log_path = log_path or data.with_name(data.name + ".log")
-        self.address = ("127.0.0.1", port)
+        held = hold_port(port)
+        weakref.finalize(self, held.close)
+        self.address: tuple[str, int] = held.getsockname()
         self.server_id = ""
         self._start()
 
@@ -55,12 +68,11 @@ class ServerProcess:
             line = self.process.stdout.readline() if self.process.stdout else ""
         finally:
             watchdog.cancel()
-        match = re.search(r"at 127\.0\.0\.1:(\d+), server id ([0-9a-f]{32})", line)
+        match = re.search(rf"at 127\.0\.0\.1:{self.address[1]}, server id ([0-9a-f]{{32}})", line)
         if match is None:
             self.kill()
             raise RuntimeError(f"server did not start: {line!r}\n{self.log_path.read_text()}")
-        self.address = ("127.0.0.1", int(match[1]))
-        self.server_id = match[2]
+        self.server_id = match[1]
 
     @property
     def pid(self) -> int:
