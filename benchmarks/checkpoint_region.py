@@ -355,8 +355,8 @@ async def with_region(folder: Path, url: str, name: str, interval_s: float, stan
 async def measure(folder: Path, url: str, options: argparse.Namespace) -> dict[str, Any]:
     async def quickness(region: Region) -> dict[str, Any]:
         await preload(region, LATENCY_KEYS)
-        rate = await top_rate(region, min(options.seconds, 10.0))
-        return {**await latencies(region, options.seconds, rate / 10), "top_rows_per_s": round(rate)}
+        rate = options.rate or await top_rate(region, min(options.seconds, 10.0)) / 10
+        return await latencies(region, options.seconds, rate)
 
     async def state(region: Region) -> dict[str, Any]:
         await preload(region, options.keys)
@@ -380,6 +380,7 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     latency = parts.add_parser("latency")
     latency.add_argument("seconds", type=float)
+    latency.add_argument("--rate", type=float, metavar="ROWS_PER_S", help="else a tenth of the top rate")
     for name, count in (("checkpoint", "cuts"), ("recovery", "rounds")):
         part = parts.add_parser(name)
         part.add_argument("keys", type=int)

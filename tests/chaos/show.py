@@ -97,7 +97,7 @@ def print_report(report: Report) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    for text in [*verdict.examples, *report.errors]:
+    for text in [*verdict.examples, *report.errors, *report.late]:
         console.print(Text(f"  {text}"))
     console.print(Text("good" if report.good else "NOT GOOD", style="bold"))
     console.print(Text(f"again: {command_line(report.options)}"), soft_wrap=True)

@@ -53,13 +53,23 @@ class Report:
     longest_fault_s: float = 0.0
     healed_s: float = 0.0
     errors: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """What had not come back when its time was over: nothing was judged after that."""
     evidence: Evidence | None = None
 
     @property
     def good(self) -> bool:
         return (
-            self.verdict.good and not self.errors and self.verdict.acknowledged >= self.options.acknowledged
+            self.verdict.good
+            and not self.errors
+            and not self.late
+            and self.verdict.acknowledged >= self.options.acknowledged
         )
+
+    @property
+    def only_late(self) -> bool:
+        """It shows a machine that was too slow, or something that does not come back: another run tells."""
+        return bool(self.late) and not self.errors and self.verdict.good
 
     def as_json(self) -> dict[str, Any]:
         """For programs; without the evidence, which is large."""
@@ -110,7 +120,9 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
             logged = {directory: cluster.logged(directory) for directory in directories}
             report.evidence = Evidence(logged, found, reader.shown, disks)
             report.verdict = judge(report.evidence)
-        except* (NotConvergedError, trio.TooSlowError, DosError) as group:
+        except* (NotConvergedError, trio.TooSlowError) as group:
+            report.late += [f"after healing: {error!r}" for error in group.exceptions]
+        except* DosError as group:
             report.errors += [f"after healing: {error!r}" for error in group.exceptions]
         report.errors += cluster.errors
         report.faults = dict(sorted(nemesis.counts.items()))

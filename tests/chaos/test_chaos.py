@@ -17,17 +17,23 @@ from tests.chaos.faults import LANES
 from tests.chaos.harvest import Evidence, judge
 from tests.chaos.show import command_line
 from tests.chaos.story import Options, run
+from tests.support.second_chance import SLOW
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 OPTIONS = Options(seed=122, seconds=6.0, acknowledged=2_000, directories=2, window=20)
 DIRECTORY = "app.w0000"
 
 
-def test_nothing_acknowledged_is_lost_and_the_checker_would_have_seen_it(tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_and_the_checker_would_have_seen_it(
+    tmp_path: Path, record_property: Callable[[str, str], None]
+) -> None:
     """One test, because the run takes long and everything else here lives on its evidence."""
     # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
     report = trio.run(run, OPTIONS, tmp_path / "run")
-    wrong = "; ".join([*report.errors, *report.verdict.examples])
+    if report.only_late:  # a time limit was missed, nothing was lost: a busy machine may do so, not twice
+        record_property(SLOW, "; ".join(report.late))
+        report = trio.run(run, OPTIONS, tmp_path / "again")
+    wrong = "; ".join([*report.errors, *report.late, *report.verdict.examples])
     shown = f"{wrong}\n{report.as_json()}\nagain: {command_line(OPTIONS)}"
     assert report.good, shown
     assert report.verdict.acknowledged >= OPTIONS.acknowledged, shown

@@ -24,6 +24,8 @@ AGAIN_MAX: Final = 5
 DIGEST_CHARACTERS_MAX: Final = 600
 FAILED: Final = "dos/failed"
 """Where a run leaves, for the one after it, what failed and why in a few words (pytest's cache)."""
+SLOW: Final = "slow"
+"""A property of a test that missed a time limit, and was judged by a second run of its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +65,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.cache is not None and not config.getoption("alone"):
         failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
         config.cache.set(FAILED, {report.nodeid: digest_of(report) for report in failed})
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == SLOW:
+                terminalreporter.write_line(f"FLAKY {report.nodeid}: {value}", yellow=True)
     if config.getoption("alone"):
         for report in terminalreporter.getreports("passed"):
             terminalreporter.write_line(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.second_chance import AGAIN_MAX, NEVER_AGAIN, no_second_chance
+from tests.support.second_chance import AGAIN_MAX, NEVER_AGAIN, SLOW, no_second_chance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +21,10 @@ def test_in_a_hurry():
 
 def test_patient():
     pass
+"""
+TAKES_TWO_RUNS = f"""
+def test_late(record_property):
+    record_property("{SLOW}", "not there after 60 s")
 """
 FAILS_ALWAYS = """
 def test_wrong():
@@ -50,6 +54,13 @@ def test_what_passes_alone_is_named_and_what_fails_again_has_failed(tmp_path: Pa
     (tmp_path / "test_wrong.py").write_text(FAILS_ALWAYS)
     assert pytest_in(tmp_path).returncode == 1
     assert pytest_in(tmp_path, *again).returncode == 1
+
+
+def test_a_test_that_took_a_second_run_of_its_own_says_so(tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text(TAKES_TWO_RUNS)
+    done = pytest_in(tmp_path, "-n", "1")
+    assert done.returncode == 0, done.stdout
+    assert "FLAKY test_slow.py::test_late: not there after 60 s" in done.stdout
 
 
 @pytest.mark.parametrize("place", NEVER_AGAIN)
