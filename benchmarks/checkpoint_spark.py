@@ -52,6 +52,7 @@ def session(master: str, folder: Path) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": "-Xss64m",  # a long batch of a socket overflows a usual stack
         "spark.executor.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
