@@ -7,7 +7,8 @@ A block is one journal record STATE_BLOCK, ints = [cut], strings = [operator, Ar
 batch]. Columns, in this order: the key columns; `_hash` uint64 (xxh3-64 of the key's canonical bytes,
 `core/keys.py`); the value columns (null where deleted); `_deleted` bool. Rows are sorted by `_hash`, so a
 shard (a range of the hash) is a slice. The schema's metadata carries `dos.block` = the version of this
-layout and `dos.keys` = the number of key columns: a block says by itself what it is. A change above
+layout and `dos.keys` = the number of key columns: a block says by itself what it is. A state that its user
+declared in a version above 1 carries it as `dos.state`, for a later version to migrate from. A change above
 `state_block_rows_max` rows or `state_block_bytes_max` bytes is several blocks of one cut. A later block's
 row replaces an earlier one of the same key; blocks of one cut carry a key at most once.
 
@@ -32,12 +33,15 @@ BLOCK_VERSION: Final = 1
 DELETED_COLUMN: Final = "_deleted"
 _VERSION_KEY: Final = b"dos.block"
 _KEYS_KEY: Final = b"dos.keys"
+_STATE_KEY: Final = b"dos.state"
 _stream_overhead_bytes: Final = 16 * 1024
 _false: Final = pa.array([False])[0]
 
 
-def block_schema(keys: Any, values: Any) -> Any:
+def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
     """The Arrow schema of an operator's blocks, from the schemas of its key and value columns.
+
+    state_version: of the values, as their user declares it.
 
     Raises UnsupportedKeyTypeError for a key column without canonical bytes, ValueError for a reserved or
     double name.
@@ -57,7 +61,14 @@ def block_schema(keys: Any, values: Any) -> Any:
         pa.field(DELETED_COLUMN, pa.bool_(), nullable=False),
     ]
     metadata = {_VERSION_KEY: str(BLOCK_VERSION).encode(), _KEYS_KEY: str(len(keys.names)).encode()}
+    if state_version != 1:
+        metadata[_STATE_KEY] = str(state_version).encode()
     return pa.schema(fields, metadata=metadata)
+
+
+def state_version_of(schema: Any) -> int:
+    """The version of the values in a block, as their user declared it: 1 where it says nothing."""
+    return int((schema.metadata or {}).get(_STATE_KEY, 1))
 
 
 def key_columns(schema: Any) -> list[str]:

@@ -9,8 +9,9 @@ from dataflow.aggregates import ApproxDistinct, Count, Max, Mean, Min, Sum
 from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
 from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
+from dataflow.key_states import KeyState
+from dataflow.migration import Migration
 from dataflow.operators.count_windows import CountWindow
-from dataflow.operators.map_state import KeyState
 from dataflow.operators.window_places import Sliding, Tumbling
 from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.producing import Producer, open_producer
@@ -38,6 +39,7 @@ __all__ = [
     "LogSource",
     "Max",
     "Mean",
+    "Migration",
     "Min",
     "OperatorError",
     "OperatorFailure",

@@ -235,6 +235,18 @@ class Circuit:
                 control.begin_step()
         return output
 
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the next cut had better be followed by all of the state."""
+        return any(operator.wants_snapshot for operator in self._operators.values())
+
+    def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
+        """Take one stored block of a table of `stateful`. Raises OperatorError."""
+        try:
+            self.stateful[table].restore(block)
+        except UserFault as fault:
+            raise _operator_error(table.partition("~")[0], f"the state of cut {cut}", fault) from fault
+
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
         """After `run_stage(..., cut=True)`: what the operators of this stage hand over for the cut; with
         those of stage 1, also what event time was in stage 0.

@@ -135,12 +135,13 @@ class Graph:
             raise GraphError(self.name, tuple(unfit))
         schemas = self._schemas(specs)
         plan = make_plan(specs)
-        operators = {
-            node.name: node.spec.describe([specs[i].name for i in spec.inputs], schemas[node.name])
-            for node, spec in zip(self._nodes, specs, strict=True)
-        }
+        operators, older = {}, {}
+        for node, spec in zip(self._nodes, specs, strict=True):
+            inputs, schema = [specs[i].name for i in spec.inputs], schemas[node.name]
+            operators[node.name] = node.spec.describe(inputs, schema)
+            older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
         by_name = {node.name: node.spec for node in self._nodes}
-        return GraphPlan(self.name, plan, by_name, schemas, operators, fingerprint(operators), choice)
+        return GraphPlan(self.name, plan, by_name, schemas, operators, fingerprint(operators), older, choice)
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
         """Index -> what was said of the operator: by name, or on its class or function."""

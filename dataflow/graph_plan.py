@@ -1,6 +1,7 @@
 """A graph that passed every check, as workers run it. Made by `Graph.plan`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,8 +24,18 @@ class GraphPlan:
     operators: dict[str, str]
     """Name -> canonical description, for the fingerprint."""
     fingerprint: str
+    older_operators: dict[str, tuple[str, ...]]
+    """Name -> earlier descriptions whose state it takes over, by its migrations."""
     choice: Choice
     """Which operators are in which region."""
+
+    def stored(self) -> dict[str, Any]:
+        """What a `RegionSpec` says of the graph: which state it writes, and which it takes."""
+        return {
+            "operators": self.operators,
+            "graph_fingerprint": self.fingerprint,
+            "older_operators": self.older_operators,
+        }
 
     def the_region(self) -> Consistent:
         """The settings of the one region that this graph is. Raises GraphError if it is something else: more

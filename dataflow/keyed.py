@@ -4,12 +4,14 @@ Rules of this file: methods that users call, one operator each; what it does is 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from dataflow.aggregates import Aggregate
+from dataflow.migration import Migration, parse_state
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
@@ -112,6 +114,8 @@ class KeyedOperators(ABC):
         schema: "str | pa.Schema",
         state: "str | pa.Schema",
         on_timer: OnTimer | None = None,
+        state_version: int = 1,
+        migrations: Sequence[Migration] = (),
     ) -> "Stream":
         """Functions that keep something for each key: `on_row(row, state)` for each row, in the order of
         event time; `on_timer(key, time, state)` when event time has passed `state.timer`, which either may
@@ -119,7 +123,16 @@ class KeyedOperators(ABC):
 
         `state.value` is a dict with the columns of the schema `state`, None at first, and forgotten when it
         is None again and no timer is set. `state.timer` is a datetime or None. Late rows are on the side
-        output "late".
+        output "late". state_version, migrations: when the schema `state` changes (`Migration`).
         """
-        spec = MapStateSpec(self._keys(), time, on_row, on_timer, parse_schema(schema), parse_schema(state))
+        spec = MapStateSpec(
+            self._keys(),
+            time,
+            on_row,
+            on_timer,
+            parse_schema(schema),
+            parse_state(state),
+            state_version,
+            tuple(migrations),
+        )
         return self._then(name, spec)

@@ -10,17 +10,19 @@ longer live: a key that came and went between two cuts leaves no trace. Slots of
 away by themselves, so when most of them are dead, a new index is made of the others.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
+from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block, state_version_of
 from dataflow.columns import Slots
 from dataflow.exchange import hashes_of
 from dataflow.state import Hashes, KeyIndex, SlotArray
+
+Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 _dead_min: Final = 4096
 """A new index pays when so many slots are dead, and more than live."""
@@ -57,11 +59,26 @@ class SlotValues(Protocol):
 class KeyedTable:
     """See the top of this file."""
 
-    def __init__(self, keys: pa.Schema, values: Sequence[SlotValues]) -> None:
-        """Raises UnsupportedKeyTypeError, and ValueError for columns of one name."""
+    def __init__(
+        self,
+        keys: pa.Schema,
+        values: Sequence[SlotValues],
+        *,
+        version: int = 1,
+        upgrade: Upgrade | None = None,
+    ) -> None:
+        """upgrade: makes blocks of another `version` ones of this.
+
+        Raises UnsupportedKeyTypeError, and ValueError for columns of one name.
+        """
         self._values = tuple(values)
         self._keys = keys
-        self._blocks = block_schema(keys, pa.schema([field for one in values for field in one.fields()]))
+        self._version = version
+        self._upgrade = upgrade
+        fields = pa.schema([field for one in values for field in one.fields()])
+        self._blocks = block_schema(keys, fields, state_version=version)
+        self.upgraded = False
+        """Whether blocks of another version were restored: they are better replaced by a snapshot soon."""
         self._clear_index()
 
     def _clear_index(self) -> None:
@@ -79,6 +96,7 @@ class KeyedTable:
         """Forget all keys."""
         for one in self._values:
             one.keep(np.empty(0, np.int64))
+        self.upgraded = False
         self._clear_index()
 
     def __len__(self) -> int:
@@ -188,6 +206,7 @@ class KeyedTable:
 
     def snapshot(self) -> pa.RecordBatch:
         """All live keys, sorted by `_hash`."""
+        self.upgraded = False
         slots = self.live()
         return self._block(slots, np.zeros(len(slots), np.bool_))
 
@@ -198,6 +217,9 @@ class KeyedTable:
 
     def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
         """Take one stored block on top of what is there. Later blocks win. `apart` as in `find_or_add`."""
+        if self._upgrade is not None and state_version_of(block.schema) != self._version:
+            block = self._upgrade(block)
+            self.upgraded = True
         columns = [block.column(name) for name in key_columns(block.schema)]
         slots = self.find_or_add(columns, hashes_of(block), apart)
         self._touched = []

@@ -111,8 +111,7 @@ def _prepared(
         store_url=store,
         token=token,
         job_key=os.urandom(_key_bytes),
-        operators=plan.operators,
-        graph_fingerprint=plan.fingerprint,
+        **plan.stored(),
         **{**part_options(part), **options},
     )
     control = RegionControl(spec, observer=observer)

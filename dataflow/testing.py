@@ -18,13 +18,14 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.state_blocks import decode_block, encode_block
 from dataflow.circuit import Checkpoint, Circuit, Sends
 from dataflow.core.event_time import END, IDLE
 from dataflow.errors import SchemaError
-from dataflow.graph import Graph
+from dataflow.graph import Graph, GraphPlan
 from dataflow.operators.base import OperatorContext, OperatorSpec
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec
@@ -39,18 +40,14 @@ class Trial:
     def __init__(self, graph: Graph, *, workers: int = 1) -> None:
         if workers < 1:
             raise ValueError(f"a graph runs on one worker or more, not {workers}")
-        plan = graph.plan()
-        self._schemas = {
-            name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
-        }
-        specs = {name: _stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
-        self._plan = replace(plan, specs=specs)
+        self._take(graph.plan())
         self._workers = workers
         self._step = 0
         self._cut_step = 0
         self._cuts = 0
+        self._cut_operators = self._plan.operators
         self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
-            name: [] for name, spec in specs.items() if isinstance(spec, _KeepingSpec)
+            name: [] for name, spec in self._plan.specs.items() if isinstance(spec, _KeepingSpec)
         }
         """Sink -> (step, batch)."""
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
@@ -90,6 +87,25 @@ class Trial:
                 batches += [(self._step, batch) for batch in sink.take()]
         if cut:
             self._commit(taken, snapshot=snapshot)
+
+    def _take(self, plan: GraphPlan) -> None:
+        self._schemas = {
+            name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
+        }
+        specs = {name: _stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
+        self._plan = replace(plan, specs=specs)
+
+    def go_on_with(self, graph: Graph) -> int:
+        """The same as `crash`, and what goes on is another graph: the same with mended functions, or with a
+        state of a newer version. Raises FingerprintMismatchError for one that the cut does not fit, as a
+        region does, and goes on as before.
+        """
+        plan = graph.plan()
+        stored, older = self._cut_operators, plan.older_operators
+        if self._cuts:
+            check_fingerprint(stored, plan.operators, region="trial", cut=self._cuts, older=older)
+        self._take(plan)
+        return self.crash()
 
     def crash(self) -> int:
         """All workers die and stand at the last cut again, or at the beginning; what sinks got after it is
@@ -134,7 +150,7 @@ class Trial:
         ]
         for circuit, blocks in zip(circuits, self._blocks, strict=True):
             for operator, data in blocks:
-                circuit.stateful[operator].restore(decode_block(data))
+                circuit.restore(operator, decode_block(data), self._cuts)
         return circuits
 
     def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:
@@ -157,6 +173,7 @@ class Trial:
 
     def _commit(self, taken: Sequence[Checkpoint], *, snapshot: bool) -> None:
         self._cuts += 1
+        self._cut_operators = self._plan.operators
         self._cut_step = self._step
         for blocks, made in zip(self._blocks, taken, strict=True):
             if snapshot:

@@ -120,12 +120,11 @@ class Incarnation:
         self._shared.exhausted = False
 
     def load(self, block: StateBlock) -> None:
-        """Take one stored block. Raises CorruptDataError."""
-        operator = self._circuit.stateful.get(block.operator)
-        if operator is None:
+        """Take one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
+        if block.operator not in self._circuit.stateful:
             return  # the fingerprint agrees, so this is an operator that once was stateful and is not now
         where = f"the state of operator {block.operator!r} in cut {block.cut}"
-        operator.restore(decode_block(block.data, where=where))
+        self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
 
     def start(self, order: Started) -> None:
         """All workers stand."""
@@ -296,7 +295,8 @@ class Incarnation:
 
     def _checkpoint(self, stage: int, step: int, *, aligned_s: float, drained_s: float) -> None:
         if step not in self._checkpoints:
-            self._checkpoints[step] = (Checkpoint(with_snapshot=self._shared.snapshot_due), {})
+            due = self._shared.snapshot_due or self._circuit.wants_snapshot
+            self._checkpoints[step] = (Checkpoint(with_snapshot=due), {})
         taken, phases = self._checkpoints[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)

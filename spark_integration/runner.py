@@ -108,7 +108,7 @@ def run(
                 store_url=used.url,
                 token=token,
                 job_key=secrets.token_bytes(32),
-                operators=part.graph.plan().operators,
+                **part.graph.plan().stored(),
                 start_timeout_s=start_timeout,
                 listen_host=listen_host,
                 port_range=port_range,

@@ -4,14 +4,62 @@
 whatever changes the meaning of its state. The manifest carries both the fingerprint and the descriptions,
 so that a mismatch can name the operators that differ. The description never contains user code: fixing a
 bug in a function keeps the state.
+
+A state that the user declared stands in it as `state (COLUMNS)`, from its second version on as `state v2
+(COLUMNS)`. A graph may take over state of older versions (`older`: it has a migration for them); what a
+block itself says of its version is `state_blocks.py`'s.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from checkpoint.errors import FingerprintMismatchError
 from dos_protocol.digests import digest64
+
+_DECLARED: Final = re.compile(r"(.*) state (?:v(\d+) )?\((.*?)\)((?: ttl)?(?: gives \(.*\))?)")
+
+
+class _Declared(NamedTuple):
+    version: int
+    columns: str
+    rest: tuple[str, str]
+
+    def __str__(self) -> str:
+        return declared_state(self.version, self.columns)
+
+
+def declared_state(version: int, columns: str) -> str:
+    """How a declared state stands in a description; `columns` as names and types.
+
+    >>> declared_state(1, "n int64"), declared_state(2, "n int64")
+    ('state (n int64)', 'state v2 (n int64)')
+    """
+    return f"state ({columns})" if version == 1 else f"state v{version} ({columns})"
+
+
+def _declared(description: str) -> _Declared | None:
+    found = _DECLARED.fullmatch(description)
+    if found is None:
+        return None
+    return _Declared(int(found[2] or 1), found[3], (found[1], found[4]))
+
+
+def _why(stored: str, present: str) -> str:
+    """What differs between two descriptions of one operator, and what to do where only its state does."""
+    old, new = _declared(stored), _declared(present)
+    if old is None or new is None or old.rest != new.rest:
+        return f"was {stored}, is {present}"
+    words = f"keeps {new}, and the cut holds {old}"
+    if old.version > new.version:
+        return f"{words}: run the graph that knows version {old.version}"
+    version = max(new.version, old.version + 1)
+    return (
+        f"{words}: give it state_version={version} and Migration({old.version}, state, function), where state"
+        " has the columns that the cut holds"
+    )
 
 
 def fingerprint(operators: Mapping[str, str]) -> str:
@@ -20,24 +68,34 @@ def fingerprint(operators: Mapping[str, str]) -> str:
     return f"{digest64(text):016x}"
 
 
-def differing_operators(stored: Mapping[str, str], present: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(operator, what differs), in order of the names."""
+def differing_operators(
+    stored: Mapping[str, str],
+    present: Mapping[str, str],
+    older: "Mapping[str, Sequence[str]] | None" = None,
+) -> list[tuple[str, str]]:
+    """(operator, what differs), in order of the names. `older`: descriptions that an operator also takes."""
+    takes = older or {}
     reasons: list[tuple[str, str]] = []
     for name in sorted(stored.keys() | present.keys()):
         if name not in present:
             reasons.append((name, "is in the stored state and not in this graph"))
         elif name not in stored:
             reasons.append((name, "is in this graph and not in the stored state"))
-        elif stored[name] != present[name]:
-            reasons.append((name, f"was {stored[name]}, is {present[name]}"))
+        elif stored[name] != present[name] and stored[name] not in takes.get(name, ()):
+            reasons.append((name, _why(stored[name], present[name])))
     return reasons
 
 
 def check_fingerprint(
-    stored: Mapping[str, str], present: Mapping[str, str], *, region: str, cut: int
+    stored: Mapping[str, str],
+    present: Mapping[str, str],
+    *,
+    region: str,
+    cut: int,
+    older: "Mapping[str, Sequence[str]] | None" = None,
 ) -> None:
     """Raises FingerprintMismatchError naming each operator that differs; nothing was started."""
-    reasons = differing_operators(stored, present)
+    reasons = differing_operators(stored, present, older)
     if not reasons:
         return
     lines = "; ".join(f"operator {name!r} {reason}" for name, reason in reasons)

@@ -77,7 +77,8 @@ class Recovery(Pausing):
                 f"it is the last of the manifest, {self.last_cut.cut} was committed", cut=cut.cut
             )
         check_cut(cut, workers=len(self.roster))
-        check_fingerprint(cut.operators, self.spec.operators, region=self.spec.name, cut=cut.cut)
+        present, older = self.spec.operators, self.spec.older_operators
+        check_fingerprint(cut.operators, present, region=self.spec.name, cut=cut.cut, older=older)
 
     def _settle_doubt(self, now: float) -> None:
         """Our own last append is either the last cut of the chain, or can never be in it."""

@@ -71,6 +71,8 @@ class RegionSpec:
     """Operator name -> canonical description: see `core/fingerprint.py`."""
     graph_fingerprint: str = ""
     """'' computes it from `operators`."""
+    older_operators: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Operator name -> earlier descriptions whose state it takes over, by its migrations."""
     trigger: Literal["periodic", "operator"] = "periodic"
     """What starts a cut: time, or start operators that come to a place where they want one."""
     without_cuts: bool = False

@@ -116,6 +116,11 @@ class Operator:
         """Its state: what is appended to the operator's name (nothing, or "~" and a word) -> a table."""
         return {}
 
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the next cut had better be followed by all of the state: what is stored is out of date."""
+        return False
+
     def drain(self) -> Sequence[pa.RecordBatch]:
         """A cut follows: finish what came before it. What it returns is before the cut too."""
         return ()
@@ -180,6 +185,10 @@ class OperatorSpec(ABC):
     def detail(self) -> str:
         """What beside kind, inputs and schema changes the meaning of its state; part of the fingerprint."""
         return ""
+
+    def earlier(self) -> "Sequence[OperatorSpec]":
+        """Itself, as it was when its state had another schema: it takes over what those stored."""
+        return ()
 
     def describe(self, inputs: Sequence[str], output: pa.Schema | None) -> str:
         """Canonical text for the fingerprint, without user code: mending a function keeps the state."""

@@ -12,20 +12,22 @@ do not.
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from dataflow.accumulators import SlotNumbers
+from checkpoint.core.fingerprint import declared_state
 from dataflow.columns import Slots
 from dataflow.core.event_time import END, Mark
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
-from dataflow.keyed_table import KeyedTable, SlotValues
+from dataflow.key_states import NONE, KeyState, KeyStates
+from dataflow.keyed_table import KeyedTable
+from dataflow.migration import Migration, StateHistory, columns_text
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.functions import FAULTS, batch_of_rows, say, several
@@ -33,22 +35,8 @@ from dataflow.operators.late import LATE, TimedOperator
 from dataflow.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.schema import check_schema
 
-TIMER: Final = "_timer"
-NONE: Final = END
-"""No timer."""
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
 """When, the key, its slot."""
-IS_SET: Final = "_is_set"
-
-
-@dataclass(slots=True)
-class KeyState:
-    """What a function keeps for one key. It may be changed during the call, and is kept after it."""
-
-    value: dict[str, Any] | None = None
-    """A value for each column of the state; None: nothing is kept."""
-    timer: Any = None
-    """When `on_timer` is to be called: a datetime as those of the time column, or None. One for each key."""
 
 
 OnRow: TypeAlias = Callable[[dict[str, Any], KeyState], Any]
@@ -67,8 +55,11 @@ class MapStateSpec(OperatorSpec):
     on_timer: OnTimer | None
     schema: pa.Schema
     state: pa.Schema
+    state_version: int = 1
+    migrations: tuple[Migration, ...] = ()
 
     def __post_init__(self) -> None:
+        self.history()
         if not callable(self.on_row) or not (self.on_timer is None or callable(self.on_timer)):
             raise SchemaError("map_state takes functions as on_row and on_timer")
 
@@ -77,7 +68,7 @@ class MapStateSpec(OperatorSpec):
         check_order(inputs[0])
         check_stored(inputs[0])
         try:
-            KeyedTable(pa.schema([inputs[0].field(name) for name in self.keys]), [_States(self.state)])
+            self.table(inputs[0], KeyStates(self.history()))
         except ValueError as error:
             raise SchemaError(str(error)) from None
         return check_schema(self.schema)
@@ -86,67 +77,27 @@ class MapStateSpec(OperatorSpec):
         return {LATE: inputs[0]}
 
     def detail(self) -> str:
-        fields = ", ".join(f"{field.name} {field.type}" for field in self.state)
-        return f"key ({', '.join(self.keys)}) time ({self.time}) state ({fields})"
+        state = declared_state(self.state_version, columns_text(self.state))
+        return f"key ({', '.join(self.keys)}) time ({self.time}) {state}"
+
+    def history(self) -> StateHistory:
+        """The columns of its state, today and before. Raises SchemaError."""
+        return StateHistory(self.state, self.state_version, self.migrations)
+
+    def earlier(self) -> "Sequence[MapStateSpec]":
+        history = self.history()
+        return [
+            replace(self, state=history.columns_of(version), state_version=version, migrations=())
+            for version in history.versions[:-1]
+        ]
+
+    def table(self, columns: pa.Schema, states: KeyStates) -> KeyedTable:
+        """Keys of a stream of these columns, with their states. Raises ValueError for columns of one name."""
+        keys = pa.schema([columns.field(name) for name in self.keys])
+        return KeyedTable(keys, [states], version=self.state_version, upgrade=states.upgrade)
 
     def open(self, context: OperatorContext) -> "MapStateOperator":
         return MapStateOperator(self, context.inputs[0])
-
-
-class _States(SlotValues):
-    """A `KeyState` per slot; a timer is stored as microseconds."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self.states: list[KeyState] = []
-        self.timers = SlotNumbers(np.int64, NONE)
-
-    def fields(self) -> list[pa.Field]:
-        return [*self._schema, pa.field(IS_SET, pa.bool_()), pa.field(TIMER, pa.int64())]
-
-    def reach(self, slots: int) -> None:
-        missing = slots - len(self.states)
-        self.states += [KeyState() for _ in range(missing)]
-        self.timers.reach(slots)
-
-    def clear(self, slots: Slots) -> None:
-        for slot in slots.tolist():
-            self.states[slot] = KeyState()
-        self.timers.clear(slots)
-
-    def keep(self, slots: Slots) -> None:
-        self.states = [self.states[slot] for slot in slots.tolist()]
-        self.timers.keep(slots)
-
-    def store(self, slots: Slots) -> list[pa.Array]:
-        values = [self.states[slot].value for slot in slots.tolist()]
-        columns = [
-            pa.array([None if value is None else value[field.name] for value in values], field.type)
-            for field in self._schema
-        ]
-        is_set = pa.array([value is not None for value in values], pa.bool_())
-        return [*columns, is_set, pa.array(self.timers.values[slots])]
-
-    def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        *values, is_set, _ = [column.to_pylist() for column in columns]
-        self.timers.values[slots] = columns[-1].to_numpy()
-        for row, slot in enumerate(slots.tolist()):
-            value = {f.name: column[row] for f, column in zip(self._schema, values, strict=True)}
-            self.states[slot] = KeyState(value if is_set[row] else None)
-
-    def check(self, value: Any) -> None:
-        """Raises UserFault for what is no state."""
-        names = self._schema.names
-        if value is None:
-            return
-        if not isinstance(value, dict) or set(value) != set(names):
-            raise UserFault(f"a state is a dict of {', '.join(names)}, or None, not {value!r:.80}")
-        for field in self._schema:
-            try:
-                pa.scalar(value[field.name], field.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                found = f"{type(value[field.name]).__name__} {value[field.name]!r:.80}"
-                raise UserFault(f"state {field.name!r} is {field.type}, and was set to {found}") from error
 
 
 class MapStateOperator(TimedOperator):
@@ -157,8 +108,8 @@ class MapStateOperator(TimedOperator):
         self._spec = spec
         self._time_type = pa.timestamp("us", columns.field(spec.time).type.tz)
         self._rows = RowTable(columns)
-        self._states = _States(spec.state)
-        self._table = KeyedTable(pa.schema([columns.field(name) for name in spec.keys]), [self._states])
+        self._states = KeyStates(spec.history())
+        self._table = spec.table(columns, self._states)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
@@ -201,7 +152,7 @@ class MapStateOperator(TimedOperator):
     # --- what a run asks for --------------------------------------------------------------------------------
 
     @property
-    def states(self) -> _States:
+    def states(self) -> KeyStates:
         """By slot."""
         return self._states
 
@@ -228,6 +179,10 @@ class MapStateOperator(TimedOperator):
     def as_time(self, micros: int) -> Any:
         """The other way."""
         return None if micros == NONE else pa.scalar(micros, self._time_type).as_py()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._table.upgraded
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._table, "~rows": self._rows}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource
 from dataflow.errors import OperatorError
-from dataflow.operators.map_state import KeyState
+from dataflow.key_states import KeyState
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import SCHEMA, row, second
 from tests.dataflow.trials import Row, multiset, play_with_trouble, timely

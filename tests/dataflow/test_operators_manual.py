@@ -1,11 +1,12 @@
-"""Every example of docs/operators.md runs, as it stands there."""
+"""Every example of docs/operators.md and docs/state.md runs, as it stands there."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-_text = (Path(__file__).parents[2] / "docs" / "operators.md").read_text(encoding="utf-8")
+_docs = Path(__file__).parents[2] / "docs"
+_text = "".join((_docs / page).read_text(encoding="utf-8") for page in ("operators.md", "state.md"))
 _examples = dict(re.findall(r"<!-- example: (\w+) -->\n```python\n(.*?)```", _text, re.DOTALL))
 
 
@@ -15,5 +16,5 @@ def test_every_example_is_marked() -> None:
 
 @pytest.mark.parametrize("name", _examples)
 def test_the_example_runs(name: str) -> None:
-    code = compile(_examples[name], f"docs/operators.md, {name}", "exec")
+    code = compile(_examples[name], f"the manual, {name}", "exec")
     exec(code, {"__name__": "example"})

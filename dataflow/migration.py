@@ -1,0 +1,135 @@
+"""The declared state of an operator through its versions: its columns, and how a value of an older version
+becomes one of the next.
+
+Rules of this file: schemas and values of one key; blocks are `key_states.py`'s, which cuts fit a graph is
+`checkpoint/core/fingerprint.py`'s.
+
+A state begins as version 1. Who changes its columns, or what they mean, counts `state_version` up and says
+for each older version that may still lie in a cut how its values become those of the next one. Pickle is no
+way to keep a state: no other release, and no other tool, could be trusted to read it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from dataflow.errors import SchemaError
+from dataflow.operators.base import UserFault
+from dataflow.operators.functions import FAULTS, say
+from dataflow.schema import parse_schema
+
+Value: TypeAlias = dict[str, Any]
+
+_pickled: Final = re.compile(r"\b(cloudpickle|dill|pickle|object|udt)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """From `version` of a state, which had the columns `state`, to the next: `function(value)` takes a dict
+    with the old columns and returns one with the new. It depends on nothing else: it may be called again.
+
+        Migration(1, "seconds bigint", lambda old: {"millis": old["seconds"] * 1000})
+    """
+
+    version: int
+    state: "str | pa.Schema"
+    function: Callable[[Value], Any]
+
+
+def parse_state(state: "str | pa.Schema") -> pa.Schema:
+    """The columns of a declared state. Raises SchemaError, for pickle by name."""
+    named = state if isinstance(state, str) else getattr(state, "__name__", "")
+    try:
+        columns = parse_schema(state)
+    except SchemaError as error:
+        if _pickled.search(named):
+            raise _refused(f"{named!r}") from error
+        raise
+    for field in columns:
+        if isinstance(field.type, pa.BaseExtensionType):
+            raise _refused(f"column {field.name!r} of type {field.type}")
+    return columns
+
+
+def _refused(what: str) -> SchemaError:
+    return SchemaError(
+        f"a state is kept in Arrow columns, never as pickle or objects, and {what} was declared: they could"
+        " be read by no other version of the code; write for example 'pages bigint, tags array<string>'"
+    )
+
+
+def columns_text(columns: pa.Schema) -> str:
+    """As it stands in an operator's description. It never changes, or no cut would fit any more."""
+    return ", ".join(f"{field.name} {field.type}" for field in columns)
+
+
+class StateHistory:
+    """A declared state: its columns today and before. Raises SchemaError for a history with gaps."""
+
+    def __init__(
+        self, state: "str | pa.Schema", version: int = 1, migrations: Sequence[Migration] = ()
+    ) -> None:
+        self.columns = parse_state(state)
+        self.version = version
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise SchemaError(f"state_version is a number of 1 or more, not {version!r}")
+        wrong = [one for one in migrations if not isinstance(one, Migration) or not callable(one.function)]
+        if wrong:
+            raise SchemaError(f"a migration is Migration(version, state, function), not {wrong[0]!r:.80}")
+        self._steps: Mapping[int, Migration] = {one.version: one for one in migrations}
+        self._columns = {one.version: parse_state(one.state) for one in migrations} | {version: self.columns}
+        given = sorted(one.version for one in migrations)
+        if given != list(range(version - len(given), version)) or given[:1] == [0]:
+            raise SchemaError(
+                f"migrations lead from one version to the next, up to state_version={version}; those given"
+                f" are from {', '.join(map(str, given))}"
+            )
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that can be read, the present one last."""
+        return sorted(self._columns)
+
+    def columns_of(self, version: int) -> pa.Schema:
+        """Raises UserFault for a version that cannot be read."""
+        found = self._columns.get(version)
+        if found is None:
+            held = f"it holds a state of version {version}, and this is version {self.version} of"
+            raise UserFault(
+                f"{held} state ({columns_text(self.columns)}), which has"
+                f" migrations from {', '.join(map(str, self.versions[:-1])) or 'none'}",
+                remedy=f"give it the Migration({version}, ...) again, as long as a retained cut needs it"
+                if version < self.version
+                else f"run the graph that knows version {version}",
+            )
+        return found
+
+    def migrated(self, version: int, value: Value) -> Value:
+        """A value of an older version as one of today. Raises UserFault."""
+        for step in range(version, self.version):
+            try:
+                made = self._steps[step].function(dict(value))
+            except FAULTS as error:
+                raise UserFault(f"the migration from version {step}: {say(error)}") from error
+            try:
+                check_value(made, self._columns[step + 1])
+            except UserFault as fault:
+                raise UserFault(f"the migration from version {step}: {fault}") from fault
+            value = made
+        return value
+
+
+def check_value(value: Any, columns: pa.Schema) -> None:
+    """Raises UserFault for what is no value of a state of these columns."""
+    names = columns.names
+    if not isinstance(value, dict) or set(value) != set(names):
+        raise UserFault(f"a state is a dict of {', '.join(names)}, or None, not {value!r:.80}")
+    for field in columns:
+        try:
+            pa.scalar(value[field.name], field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            found = f"{type(value[field.name]).__name__} {value[field.name]!r:.80}"
+            raise UserFault(f"state {field.name!r} is {field.type}, and was set to {found}") from error
