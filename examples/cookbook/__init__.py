@@ -1,0 +1,1 @@
+"""Ten dataflows to copy from: `./run python -m examples.cookbook --help`, docs/cookbook.md."""

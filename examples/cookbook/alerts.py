@@ -1,0 +1,23 @@
+"""Three failed log-ins of one account within ten minutes are an alert, once in each window."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from dataflow import ApproxDistinct, Count, FileSink, Graph, Sliding
+from examples.cookbook.parsing import read_csv
+
+
+def make_graph(data: Path, out: Path) -> Graph:
+    graph = Graph("alerts")
+    logins = read_csv(
+        graph, "logins", data / "logins.csv", "at timestamp, account string, address string, outcome string"
+    )
+    failed = logins.event_time("timed", "at", lateness=timedelta(minutes=1)).filter(
+        "failed", lambda row: row["outcome"] == "failed"
+    )
+    window = Sliding("at", timedelta(minutes=10), timedelta(minutes=5))
+    counts = failed.key_by("by_account", "account").aggregate(
+        "counts", window, failures=Count(), addresses=ApproxDistinct("address")
+    )
+    counts.filter("alerts", lambda row: row["failures"] >= 3).sink("out", FileSink(out / "alerts"))
+    return graph
