@@ -12,6 +12,7 @@ from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
 from dataflow.key_states import KeyState
 from dataflow.migration import Migration
 from dataflow.operators.count_windows import CountWindow
+from dataflow.operators.user import Place, UserOperator
 from dataflow.operators.window_places import Sliding, Tumbling
 from dataflow.outputs import StepRows, collect_output, read_output
 from dataflow.producing import Producer, open_producer
@@ -43,6 +44,7 @@ __all__ = [
     "Min",
     "OperatorError",
     "OperatorFailure",
+    "Place",
     "Producer",
     "SchemaError",
     "Sliding",
@@ -50,6 +52,7 @@ __all__ = [
     "Stream",
     "Sum",
     "Tumbling",
+    "UserOperator",
     "autonomous",
     "close_input",
     "collect_output",

@@ -194,6 +194,15 @@ class Circuit:
         rows, self._rows_out = self._rows_out, 0
         return rows
 
+    def restored(self) -> None:
+        """All of the state is in: operators may begin, those above first. Raises OperatorError."""
+        for node in self.graph.plan.nodes:
+            if node.name in self._operators:
+                try:
+                    self._operators[node.name].restored()
+                except UserFault as fault:
+                    raise _operator_error(node.name, "its start", fault) from fault
+
     # --- one stage of one step ------------------------------------------------------------------------------
 
     def feed(self, step: int, source: str, batch: SourceBatch) -> None:
@@ -256,7 +265,10 @@ class Circuit:
             if node.exchange is not None:
                 continue
             for suffix, table in self._operators[node.name].tables().items():
-                into.blocks[node.name + suffix] = table.checkpoint()
+                try:
+                    into.blocks[node.name + suffix] = table.checkpoint()
+                except UserFault as fault:
+                    raise _operator_error(node.name, "a cut", fault) from fault
                 if into.with_snapshot:
                     into.snapshots[node.name + suffix] = table.snapshot()
             if node.name in self.sinks:

@@ -6,7 +6,16 @@ in `OperatorError`, which keeps the original traceback as text, because the driv
 classes.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from dos_protocol.errors import DosError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'x'?)", if one of these is near to what was written; else nothing."""
+    found = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 class GraphError(DosError):
@@ -173,4 +182,5 @@ __all__ = [
     "SinkOwnedError",
     "SinkWriteError",
     "SpecError",
+    "nearest",
 ]

@@ -19,21 +19,25 @@ from datetime import timedelta
 import pyarrow as pa
 
 from checkpoint.core.fingerprint import fingerprint
-from dataflow.core.plan import KIND_RULES, Kind, NodeSpec, find_problems, in_order, make_plan
+from dataflow.core.plan import Kind, NodeSpec, find_problems, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
-from dataflow.errors import GraphError, SchemaError
+from dataflow.errors import GraphError
 from dataflow.explaining import explain
 from dataflow.graph_checks import shown_by_step_problems, time_problems
 from dataflow.graph_plan import GraphPlan
+from dataflow.graph_schemas import find_schemas
 from dataflow.keyed import KeyedOperators
+from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.control import BroadcastSpec, ControlSpec
+from dataflow.operators.emitting import side_outputs
 from dataflow.operators.event_time import EventTimeSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.side import SideSpec
 from dataflow.operators.sort import SortSpec
 from dataflow.operators.union import UnionSpec
+from dataflow.operators.user import UserOperator
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
@@ -133,7 +137,7 @@ class Graph:
         unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
         if unfit:
             raise GraphError(self.name, tuple(unfit))
-        schemas = self._schemas(specs)
+        schemas = find_schemas(self.name, specs, described)
         plan = make_plan(specs)
         operators, older = {}, {}
         for node, spec in zip(self._nodes, specs, strict=True):
@@ -154,7 +158,8 @@ class Graph:
             raise GraphError(self.name, (problem,))
         found = {}
         for index, node in enumerate(self._nodes):
-            carried = getattr(getattr(node.spec, "function", node.spec), ANNOTATION, None)
+            written = getattr(node.spec, "function", getattr(node.spec, "operator", node.spec))
+            carried = getattr(written, ANNOTATION, None)
             said = self._annotations.get(node.name, carried)
             if said is not None:
                 found[index] = said
@@ -190,47 +195,6 @@ class Graph:
             specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown), controls))
         return specs
 
-    def _schemas(self, specs: Sequence[NodeSpec]) -> dict[str, pa.Schema | None]:
-        schemas: dict[str, pa.Schema | None] = {}
-        problems: list[str] = []
-        for index in in_order(specs):
-            node = self._nodes[index]
-            inputs = [schemas.get(specs[source].name) for source in specs[index].inputs]
-            if isinstance(node.spec, SideSpec):
-                inputs = self._side_schema(node.spec, specs, specs[index].inputs[0], schemas, problems)
-            given = [schema for schema in inputs if schema is not None]
-            schemas[node.name] = None
-            if len(given) < len(inputs):
-                continue  # its input has a problem already told
-            try:
-                schemas[node.name] = node.spec.output_schema(given)
-            except SchemaError as error:
-                problems.append(f"{node.spec.kind.value} {node.name!r}: {error}")
-        if problems:
-            raise GraphError(self.name, tuple(problems))
-        assert all(schemas[s.name] is not None for s in specs if KIND_RULES[s.kind].has_output)
-        return schemas
-
-    def _side_schema(
-        self,
-        side: SideSpec,
-        specs: Sequence[NodeSpec],
-        source: int,
-        schemas: Mapping[str, pa.Schema | None],
-        problems: list[str],
-    ) -> list[pa.Schema | None]:
-        """The columns of a side output."""
-        if schemas[specs[source].name] is None:
-            return [None]
-        node = self._nodes[source]
-        found = [schemas[specs[above].name] for above in specs[source].inputs]
-        ports = node.spec.sides([schema for schema in found if schema is not None])
-        if side.port not in ports:
-            known = f"it has {', '.join(map(repr, ports))}" if ports else "it has none"
-            problems.append(f"{node.spec.kind.value} {node.name!r} has no side output {side.port!r}; {known}")
-            return [None]
-        return [ports[side.port]]
-
 
 @dataclass(frozen=True, slots=True)
 class ControlTable:
@@ -257,6 +221,7 @@ class Stream:
         deterministic: bool = True,
         threads: int = 1,
         control: "ControlTable | None" = None,
+        sides: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
         """One row for each row. `schema` of the result; without it that of the input.
 
@@ -271,6 +236,9 @@ class Stream:
         the interpreter. Its results keep the order of the rows. It must be safe to call from several threads.
 
         control: a table that the function gets as its second argument (`Graph.control`).
+
+        sides: side outputs, name -> columns; `stream.side(name, port)` takes one. The function gets, as its
+        last argument, `emit(port, row)`, which puts a row there, or a batch or table of them.
         """
         columns = None if schema is None else parse_schema(schema)
         spec = MapSpec(
@@ -280,6 +248,7 @@ class Stream:
             deterministic=deterministic,
             threads=threads,
             control=self._table(control),
+            side_outputs=side_outputs(sides),
         )
         return self._then(name, spec)
 
@@ -293,6 +262,7 @@ class Stream:
         deterministic: bool = True,
         threads: int = 1,
         control: "ControlTable | None" = None,
+        sides: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
         """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
         columns = parse_schema(schema)
@@ -303,6 +273,7 @@ class Stream:
             deterministic=deterministic,
             threads=threads,
             control=self._table(control),
+            side_outputs=side_outputs(sides),
         )
         return self._then(name, spec)
 
@@ -315,6 +286,7 @@ class Stream:
         deterministic: bool = True,
         threads: int = 1,
         control: "ControlTable | None" = None,
+        sides: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
         """Only rows for which the function says yes; a batch function returns a boolean array. As `map`
         otherwise.
@@ -322,7 +294,12 @@ class Stream:
         return self._then(
             name,
             FilterSpec(
-                function, takes, deterministic=deterministic, threads=threads, control=self._table(control)
+                function,
+                takes,
+                deterministic=deterministic,
+                threads=threads,
+                control=self._table(control),
+                side_outputs=side_outputs(sides),
             ),
         )
 
@@ -357,8 +334,16 @@ class Stream:
         """
         return self._then(name, SortSpec(time))
 
+    def apply(self, name: str, operator: UserOperator) -> "Stream":
+        """What an operator of your own gives (`UserOperator`). On a keyed stream, all rows of a key come to
+        one copy of it.
+        """
+        return self._then(name, apply_spec(operator))
+
     def side(self, name: str, port: str) -> "Stream":
-        """A side output of the operator before: "late", the rows that came too late for it."""
+        """A side output of the operator before: "late", the rows that came too late for it, or one that a
+        user function or operator declares.
+        """
         return self._then(name, SideSpec(port))
 
     def sink(self, name: str, sink: SinkSpec) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.operators.base import UserFault
-from dataflow.operators.functions import FAULTS, say
+from dataflow.operators.results import FAULTS, say
 from dataflow.schema import parse_schema
 
 Value: TypeAlias = dict[str, Any]

@@ -151,6 +151,7 @@ class Trial:
         for circuit, blocks in zip(circuits, self._blocks, strict=True):
             for operator, data in blocks:
                 circuit.restore(operator, decode_block(data), self._cuts)
+            circuit.restored()
         return circuits
 
     def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:

@@ -159,6 +159,7 @@ class CircuitLoop:
             run.load(message)
             self._post(BlockLoaded(run.number))
         elif isinstance(message, StateComplete):
+            run.loaded()
             self._state = LoopState.STANDING
             self._post(StateLoaded(run.number))
         elif isinstance(message, Started):

@@ -126,6 +126,10 @@ class Incarnation:
         where = f"the state of operator {block.operator!r} in cut {block.cut}"
         self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
 
+    def loaded(self) -> None:
+        """All stored blocks were taken. Raises OperatorError."""
+        self._circuit.restored()
+
     def start(self, order: Started) -> None:
         """All workers stand."""
         self._divisions = {division.step: division for division in order.divisions}

@@ -47,6 +47,7 @@ class Kind(StrEnum):
     JOIN = "join"
     TOP_K = "top_k"
     MAP_STATE = "map_state"
+    APPLY = "apply"
     DEDUP = "dedup"
     WINDOW_DEDUP = "window_dedup"
     SIDE = "side"
@@ -83,6 +84,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.COUNT_WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.TOP_K: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.MAP_STATE: KindRule(1, 1, has_effect=True, needs_key=True),
+    Kind.APPLY: KindRule(1, 1, has_effect=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),

@@ -8,7 +8,8 @@ The life of an operator in a step n: `process` for each batch, in an order that 
 when all of them are in; `on_punctuation` when event time has moved by then, in a graph that has it. At a cut,
 after that: `drain` (finish, flush, emit what is left), then `checkpoint` of each state table (hand over what
 changed since the last cut). After a failure: `reset` (forget everything), then `restore` for each stored
-block, oldest first. Data never refers to a worker or a clock: same input, same output.
+block, oldest first. In any case, before the first step, `restored`. Data never refers to a worker or a clock:
+same input, same output.
 
 An operator may have side outputs (`OperatorSpec.sides`): what it puts there is taken after each call.
 """
@@ -82,6 +83,9 @@ class StateTable(Protocol):
 
 class Operator:
     """A running operator. The base keeps nothing; a stateless one only overrides `process`."""
+
+    def restored(self) -> None:
+        """All stored blocks are in, or there are none; the operators above were told before. Comes once."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         """Take one batch of the step; what it returns goes on at once."""

@@ -9,11 +9,11 @@ one column, the value. A batch function takes a `pa.RecordBatch` and returns wha
 `RecordBatch`, `Table`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
 array. A pandas function takes and returns a DataFrame, or a Series where a batch function may return an
 array. Columns of another type are cast if nothing is lost by it. With a control table, that is the second
-argument of all of them.
+argument of all of them; with side outputs, the last one is `emit(port, row)`.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -24,14 +24,11 @@ from dataflow import limits
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
-
-FAULTS = (Exception, SystemExit)
-"""What a user function may raise that is told as its fault; `sys.exit()` in it must not end a worker in
-silence.
-"""
 
 Takes: TypeAlias = Literal["row", "batch", "pandas"]
 UserFunction: TypeAlias = Callable[..., Any]
@@ -48,6 +45,8 @@ class FunctionSpec(OperatorSpec):
     deterministic: bool = True
     threads: int = 1
     control: str | None = None
+    side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
+    """Port, columns."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -58,19 +57,25 @@ class FunctionSpec(OperatorSpec):
             raise SchemaError(f"threads is 1 to {limits.operator_threads_max}, not {self.threads}")
 
     def open(self, context: OperatorContext) -> Operator:
-        operator = self.open_one(context)
+        function = OnFrames(self.function) if self.takes == "pandas" else self.function
+        emitter = Emitter(dict(self.side_outputs), by_row=self.takes == "row") if self.side_outputs else None
+        if context.control is not None or emitter is not None:
+            function = _WithMore(function, context.control, emitter)
+        operator = self.open_one(context, function)
+        if emitter is not None:
+            operator = _Emitting(operator, emitter)
         if self.threads == 1:
             return operator
-        return ThreadedOperator(operator, name=context.operator, threads=self.threads)
+        ports = [port for port, _ in self.side_outputs]
+        return ThreadedOperator(operator, name=context.operator, threads=self.threads, ports=ports)
 
     @abstractmethod
-    def open_one(self, context: OperatorContext) -> Operator:
-        """The operator that one thread runs."""
+    def open_one(self, context: OperatorContext, function: UserFunction) -> Operator:
+        """The operator that one thread runs. `function` is the user's, of a row or batch alone."""
 
-    def bound(self, context: OperatorContext) -> UserFunction:
-        """The user's function of a row or batch alone."""
-        function = OnFrames(self.function) if self.takes == "pandas" else self.function
-        return function if context.control is None else _WithControl(function, context.control)
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        del inputs
+        return dict(self.side_outputs)
 
     def detail(self) -> str:
         return "" if self.control is None else f"control ({self.control})"
@@ -87,11 +92,11 @@ class MapSpec(FunctionSpec):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0] if self.schema is None else check_schema(self.schema)
 
-    def open_one(self, context: OperatorContext) -> Operator:
+    def open_one(self, context: OperatorContext, function: UserFunction) -> Operator:
         assert context.output is not None
         if self.takes != "row":
-            return _BatchFunction(self.bound(context), context.output, same_rows=self.kind is Kind.MAP)
-        return _RowFunction(self.bound(context), context.output, many=self.kind is Kind.FLAT_MAP)
+            return _BatchFunction(function, context.output, same_rows=self.kind is Kind.MAP)
+        return _RowFunction(function, context.output, many=self.kind is Kind.FLAT_MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +115,41 @@ class FilterSpec(FunctionSpec):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0]
 
-    def open_one(self, context: OperatorContext) -> Operator:
-        function = self.bound(context)
+    def open_one(self, context: OperatorContext, function: UserFunction) -> Operator:
+        del context
         return _RowFilter(function) if self.takes == "row" else _BatchFilter(function)
 
 
 @dataclass(frozen=True, slots=True)
-class _WithControl:
+class _WithMore:
+    """Behind the row or batch comes the control table, then what puts rows on side outputs."""
+
     function: UserFunction
-    table: Mapping[Any, Any]
+    table: Mapping[Any, Any] | None
+    emitter: Emitter | None
 
     def __call__(self, given: Any) -> Any:
-        return self.function(given, self.table)
+        more = [] if self.table is None else [self.table]
+        if self.emitter is None:
+            return self.function(given, *more)
+        self.emitter.called()
+        return self.function(given, *more, self.emitter)
 
 
-def say(error: BaseException) -> str:
-    """What a user function raised."""
-    return f"{type(error).__name__}: {error}"
+class _Emitting(Operator):
+    """One whose function puts rows on side outputs."""
+
+    def __init__(self, inner: Operator, emitter: Emitter) -> None:
+        self._inner = inner
+        self._emitter = emitter
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        made = self._inner.process(batch)
+        self._emitter.settle()
+        return made
+
+    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+        return self._emitter.take(port)
 
 
 class _RowFunction(Operator):
@@ -149,71 +172,6 @@ class _RowFunction(Operator):
         return [batch_of_rows(rows, sources, self._schema)] if rows else []
 
 
-def several(result: Any) -> Iterable[Any]:
-    """The rows that a function returned or yields. Raises TypeError for one alone."""
-    if result is None:
-        return ()
-    if isinstance(result, (str, bytes, Mapping)):
-        raise TypeError(
-            f"a flat_map function returns or yields rows; it returned one {type(result).__name__}, wrap "
-            "it in a list"
-        )
-    rows: Iterable[Any] = result
-    return rows
-
-
-def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as users give them, each made of the row `sources` says. Raises UserFault."""
-    columns: list[list[Any]] = [[] for _ in schema]
-    for row, source in zip(rows, sources, strict=True):
-        for column, value in zip(columns, _values(row, source, schema), strict=True):
-            column.append(value)
-    arrays = [_array_of(values, sources, field) for values, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _values(row: Any, source: int, schema: pa.Schema) -> Sequence[Any]:
-    names = schema.names
-    if isinstance(row, Mapping):
-        if set(row) != set(names):
-            raise UserFault(
-                f"a row has the columns {', '.join(map(repr, row))}; the schema says "
-                f"{', '.join(map(repr, names))}",
-                row=source,
-            )
-        return [row[name] for name in names]
-    if isinstance(row, tuple):
-        if len(row) != len(names):
-            raise UserFault(
-                f"a row has {len(row)} values; the schema has {len(names)} columns: {', '.join(names)}",
-                row=source,
-            )
-        return row
-    if len(names) != 1:
-        raise UserFault(
-            f"a row is a dict or a tuple of {len(names)} values ({', '.join(names)}), not "
-            f"{type(row).__name__}",
-            row=source,
-        )
-    return (row,)
-
-
-def _array_of(values: list[Any], sources: Sequence[int], field: pa.Field) -> pa.Array:
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        for value, source in zip(values, sources, strict=True):
-            try:
-                pa.array([value], field.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                raise UserFault(
-                    f"column {field.name!r} is {field.type} and a value is {type(value).__name__} "
-                    f"{value!r:.80}",
-                    row=source,
-                ) from error
-        raise UserFault(f"column {field.name!r}: {error}") from error
-
-
 class _BatchFunction(Operator):
     def __init__(self, function: UserFunction, schema: pa.Schema, *, same_rows: bool) -> None:
         self._function = function
@@ -225,55 +183,13 @@ class _BatchFunction(Operator):
             result = self._function(batch)
         except FAULTS as error:
             raise UserFault(say(error)) from error
-        made = _batch_of_result(result, self._schema)
+        made = batch_of_result(result, self._schema)
         if self._same_rows and made.num_rows != batch.num_rows:
             raise UserFault(
                 f"a map gives one row for each; it took {batch.num_rows} and gave {made.num_rows}",
                 remedy="use flat_map or filter to change the number of rows",
             )
         return [made] if made.num_rows else []
-
-
-def _batch_of_result(result: Any, schema: pa.Schema) -> pa.RecordBatch:
-    if isinstance(result, pa.RecordBatch) and result.schema.equals(schema):
-        return result
-    columns = _columns_of_result(result, schema)
-    arrays = []
-    for field, column in zip(schema, columns, strict=True):
-        try:
-            array = (
-                column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column, field.type)
-            )
-            if not array.type.equals(field.type):
-                array = array.cast(field.type)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"column {field.name!r} does not become {field.type}: {error}") from error
-        arrays.append(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
-    try:
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise UserFault(f"the columns do not make a batch: {error}") from error
-
-
-def _columns_of_result(result: Any, schema: pa.Schema) -> Sequence[Any]:
-    names = schema.names
-    if isinstance(result, (pa.RecordBatch, pa.Table)):
-        given: Mapping[str, Any] = dict(zip(result.schema.names, result.columns, strict=True))
-    elif isinstance(result, Mapping):
-        given = result
-    elif isinstance(result, (pa.Array, pa.ChunkedArray)) and len(names) == 1:
-        return (result,)
-    else:
-        raise UserFault(
-            f"a batch function returns a RecordBatch with the columns {', '.join(names)}, not "
-            f"{type(result).__name__}"
-        )
-    if set(given) != set(names):
-        raise UserFault(
-            f"it returned the columns {', '.join(map(repr, given))}; the schema says "
-            f"{', '.join(map(repr, names))}"
-        )
-    return [given[name] for name in names]
 
 
 class _RowFilter(Operator):

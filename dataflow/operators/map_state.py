@@ -30,8 +30,8 @@ from dataflow.keyed_table import KeyedTable
 from dataflow.migration import Migration, StateHistory, columns_text
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
 from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.functions import FAULTS, batch_of_rows, say, several
 from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.results import FAULTS, batch_of_rows, say, several
 from dataflow.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.schema import check_schema
 

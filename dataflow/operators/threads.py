@@ -9,13 +9,17 @@ batch is done. Nothing is under way in a thread between two calls, so a drain ha
 cut never lies between a row and what became of it ("their threads' work is theirs to drain").
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from dataflow import limits
 from dataflow.operators.base import Operator, UserFault
+
+_Made: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
+"""The output of a slice, and its side outputs."""
 
 
 class ThreadedOperator(Operator):
@@ -26,25 +30,37 @@ class ThreadedOperator(Operator):
     a fault, slices that were not begun are not; those under way are waited for.
     """
 
-    def __init__(self, inner: Operator, *, name: str, threads: int) -> None:
+    def __init__(self, inner: Operator, *, name: str, threads: int, ports: Sequence[str] = ()) -> None:
+        """`ports` are the operator's side outputs; a thread finds there what it has put there itself."""
         self._inner = inner
+        self._sides: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"operator {name}")
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         rows = max(1, -(-batch.num_rows // (self._threads * limits.slices_per_thread)))
         begins = range(0, batch.num_rows, rows)
-        process: Callable[[pa.RecordBatch], Sequence[pa.RecordBatch]] = self._inner.process
-        futures = [self._pool.submit(process, batch.slice(begin, rows)) for begin in begins]
+        futures = [self._pool.submit(self._slice, batch.slice(begin, rows)) for begin in begins]
         made: list[pa.RecordBatch] = []
         try:
             for begin, future in zip(begins, futures, strict=True):
-                made += _result(future, begin)
+                parts, sides = _result(future, begin)
+                made += parts
+                for port, waiting in self._sides.items():
+                    waiting += sides[port]
         except BaseException:
             for future in futures:
                 future.cancel()
             wait(futures)
             raise
+        return made
+
+    def _slice(self, batch: pa.RecordBatch) -> _Made:
+        made = self._inner.process(batch)
+        return made, {port: self._inner.take_side(port) for port in self._sides}
+
+    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+        made, self._sides[port] = self._sides[port], []
         return made
 
     def reset(self) -> None:
@@ -58,7 +74,7 @@ class ThreadedOperator(Operator):
         self._inner.close()
 
 
-def _result(future: "Future[Sequence[pa.RecordBatch]]", begin: int) -> Sequence[pa.RecordBatch]:
+def _result(future: "Future[_Made]", begin: int) -> _Made:
     try:
         return future.result()
     except UserFault as fault:

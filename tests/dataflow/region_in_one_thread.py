@@ -120,6 +120,7 @@ class OneThreadRegion:
             side.blocks = [block for block in side.blocks if block[0] <= cut]
             for number, operator, data in side.blocks:
                 side.run.load(StateBlock(self.incarnation, number, operator, data))
+            side.run.loaded()
         until = min(self._last_recorded(side, step) for side in self.sides)
         for side in self.sides:
             assert side.run is not None

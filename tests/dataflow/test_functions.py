@@ -1,5 +1,7 @@
 """User functions on rows and batches: what they may return, and how a fault is told."""
 
+from typing import Any
+
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,6 +11,7 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, Use
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec
 from dataflow.schema import parse_schema
 
+SIDES = (("odd", parse_schema("line string")), ("lengths", parse_schema("n bigint")))
 LINES = pa.record_batch({"line": pa.array(["a b", "", "c"])})
 
 
@@ -129,3 +132,73 @@ def test_a_pandas_function_that_returns_something_else_is_told() -> None:
         run(MapSpec(lambda frame: frame.rename(columns={"line": "x"}), "pandas"))
     with pytest.raises(UserFault, match="a map gives one row for each; it took 3 and gave 2"):
         run(MapSpec(lambda frame: frame.head(2), "pandas"))
+
+
+def sided(spec: OperatorSpec, batch: pa.RecordBatch = LINES) -> dict[str, list[dict]]:
+    """The output, as "", and the side outputs."""
+    operator = opened(spec)
+    try:
+        made = {"": [row for part in operator.process(batch) for row in part.to_pylist()]}
+        for port, _ in SIDES:
+            made[port] = [row for part in operator.take_side(port) for row in part.to_pylist()]
+            assert operator.take_side(port) == [], "taken once"
+        return made
+    finally:
+        operator.close()
+
+
+def aside(row: dict, emit: Any) -> Any:
+    emit("lengths", len(row["line"]))
+    if row["line"]:
+        yield row
+    else:
+        emit("odd", row)
+
+
+ASIDE = {
+    "": [{"line": "a b"}, {"line": "c"}],
+    "odd": [{"line": ""}],
+    "lengths": [{"n": 3}, {"n": 0}, {"n": 1}],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_function_of_rows_puts_rows_on_side_outputs_in_their_order(threads: int) -> None:
+    spec = FlatMapSpec(aside, "row", LINES.schema, threads=threads, side_outputs=SIDES)
+    assert sided(spec) == ASIDE
+    keep = FilterSpec(lambda row, emit: [*aside(row, emit)], threads=threads, side_outputs=SIDES)
+    assert sided(keep) == ASIDE
+    many = pa.record_batch({"line": [str(n) for n in range(100)]})
+    assert sided(spec, many)["lengths"] == [{"n": len(str(n))} for n in range(100)]
+
+
+def test_a_function_of_batches_puts_batches_on_side_outputs() -> None:
+    def split(batch: pa.RecordBatch, emit: Any) -> pa.RecordBatch:
+        emit("lengths", pa.table({"n": pc.utf8_length(batch.column("line"))}))
+        empty = pc.equal(batch.column("line"), "")
+        emit("odd", batch.filter(empty))
+        return batch.filter(pc.invert(empty))
+
+    assert sided(FlatMapSpec(split, "batch", LINES.schema, side_outputs=SIDES)) == ASIDE
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_wrong_row_on_a_side_output_is_told_with_the_row_that_it_was_made_of(threads: int) -> None:
+    def wrong(row: dict, emit: Any) -> dict:
+        if row["line"] == "c":
+            emit("lengths", "many")
+        return row
+
+    operator = opened(MapSpec(wrong, "row", threads=threads, side_outputs=SIDES))
+    with pytest.raises(UserFault, match="side output 'lengths': column 'n' is int64") as caught:
+        operator.process(LINES)
+    assert caught.value.row == 2
+    operator.close()
+
+
+def test_an_unknown_side_output_is_told_with_the_nearest() -> None:
+    spec = MapSpec(lambda row, emit: emit("length", 1), "row", side_outputs=SIDES)
+    with pytest.raises(
+        UserFault, match=r"no side output 'length' \(did you mean 'lengths'\?\); declared are"
+    ):
+        opened(spec).process(LINES)

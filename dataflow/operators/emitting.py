@@ -1,0 +1,98 @@
+"""Side outputs that user functions and operators fill: rows by name of the output, until they are taken.
+
+Rules of this file: rows in, batches out, on each thread its own. Who gets the batches is the circuit's.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dataflow.errors import SchemaError, nearest
+from dataflow.operators.base import UserFault
+from dataflow.operators.results import batch_of_result, batch_of_rows
+from dataflow.schema import parse_schema
+
+
+def sides_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:
+    """Side outputs as users declare them. Raises SchemaError, which names the one."""
+    sides = {}
+    for port, columns in (declared or {}).items():
+        if not isinstance(port, str) or not port:
+            raise SchemaError(f"a side output has a name, and one is called {port!r}; write {{'bad': ...}}")
+        try:
+            sides[port] = parse_schema(columns)
+        except SchemaError as error:
+            raise SchemaError(f"side output {port!r}: {error}") from None
+    return sides
+
+
+def side_outputs(declared: "Mapping[str, str | pa.Schema] | None") -> tuple[tuple[str, pa.Schema], ...]:
+    """The same, as descriptions of functions keep them. Raises SchemaError."""
+    return tuple(sides_of(declared).items())
+
+
+class _Waiting(threading.local):
+    """What one thread has put out."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.given: dict[str, list[tuple[int, Any]]] = {}
+        """Port -> in which call, what."""
+        self.made: dict[str, list[pa.RecordBatch]] = {}
+
+
+class Emitter:
+    """`emitter(port, row)`, or a batch or table of rows. Raises SchemaError for a port that is not declared.
+    Rows of one thread stay in their order. `by_row`: the user's function is called once for each row.
+    """
+
+    def __init__(self, sides: Mapping[str, pa.Schema], *, by_row: bool = False) -> None:
+        self._sides = sides
+        self._by_row = by_row
+        self._waiting = _Waiting()
+
+    def called(self) -> None:
+        """The user's function is called next."""
+        self._waiting.calls += 1
+
+    def __call__(self, port: str, rows: Any) -> None:
+        if port not in self._sides:
+            known = ", ".join(map(repr, self._sides)) or "none"
+            raise SchemaError(
+                f"there is no side output {port!r}{nearest(port, self._sides)}; declared are {known}"
+            )
+        self._waiting.given.setdefault(port, []).append((self._waiting.calls - 1, rows))
+
+    def settle(self) -> None:
+        """Make batches of what this thread has put out, held to the declared columns. Raises UserFault."""
+        given, self._waiting.given = self._waiting.given, {}
+        self._waiting.calls = 0
+        for port, several in given.items():
+            try:
+                made = _batches(several, self._sides[port])
+            except UserFault as fault:
+                row = fault.row if self._by_row else None
+                raise UserFault(f"side output {port!r}: {fault}", row=row, remedy=fault.remedy) from fault
+            self._waiting.made.setdefault(port, []).extend(made)
+
+    def take(self, port: str) -> list[pa.RecordBatch]:
+        """What this thread has put there and settled."""
+        return self._waiting.made.pop(port, [])
+
+
+def _batches(several: Sequence[tuple[int, Any]], schema: pa.Schema) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = []
+    alone: list[tuple[int, Any]] = []
+    for call, given in several:
+        if isinstance(given, (pa.RecordBatch, pa.Table)):
+            batches += [*_of_rows(alone, schema), batch_of_result(given, schema)]
+            alone = []
+        else:
+            alone.append((call, given))
+    return [batch for batch in [*batches, *_of_rows(alone, schema)] if batch.num_rows]
+
+
+def _of_rows(rows: Sequence[tuple[int, Any]], schema: pa.Schema) -> list[pa.RecordBatch]:
+    return [batch_of_rows([row for _, row in rows], [call for call, _ in rows], schema)] if rows else []

@@ -1,0 +1,129 @@
+"""What users give, as batches: rows from functions of rows, columns from functions of batches.
+
+Rules of this file: it checks and converts, and calls nobody. A fault is told as `UserFault`, with the row to
+blame where there is one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dataflow.operators.base import UserFault
+
+FAULTS = (Exception, SystemExit)
+"""What a user function may raise that is told as its fault; `sys.exit()` in it must not end a worker in
+silence.
+"""
+
+
+def say(error: BaseException) -> str:
+    """What a user function raised."""
+    return f"{type(error).__name__}: {error}"
+
+
+def several(result: Any) -> Iterable[Any]:
+    """The rows that a function returned or yields. Raises TypeError for one alone."""
+    if result is None:
+        return ()
+    if isinstance(result, (str, bytes, Mapping)):
+        raise TypeError(
+            f"rows are to be returned or yielded, and this is one {type(result).__name__}; wrap it in a list"
+        )
+    rows: Iterable[Any] = result
+    return rows
+
+
+def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as users give them, each made of the row `sources` says. Raises UserFault."""
+    columns: list[list[Any]] = [[] for _ in schema]
+    for row, source in zip(rows, sources, strict=True):
+        for column, value in zip(columns, _values(row, source, schema), strict=True):
+            column.append(value)
+    arrays = [_array_of(values, sources, field) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _values(row: Any, source: int, schema: pa.Schema) -> Sequence[Any]:
+    names = schema.names
+    if isinstance(row, Mapping):
+        if set(row) != set(names):
+            raise UserFault(
+                f"a row has the columns {', '.join(map(repr, row))}; the schema says "
+                f"{', '.join(map(repr, names))}",
+                row=source,
+            )
+        return [row[name] for name in names]
+    if isinstance(row, tuple):
+        if len(row) != len(names):
+            raise UserFault(
+                f"a row has {len(row)} values; the schema has {len(names)} columns: {', '.join(names)}",
+                row=source,
+            )
+        return row
+    if len(names) != 1:
+        raise UserFault(
+            f"a row is a dict or a tuple of {len(names)} values ({', '.join(names)}), not "
+            f"{type(row).__name__}",
+            row=source,
+        )
+    return (row,)
+
+
+def _array_of(values: list[Any], sources: Sequence[int], field: pa.Field) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        for value, source in zip(values, sources, strict=True):
+            try:
+                pa.array([value], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                raise UserFault(
+                    f"column {field.name!r} is {field.type} and a value is {type(value).__name__} "
+                    f"{value!r:.80}",
+                    row=source,
+                ) from error
+        raise UserFault(f"column {field.name!r}: {error}") from error
+
+
+def batch_of_result(result: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """What a batch function returned. Raises UserFault for other columns."""
+    if isinstance(result, pa.RecordBatch) and result.schema.equals(schema):
+        return result
+    columns = _columns_of_result(result, schema)
+    arrays = []
+    for field, column in zip(schema, columns, strict=True):
+        try:
+            array = (
+                column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column, field.type)
+            )
+            if not array.type.equals(field.type):
+                array = array.cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserFault(f"column {field.name!r} does not become {field.type}: {error}") from error
+        arrays.append(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
+    try:
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise UserFault(f"the columns do not make a batch: {error}") from error
+
+
+def _columns_of_result(result: Any, schema: pa.Schema) -> Sequence[Any]:
+    names = schema.names
+    if isinstance(result, (pa.RecordBatch, pa.Table)):
+        given: Mapping[str, Any] = dict(zip(result.schema.names, result.columns, strict=True))
+    elif isinstance(result, Mapping):
+        given = result
+    elif isinstance(result, (pa.Array, pa.ChunkedArray)) and len(names) == 1:
+        return (result,)
+    else:
+        raise UserFault(
+            f"a batch function returns a RecordBatch with the columns {', '.join(names)}, not "
+            f"{type(result).__name__}"
+        )
+    if set(given) != set(names):
+        raise UserFault(
+            f"it returned the columns {', '.join(map(repr, given))}; the schema says "
+            f"{', '.join(map(repr, names))}"
+        )
+    return [given[name] for name in names]
