@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 import sys
 import tempfile
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,17 @@ def main(arguments: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", choices=[[], *RECIPES], metavar="NAME", help="without: list them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="without: list them")
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--out", type=Path, help="keep the output in this directory, which must be new")
     asked = parser.parse_args(arguments)
     names = RECIPES if asked.all else asked.names
+    for name in names:
+        if name not in RECIPES:
+            near = get_close_matches(name, RECIPES, 1)
+            parser.error(f"there is no recipe {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if asked.out and (asked.out / name).exists():
+            parser.error(f"{asked.out / name} is there already; name another, or remove it")
     if not names:
         for name in RECIPES:
             print(f"{name:22} {recipe(name).__doc__.splitlines()[0]}")
