@@ -7,14 +7,18 @@
     trial.step({"orders": [{"item": "tea", "price": 4}]})
     assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
 
+    assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
+
 Rules of this file: the circuits of all workers are the real ones, so are their exchanges and the bytes of
 their state; what is left out is links, journals, sources and sinks. Every source gives what `step` is given
 for it, every sink keeps what it gets.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from enum import Enum
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -119,6 +123,11 @@ class Trial:
         self._circuits = self._open()
         return self._step
 
+    @property
+    def sinks(self) -> list[str]:
+        """Their names."""
+        return list(self._kept)
+
     def table(self, sink: str) -> pa.Table:
         """What a sink got, in the order of steps, workers and rows."""
         batches = [batch for _, batch in self._kept[sink]]
@@ -212,6 +221,96 @@ def _batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     return rows
 
 
+# --- crashes ------------------------------------------------------------------------------------------------
+
+
+class _Crash(Enum):
+    CRASH = "CRASH"
+
+
+CRASH: Final = _Crash.CRASH
+"""Between the rows of a source: here all workers die."""
+MarkedRows: TypeAlias = "Sequence[Mapping[str, Any] | Literal[_Crash.CRASH]]"
+
+
+def assert_crash_safe(
+    graph: Graph,
+    inputs: Mapping[str, MarkedRows],
+    *,
+    workers: int = 2,
+    rows_per_step: int = 2,
+    steps_per_cut: int = 2,
+) -> Trial:
+    """Run the graph with crashes, and without, and compare what its sinks got; then all sources end.
+
+        assert_crash_safe(graph, {"orders": [{"item": "tea"}, CRASH, {"item": "tea"}]})
+        assert_crash_safe(graph, {"orders": orders})    # with a crash at each row, one after the other
+
+    Where a source has CRASH, all workers die when the rows before it were processed, once each, and go on
+    from the last cut. Without any, there is a run for each row of each source, with a crash before it, and
+    one behind the last; so a few rows do. Steps take `rows_per_step` rows of each source, each as a batch
+    of its own, dealt to the workers in turn.
+
+    Returns the trial without a crash, for further asserts. Raises AssertionError, which names the crash, the
+    sink, and rows that are missing or too many (in whatever order); GraphError; OperatorError.
+    """
+    rows = {name: [row for row in given if row is not CRASH] for name, given in inputs.items()}
+    marked = {
+        (name, index - given[:index].count(CRASH))
+        for name, given in inputs.items()
+        for index, row in enumerate(given)
+        if row is CRASH
+    }
+    every = [{(name, row)} for name, given in rows.items() for row in range(len(given) + 1)]
+    sizes = (workers, rows_per_step, steps_per_cut)
+    expected = _crashing(graph, rows, set(), sizes)
+    for crashes in [marked] if marked else every:
+        _compare(expected, _crashing(graph, rows, crashes, sizes), crashes)
+    return expected
+
+
+def _crashing(
+    graph: Graph,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    crashes: set[tuple[str, int]],
+    sizes: tuple[int, int, int],
+) -> Trial:
+    """The run in which workers die before row n of a source, for each (source, n)."""
+    workers, rows_per_step, steps_per_cut = sizes
+    trial = Trial(graph, workers=workers)
+    waiting = sorted(crashes, key=lambda crash: crash[1])
+    steps = max((-(-len(given) // rows_per_step) for given in rows.values()), default=0)
+    step = 0
+    while step <= steps:
+        begin, end = step * rows_per_step, (step + 1) * rows_per_step
+        part = {name: [[row] for row in given[begin:end]] for name, given in rows.items()}
+        if waiting and (waiting[0][1] < end or step == steps):
+            source, at = waiting.pop(0)
+            trial.step({**part, source: part[source][: max(at - begin, 0)]})
+            step = trial.crash()
+            continue
+        step += 1
+        trial.step(part, cut=step % steps_per_cut == 0, end=step > steps)
+    return trial
+
+
+def _compare(expected: Trial, found: Trial, crashes: set[tuple[str, int]]) -> None:
+    where = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
+    for sink in expected.sinks:
+        missing, extra = Counter(map(repr, expected.rows(sink))), Counter(map(repr, found.rows(sink)))
+        missing, extra = missing - extra, extra - missing
+        if missing or extra:
+            said = [
+                f"{words}: {', '.join(sorted(rows.elements())[:3])}{' ...' if rows.total() > 3 else ''}"
+                for words, rows in (("missing", missing), ("too many", extra))
+                if rows
+            ]
+            raise AssertionError(
+                f"with a crash before {where}, sink {sink!r} got other rows than without; {'; '.join(said)}."
+                " Is all that an operator keeps in its state, and nothing it gives left to a clock or chance?"
+            )
+
+
 # --- stand-ins for what reads and writes --------------------------------------------------------------------
 
 
@@ -291,4 +390,4 @@ class _Keeping(SinkWriter):
         """A crash opens new ones."""
 
 
-__all__ = ["Rows", "Trial"]
+__all__ = ["CRASH", "Rows", "Trial", "assert_crash_safe"]

@@ -1,12 +1,15 @@
 """`dataflow.testing`: what a user's test sees."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from dataflow import CallSink, Graph, GraphError, InputSource
+from dataflow import CallSink, Graph, GraphError, InputSource, UserOperator
 from dataflow.errors import OperatorError, SchemaError
-from dataflow.testing import Trial
+from dataflow.testing import CRASH, Trial, assert_crash_safe
 
 
 def sold() -> Graph:
@@ -60,7 +63,77 @@ def test_a_graph_that_cannot_run_is_refused_here_too() -> None:
         Trial(Graph("nothing"))
 
 
-def test_the_example_of_the_manual_runs() -> None:
+@pytest.mark.parametrize("name", ["trial", "crash"])
+def test_the_example_of_the_manual_runs(name: str) -> None:
     manual = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
-    text = manual.partition("<!-- example: trial -->\n```python\n")[2].partition("```")[0]
+    text = manual.partition(f"<!-- example: {name} -->\n```python\n")[2].partition("```")[0]
+    assert text
     exec(compile(text, "docs/testing.md", "exec"), {"__name__": "example"})
+
+
+class Total(UserOperator):
+    """The sum of all prices so far; `forgets`: with the bug that it is no state."""
+
+    schema = "total bigint"
+    state = "total bigint"
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self.forgets = forgets
+        self.total = 0
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[int]:
+        for price in batch.column("price").to_pylist():
+            self.total += price
+            yield self.total
+
+    def checkpoint(self) -> list[int]:
+        return [0 if self.forgets else self.total]
+
+    def reset(self, state: pa.RecordBatch) -> None:
+        self.total = state.column("total")[0].as_py()
+
+
+def total(*, forgets: bool = False) -> Graph:
+    graph = Graph("shop")
+    orders = graph.source("orders", InputSource("orders", "item string, price bigint"))
+    orders.key_by("by_item", "item").apply("total", Total(forgets=forgets)).sink("out", CallSink(print))
+    orders.sink("all", CallSink(print))
+    return graph
+
+
+ORDERS = [{"item": "tea", "price": price} for price in range(1, 8)]
+
+
+@pytest.mark.parametrize("mark", [None, 0, 3, 7])
+def test_what_survives_a_crash_anywhere_passes(mark: int | None) -> None:
+    marked = ORDERS if mark is None else [*ORDERS[:mark], CRASH, *ORDERS[mark:]]
+    trial = assert_crash_safe(total(), {"orders": marked})
+    assert trial.rows("out")[-1] == {"total": 28}
+    assert trial.rows("all") == ORDERS
+
+
+def test_what_a_crash_changes_is_told_with_crash_sink_and_rows() -> None:
+    graph = total(forgets=True)
+    assert_crash_safe(
+        graph, {"orders": [*ORDERS[:3], CRASH, *ORDERS[3:]]}
+    )  # before the first cut nothing is lost
+    words = (
+        "with a crash before row 6 of source 'orders', sink 'out' got other rows than without;"
+        " missing: {'total': 15}, {'total': 21}, {'total': 28}; too many: {'total': 11}, {'total': 18},"
+        " {'total': 5}."
+    )
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        assert_crash_safe(graph, {"orders": [*ORDERS[:6], CRASH, ORDERS[6]]})
+    with pytest.raises(AssertionError, match="with a crash before row 4 of source 'orders', sink 'out'"):
+        assert_crash_safe(graph, {"orders": ORDERS})
+    with pytest.raises(AssertionError, match="row 1 of source 'orders' and row 5 of source 'orders'"):
+        assert_crash_safe(graph, {"orders": [ORDERS[0], CRASH, *ORDERS[1:5], CRASH, *ORDERS[5:]]})
+
+
+def test_a_crash_comes_in_the_middle_of_a_step() -> None:
+    seen: list[int] = []
+    graph = Graph("seen")
+    orders = graph.source("orders", InputSource("orders", "item string, price bigint"))
+    orders.map("see", lambda row: seen.append(row["price"]) or row).sink("out", CallSink(print))
+    assert_crash_safe(graph, {"orders": [*ORDERS[:5], CRASH, *ORDERS[5:]]}, rows_per_step=4, steps_per_cut=1)
+    assert seen == [*range(1, 8), *range(1, 6), *range(5, 8)]
