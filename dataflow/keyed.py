@@ -116,6 +116,7 @@ class KeyedOperators(ABC):
         on_timer: OnTimer | None = None,
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
+        ttl: timedelta | None = None,
     ) -> "Stream":
         """Functions that keep something for each key: `on_row(row, state)` for each row, in the order of
         event time; `on_timer(key, time, state)` when event time has passed `state.timer`, which either may
@@ -124,6 +125,7 @@ class KeyedOperators(ABC):
         `state.value` is a dict with the columns of the schema `state`, None at first, and forgotten when it
         is None again and no timer is set. `state.timer` is a datetime or None. Late rows are on the side
         output "late". state_version, migrations: when the schema `state` changes (`Migration`).
+        ttl: how long a value is kept in event time, from the last call for its key on.
         """
         spec = MapStateSpec(
             self._keys(),
@@ -134,5 +136,6 @@ class KeyedOperators(ABC):
             parse_state(state),
             state_version,
             tuple(migrations),
+            ttl,
         )
         return self._then(name, spec)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block, state_version_of
+from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
 from dataflow.columns import Slots
 from dataflow.exchange import hashes_of
 from dataflow.state import Hashes, KeyIndex, SlotArray
@@ -67,18 +67,18 @@ class KeyedTable:
         version: int = 1,
         upgrade: Upgrade | None = None,
     ) -> None:
-        """upgrade: makes blocks of another `version` ones of this.
+        """version: of the values, as their user declares it. upgrade: makes blocks of another version, or
+        with other columns, ones of this.
 
         Raises UnsupportedKeyTypeError, and ValueError for columns of one name.
         """
         self._values = tuple(values)
         self._keys = keys
-        self._version = version
         self._upgrade = upgrade
         fields = pa.schema([field for one in values for field in one.fields()])
         self._blocks = block_schema(keys, fields, state_version=version)
         self.upgraded = False
-        """Whether blocks of another version were restored: they are better replaced by a snapshot soon."""
+        """Whether other blocks than those of today were restored: better replaced by a snapshot soon."""
         self._clear_index()
 
     def _clear_index(self) -> None:
@@ -217,7 +217,7 @@ class KeyedTable:
 
     def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
         """Take one stored block on top of what is there. Later blocks win. `apart` as in `find_or_add`."""
-        if self._upgrade is not None and state_version_of(block.schema) != self._version:
+        if self._upgrade is not None and not block.schema.equals(self._blocks, check_metadata=True):
             block = self._upgrade(block)
             self.upgraded = True
         columns = [block.column(name) for name in key_columns(block.schema)]

@@ -13,6 +13,7 @@ do not.
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -29,7 +30,7 @@ from dataflow.key_states import NONE, KeyState, KeyStates
 from dataflow.keyed_table import KeyedTable
 from dataflow.migration import Migration, StateHistory, columns_text
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
-from dataflow.operators.event_time import check_time_column, times_of
+from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.results import FAULTS, batch_of_rows, say, several
 from dataflow.row_table import RowTable, check_order, check_stored, in_order
@@ -57,9 +58,10 @@ class MapStateSpec(OperatorSpec):
     state: pa.Schema
     state_version: int = 1
     migrations: tuple[Migration, ...] = ()
+    ttl: timedelta | None = None
 
     def __post_init__(self) -> None:
-        self.history()
+        self.states()
         if not callable(self.on_row) or not (self.on_timer is None or callable(self.on_timer)):
             raise SchemaError("map_state takes functions as on_row and on_timer")
 
@@ -68,7 +70,7 @@ class MapStateSpec(OperatorSpec):
         check_order(inputs[0])
         check_stored(inputs[0])
         try:
-            self.table(inputs[0], KeyStates(self.history()))
+            self.table(inputs[0], self.states())
         except ValueError as error:
             raise SchemaError(str(error)) from None
         return check_schema(self.schema)
@@ -78,7 +80,8 @@ class MapStateSpec(OperatorSpec):
 
     def detail(self) -> str:
         state = declared_state(self.state_version, columns_text(self.state))
-        return f"key ({', '.join(self.keys)}) time ({self.time}) {state}"
+        ttl = "" if self.ttl is None else " ttl"
+        return f"key ({', '.join(self.keys)}) time ({self.time}) {state}{ttl}"
 
     def history(self) -> StateHistory:
         """The columns of its state, today and before. Raises SchemaError."""
@@ -87,9 +90,17 @@ class MapStateSpec(OperatorSpec):
     def earlier(self) -> "Sequence[MapStateSpec]":
         history = self.history()
         return [
-            replace(self, state=history.columns_of(version), state_version=version, migrations=())
-            for version in history.versions[:-1]
+            replace(self, state=history.columns_of(version), state_version=version, migrations=(), ttl=ttl)
+            for version in history.versions
+            for ttl in (None, timedelta(days=1))
         ]
+
+    def states(self) -> KeyStates:
+        """What it keeps, of no key yet. Raises SchemaError."""
+        ttl = None if self.ttl is None else micros_of(self.ttl, "ttl")
+        if ttl == 0:
+            raise SchemaError("ttl is a timedelta above 0; leave it out to keep states for ever")
+        return KeyStates(self.history(), ttl)
 
     def table(self, columns: pa.Schema, states: KeyStates) -> KeyedTable:
         """Keys of a stream of these columns, with their states. Raises ValueError for columns of one name."""
@@ -108,13 +119,17 @@ class MapStateOperator(TimedOperator):
         self._spec = spec
         self._time_type = pa.timestamp("us", columns.field(spec.time).type.tz)
         self._rows = RowTable(columns)
-        self._states = KeyStates(spec.history())
+        self._states = spec.states()
         self._table = spec.table(columns, self._states)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
         self._rows.add(batch, times, hashes_of(batch))
         return ()
+
+    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        self._table.change(self._states.date(self.mark(index)))
+        return super().on_punctuation(mark, index)
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
         mark = self.mark(index)
@@ -125,10 +140,12 @@ class MapStateOperator(TimedOperator):
         run = _Run(self, self._due(mark))
         for row, time, slot in zip(rows.batch.to_pylist(), rows.times.tolist(), slots.tolist(), strict=True):
             run.timers_before(time)
-            run.call(slot, partial(self._spec.on_row, row))
+            run.call(slot, time, partial(self._spec.on_row, row))
         run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
         self._table.take_touched()
-        self._forget(run.called)
+        over = self._states.expire(mark)
+        self._table.change(over)
+        self._forget({*run.called, *over.tolist()})
         made = run.made
         return [batch_of_rows(made, [0] * len(made), self._spec.schema)] if made else ()
 
@@ -212,11 +229,11 @@ class _Run:
         self.called: set[int] = set()
 
     def call(
-        self, slot: int, function: Callable[[KeyState], Any], key: tuple[Any, ...] | None = None
+        self, slot: int, time: int, function: Callable[[KeyState], Any], key: tuple[Any, ...] | None = None
     ) -> None:
         operator = self._operator
         states = operator.states
-        state = states.states[slot]
+        state = states.begin(slot, time)
         self.called.add(slot)
         before = int(states.timers.values[slot])
         state.timer = operator.as_time(before)
@@ -225,6 +242,7 @@ class _Run:
         except FAULTS as error:
             raise UserFault(say(error)) from error
         states.check(state.value)
+        states.end(slot, time)
         states.timers.values[slot] = after = operator.micros(state.timer)
         if after not in (NONE, before):
             heapq.heappush(self._timers, (after, key or operator.keys_of(np.array([slot]))[0], slot))
@@ -248,4 +266,4 @@ class _Run:
         on_timer = operator.spec.on_timer
         if on_timer is not None:
             named = dict(zip(operator.spec.keys, key, strict=True))
-            self.call(slot, partial(on_timer, named, operator.as_time(time)), key)
+            self.call(slot, time, partial(on_timer, named, operator.as_time(time)), key)
