@@ -15,6 +15,7 @@ A name is how state is found again after a restart: rename an operator and its s
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -38,6 +39,7 @@ from dataflow.operators.side import SideSpec
 from dataflow.operators.sort import SortSpec
 from dataflow.operators.union import UnionSpec
 from dataflow.operators.user import UserOperator
+from dataflow.plotting import plot
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
@@ -123,6 +125,14 @@ class Graph:
         """Print the regions of this graph, with their operators. Raises GraphError as `plan` does."""
         plan = self.plan()
         print(explain(self.name, plan.plan, plan.choice))
+
+    def plot(self, path: "str | Path") -> None:
+        """Write a picture of this graph, an SVG file: operators, regions, exchanges, side outputs, control
+        tables. Raises GraphError as `plan` does, ValueError for another kind of file, OSError.
+        """
+        if Path(path).suffix != ".svg":
+            raise ValueError(f"plot writes SVG, and {str(path)!r} is named otherwise; name it graph.svg")
+        plot(self.plan(), Path(path))
 
     def plan(self) -> GraphPlan:
         """Check everything and plan it. Raises GraphError with all problems found; starts nothing."""
