@@ -19,6 +19,8 @@ from dataflow.producing import Producer, open_producer
 from dataflow.sinks.call import CallSink
 from dataflow.sinks.files import FileSink
 from dataflow.sinks.log import LogSink
+from dataflow.sinks.parquet import ParquetSink
+from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from dataflow.sources.files import FileSource
 from dataflow.sources.inputs import InputSource
 from dataflow.sources.log import LogSource
@@ -44,6 +46,7 @@ __all__ = [
     "Min",
     "OperatorError",
     "OperatorFailure",
+    "ParquetSink",
     "Place",
     "Producer",
     "SchemaError",
@@ -52,6 +55,8 @@ __all__ = [
     "Stream",
     "Sum",
     "Tumbling",
+    "TwoPhaseOutput",
+    "TwoPhaseSink",
     "UserOperator",
     "autonomous",
     "close_input",

@@ -54,11 +54,12 @@ class Origin:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a cut takes from this worker: changes of state by operator, and what each sink prepared.
+    """What the cut `cut` takes from this worker: changes of state by operator, and what each sink prepared.
 
     `snapshots`: all of the state as of this cut, if that was asked for.
     """
 
+    cut: int = 0
     with_snapshot: bool = False
     blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
     snapshots: dict[str, pa.RecordBatch] = field(default_factory=dict)
@@ -272,7 +273,7 @@ class Circuit:
                 if into.with_snapshot:
                     into.snapshots[node.name + suffix] = table.snapshot()
             if node.name in self.sinks:
-                into.sinks[node.name] = self.sinks[node.name].prepare()
+                into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
         schema = self.graph.schemas[node.name]

@@ -61,6 +61,15 @@ sink_lock_wait_s: Final = 60.0
 """How long a new writer of an output file waits for the process that still holds it (a worker being killed).
 """
 
+parquet_group_bytes: Final = 16 * MIB
+"""Rows of a Parquet sink wait in memory until so many bytes make a row group: small ones are slow to read."""
+sql_staged_bytes: Final = 4 * MIB
+"""Rows of a SQL sink wait in memory until so many bytes make a row of the table in which they are staged."""
+sql_insert_rows: Final = 1_000
+"""Rows that one statement of a SQL sink inserts."""
+sql_lock_wait_s: Final = 60.0
+"""How long a writer of an SQLite file waits for the others."""
+
 # --- worker runtime -----------------------------------------------------------------------------------------
 state_blocks_ahead: Final = 4
 """State blocks handed to the circuit and not yet taken by it, when a state is loaded."""

@@ -82,7 +82,7 @@ class Trial:
                 self._circuits[index % self._workers].feed(
                     self._step, name, SourceBatch(batch, (), batch.nbytes)
                 )
-        taken = [Checkpoint(with_snapshot=snapshot) for _ in self._circuits]
+        taken = [Checkpoint(self._cuts + 1, with_snapshot=snapshot) for _ in self._circuits]
         self._run(cut=cut, taken=taken, end=end)
         for circuit in self._circuits:
             for name, batches in self._kept.items():
@@ -380,8 +380,8 @@ class _Keeping(SinkWriter):
         batches, self.batches = self.batches, []
         return batches
 
-    def prepare(self) -> None:
-        return None
+    def prepare(self, cut: int) -> None:
+        del cut
 
     def sync(self) -> None:
         """Nothing is written."""

@@ -265,7 +265,9 @@ class Incarnation:
         aligned_s = begin - self._waits_since[step]
         sends = self._circuit.run_stage(stage, step, received, cut=bool(mark.cut), marks=marks)
         if mark.cut:
-            self._checkpoint(stage, step, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin)
+            self._checkpoint(
+                stage, step, mark.cut, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin
+            )
         self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
             self._post(StageEnded(self.number, step, self._send(stage, step, sends, mark)))
@@ -297,10 +299,10 @@ class Incarnation:
         except ValueError as error:
             raise StepOrderError(f"from worker {frame.sender}: {error}") from error
 
-    def _checkpoint(self, stage: int, step: int, *, aligned_s: float, drained_s: float) -> None:
+    def _checkpoint(self, stage: int, step: int, cut: int, *, aligned_s: float, drained_s: float) -> None:
         if step not in self._checkpoints:
             due = self._shared.snapshot_due or self._circuit.wants_snapshot
-            self._checkpoints[step] = (Checkpoint(with_snapshot=due), {})
+            self._checkpoints[step] = (Checkpoint(cut, with_snapshot=due), {})
         taken, phases = self._checkpoints[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)

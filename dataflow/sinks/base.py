@@ -19,8 +19,11 @@ class SinkWriter(Operator):
     """A running sink on one worker."""
 
     @abstractmethod
-    def prepare(self) -> Any:
-        """Everything of this step is written; returns JSON that `reset_to` understands."""
+    def prepare(self, cut: int) -> Any:
+        """Everything of this step is written; returns JSON that `reset_to` understands.
+
+        cut: the number that `publish` will name. It may come again after a reset, for another try.
+        """
 
     @abstractmethod
     def sync(self) -> None:
@@ -29,7 +32,9 @@ class SinkWriter(Operator):
         """
 
     def publish(self, cut: int) -> None:
-        """The cut is committed: what was prepared for it may be shown. May come twice."""
+        """The cut is committed: what was prepared for it, and for cuts before it, may be shown. May come
+        twice, and when the next cut is prepared already.
+        """
 
     @abstractmethod
     def reset_to(self, prepared: Any | None) -> None:

@@ -58,8 +58,8 @@ class CallWriter(SinkWriter):
                 raise UserFault(text, row=index if self._by_row else None) from error
         return ()
 
-    def prepare(self) -> None:
-        return None
+    def prepare(self, cut: int) -> None:
+        del cut
 
     def sync(self) -> None:
         """Nothing waits to be written."""

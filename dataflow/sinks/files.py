@@ -114,7 +114,8 @@ class FileWriter(SinkWriter):
             text = f"output {self._part.where!r} cannot be synced: {error.strerror}"
             raise SinkWriteError(text) from error
 
-    def prepare(self) -> Any:
+    def prepare(self, cut: int) -> Any:
+        del cut
         return msgspec.to_builtins(_Prepared(self._part.name, self._digest.size, self._digest.value))
 
     # --- coming back ----------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class PartFile:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(fd, self._path)
-            _sync_directory(self._directory)
+            sync_directory(self._directory)
         except BaseException:
             os.close(fd)
             raise
@@ -137,13 +137,7 @@ class PartFile:
         return int(text)
 
     def set_incarnation(self, number: int) -> None:
-        fresh = self._fence.with_suffix(".tmp")
-        with fresh.open("wb") as file:
-            file.write(str(number).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._fence)
-        _sync_directory(self._directory)
+        replace_durably(self._fence, str(number).encode())
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -189,7 +183,19 @@ def _lock(fd: int, path: Path) -> None:
             return
 
 
-def _sync_directory(directory: Path) -> None:
+def replace_durably(path: Path, content: bytes) -> None:
+    """The file holds this, whole, on stable storage; its only writer calls it. Raises OSError."""
+    fresh = path.with_suffix(".tmp")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Names made, changed and removed in it are on stable storage. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -68,7 +68,7 @@ def test_a_file_holds_exactly_the_steps_since_the_cut_it_went_back_to(acts: list
                 write_step(writer, (f"w{number}", number))
                 content += f"w{number}\t{number}\n".encode()
             elif act == "cut":
-                cut, at_cut = writer.prepare(), content
+                cut, at_cut = writer.prepare(1), content
                 writer.sync()
             else:
                 if act == "crash":
@@ -94,7 +94,7 @@ def test_the_test_only_switch_leaves_what_lies_past_the_cut(tmp_path: Path) -> N
     writer = opened(tmp_path, truncate=False)
     writer.reset_to(None)
     write_step(writer, ("a", 1))
-    cut = writer.prepare()
+    cut = writer.prepare(1)
     write_step(writer, ("b", 1))
     writer.reset_to(cut)
     write_step(writer, ("b", 1))
@@ -106,7 +106,7 @@ def test_output_that_is_shorter_or_other_than_the_cut_says_is_an_error(tmp_path:
     writer = opened(tmp_path)
     writer.reset_to(None)
     write_step(writer, ("a", 1))
-    cut = writer.prepare()
+    cut = writer.prepare(1)
     writer.close()
     (tmp_path / "part-w0000.tsv").write_bytes(damage)
     with pytest.raises(CorruptDataError, match=r"part-w0000\.tsv"):
@@ -165,7 +165,7 @@ def test_a_worker_of_an_earlier_incarnation_cuts_nothing_back(tmp_path: Path) ->
     newer = opened(tmp_path, incarnation=7)
     newer.reset_to(None)
     write_step(newer, ("a", 1))
-    prepared = newer.prepare()
+    prepared = newer.prepare(1)
     newer.close()
     older = opened(tmp_path, incarnation=4)
     with pytest.raises(SinkFencedError, match=r"incarnation 7 .* this worker is of 4"):

@@ -1,0 +1,111 @@
+"""Parquet files that appear at the commit: whole, once, and never changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataflow import ParquetSink, SchemaError, limits
+from dataflow.errors import SinkWriteError
+from dataflow.operators.base import OperatorContext
+from dataflow.sink_testing import check_sink
+from dataflow.sinks.base import SinkSpec, SinkWriter
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+
+def ids_in(folder: Path) -> list[int]:
+    """What a reader of the directory sees: files whose names begin with _ are none."""
+    return [
+        number for path in folder.glob("[!_]*.parquet") for number in pq.read_table(path)["id"].to_pylist()
+    ]
+
+
+def opened(folder: Path, incarnation: int = 1) -> SinkWriter:
+    context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, incarnation)
+    return ParquetSink(folder).open(context)
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": n, "text": "x" * n} for n in numbers], SCHEMA)
+
+
+# EVIDENCE-OF: P-7
+def test_rows_are_neither_lost_nor_doubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh(name: str) -> tuple[SinkSpec, Callable[[], list[int]]]:
+        return ParquetSink(tmp_path / name), lambda: ids_in(tmp_path / name)
+
+    monkeypatch.setattr(limits, "parquet_group_bytes", 40)
+    assert check_sink(fresh, runs=5)
+
+
+def test_a_file_appears_when_its_cut_is_committed(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    writer.process(rows(1, 2))
+    writer.process(rows(3))
+    prepared = writer.prepare(1)
+    writer.sync()
+    assert ids_in(tmp_path) == []
+    assert len(prepared) == 1
+    assert pq.read_table(tmp_path / f"_{prepared[0]}.parquet").num_rows == 3, "it is whole, and waits"
+    writer.publish(1)
+    (path,) = tmp_path.glob("part-*.parquet")
+    found = pq.ParquetFile(path)
+    assert found.schema_arrow.equals(SCHEMA)
+    assert found.num_row_groups == 1, "small batches make no small groups"
+    assert ids_in(tmp_path) == [1, 2, 3]
+    writer.close()
+
+
+def test_files_that_readers_have_taken_away_are_not_missed(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    writer.process(rows(1))
+    prepared = writer.prepare(1)
+    writer.sync()
+    writer.publish(1)
+    writer.close()
+    for path in tmp_path.glob("part-*"):
+        path.unlink()
+    later = opened(tmp_path, 2)
+    later.reset_to(prepared)
+    later.publish(1)
+    assert ids_in(tmp_path) == []
+    later.close()
+
+
+def test_a_staged_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    writer.process(rows(1))
+    (name,) = writer.prepare(1)
+    writer.sync()
+    (tmp_path / f"_{name}.parquet").unlink()
+    with pytest.raises(SinkWriteError, match=r"is gone, and the cut that covers its rows is committed"):
+        writer.publish(1)
+    writer.close()
+
+
+def test_what_was_left_over_is_removed(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    writer.process(rows(1))
+    writer.prepare(1)
+    writer.sync()
+    writer.process(rows(2))
+    writer.close()
+    (tmp_path / "_notes.parquet").write_bytes(b"somebody else's")
+    later = opened(tmp_path, 2)
+    later.reset_to(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["_notes.parquet"]
+    later.close()
+
+
+def test_columns_and_compressions_that_parquet_does_not_know_are_refused_before_anything_runs() -> None:
+    with pytest.raises(SchemaError, match="column 'odd' of type month_day_nano_interval has no form in"):
+        ParquetSink("x").check_input(pa.schema([("odd", pa.month_day_nano_interval())]))
+    with pytest.raises(SchemaError, match="compression is one of zstd, snappy"):
+        ParquetSink("x", compression="zip")  # type: ignore[arg-type]
