@@ -1,0 +1,281 @@
+"""Rows into a table of a database, through SQLAlchemy: once each, or by their key.
+
+Rules of this file: statements and the transactions of the database. Its tables are `sql_tables.py`'s; when a
+transaction of the sink is staged, shown or removed is `two_phase.py`'s.
+
+Without `key`: rows wait in a table of the sink's own until their cut is committed. To show them is one
+transaction of the database: it notes in `dos_sink_writers` that they are shown, moves the rows, removes
+them where they waited. When it comes again, the note is there already. With `key`: each step's rows are
+written at once; a row whose key is there takes its place. So what comes again after a failure changes
+nothing in the end, and readers see rows before their cut is committed.
+
+Either way a writer that is left over from an earlier incarnation is refused: each transaction of the
+database checks, and locks, the row that says who may write.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import sqlalchemy as sa
+
+from dataflow import limits
+from dataflow.core.transactions import TransactionName, parse_name
+from dataflow.errors import SchemaError, SinkFencedError, SinkWriteError
+from dataflow.operators.base import OperatorContext
+from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.sql_tables import UPSERTS, make_tables, staged, target_table, writers
+from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
+from dos_protocol.digests import digest64
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class SqlSink(SinkSpec):
+    """Writes rows into `table` (or SCHEMA.TABLE) of the database at `url`, a URL of SQLAlchemy's.
+
+    Without `key`, each row appears once, when the cut that covers it is committed. key: columns that tell
+    rows apart, unique in the table; a row replaces the one with its key, as soon as it comes. For
+    PostgreSQL and SQLite; it is quicker, and for rows such as counts, of which the last one counts. create:
+    make the table if it is not there. The tables `dos_sink_writers` and `dos_sink_staged` are made beside
+    it. Every worker must reach the database under that URL, whose password travels with the graph. Raises
+    SchemaError.
+    """
+
+    url: str = field(repr=False)
+    table: str
+    key: tuple[str, ...]
+    create: bool
+
+    def __init__(self, url: str, table: str, *, key: "str | Sequence[str]" = (), create: bool = True) -> None:
+        try:
+            dialect = sa.make_url(url).get_dialect().name
+        except sa.exc.SQLAlchemyError as error:
+            raise SchemaError(f"a SqlSink takes a URL of SQLAlchemy's: {error}") from error
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        if keys and dialect not in UPSERTS:
+            known = ", ".join(sorted(UPSERTS))
+            raise SchemaError(f"key= is for {known}, and this is {dialect}; leave it out")
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "key", keys)
+        object.__setattr__(self, "create", create)
+
+    def check_input(self, schema: pa.Schema) -> None:
+        if missing := [name for name in self.key if name not in schema.names]:
+            raise SchemaError(
+                f"a SqlSink has key column {missing[0]!r}, and rows have {', '.join(map(repr, schema.names))}"
+            )
+        target_table(self.table, schema, self.key)
+
+    def open(self, context: OperatorContext) -> SinkWriter:
+        if self.key:
+            return KeyedWriter(self, context)
+        return TwoPhaseWriter(lambda: SqlOutput(_Database(self, context)), context)
+
+    def detail(self) -> str:
+        return f"table {self.table}"
+
+
+class _Database:
+    """One worker's way to its tables. Raises SinkFencedError."""
+
+    def __init__(self, spec: SqlSink, context: OperatorContext) -> None:
+        words = [context.region, context.store_id.hex(), context.operator]
+        self.writer = f"{digest64(msgspec.json.encode(words)):016x}-w{context.worker:04d}"
+        self.schema = context.inputs[0]
+        self.target = target_table(spec.table, self.schema, spec.key)
+        self._incarnation = context.incarnation
+        is_file = sa.make_url(spec.url).get_dialect().name == "sqlite"
+        waits = {"timeout": limits.sql_lock_wait_s} if is_file else {}
+        self.engine = sa.create_engine(spec.url, pool_size=1, max_overflow=1, connect_args=waits)
+        try:
+            make_tables(self.engine, writers, staged, *([self.target] if spec.create else []))
+            self._begin_to_write()
+        except BaseException:
+            self.engine.dispose()
+            raise
+
+    def _begin_to_write(self) -> None:
+        """No earlier incarnation writes here any more. Raises SinkFencedError."""
+        row = {"incarnation": self._incarnation, "shown_incarnation": 0, "shown_number": 0}
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(writers.insert().values(writer=self.writer, **row))
+        except sa.exc.IntegrityError:
+            with self.engine.begin() as connection:
+                self.lock(connection)
+
+    def lock(self, connection: sa.Connection) -> None:
+        """Nobody else writes for this worker until the end of the transaction. Raises SinkFencedError."""
+        mine = sa.and_(writers.c.writer == self.writer, writers.c.incarnation <= self._incarnation)
+        update = writers.update().where(mine).values(incarnation=self._incarnation)
+        if connection.execute(update).rowcount == 0:
+            held = connection.scalar(sa.select(writers.c.incarnation).where(writers.c.writer == self.writer))
+            raise SinkFencedError(
+                f"table {self.target.name!r} is written by incarnation {held} of the region; this worker"
+                f" is of {self._incarnation}"
+            )
+
+
+class SqlOutput(TwoPhaseOutput):
+    """Rows wait in memory until they make a piece, in `dos_sink_staged` until they are shown."""
+
+    def __init__(self, database: _Database) -> None:
+        self._database = database
+        self._waiting: dict[str, list[pa.RecordBatch]] = {}
+        self._pieces: dict[str, int] = {}
+
+    def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
+        waiting = self._waiting.setdefault(transaction, [])
+        waiting.append(batch)
+        if sum(one.nbytes for one in waiting) >= limits.sql_staged_bytes:
+            self._write_piece(transaction)
+
+    def _write_piece(self, transaction: str) -> None:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._database.schema) as stream:
+            for batch in self._waiting.pop(transaction):
+                stream.write_batch(batch)
+        piece = self._pieces[transaction] = self._pieces.get(transaction, -1) + 1
+        row = {"transaction_name": transaction, "piece": piece, "data": sink.getvalue().to_pybytes()}
+        with self._database.engine.begin() as connection:
+            self._database.lock(connection)
+            connection.execute(staged.insert().values(row))
+
+    def prepare(self, transaction: str) -> None:
+        if transaction in self._waiting:
+            self._write_piece(transaction)
+        self._pieces.pop(transaction, None)
+
+    def commit(self, transaction: str) -> None:
+        name = parse_name(transaction)
+        assert name is not None
+        with self._database.engine.begin() as connection:
+            self._database.lock(connection)
+            if not self._note_shown(connection, name):
+                return
+            for data in self._pieces_of(connection, transaction):
+                _insert(connection, self._database.target.insert(), pa.ipc.open_stream(data).read_all())
+            connection.execute(staged.delete().where(staged.c.transaction_name == transaction))
+
+    def _note_shown(self, connection: sa.Connection, name: TransactionName) -> bool:
+        """Whether it was not shown before."""
+        columns = writers.c
+        before = sa.or_(
+            columns.shown_incarnation < name.incarnation,
+            sa.and_(columns.shown_incarnation == name.incarnation, columns.shown_number < name.number),
+        )
+        mine = columns.writer == self._database.writer
+        shown = {"shown_incarnation": name.incarnation, "shown_number": name.number}
+        return connection.execute(writers.update().where(mine, before).values(shown)).rowcount > 0
+
+    def _pieces_of(self, connection: sa.Connection, transaction: str) -> Iterator[bytes]:
+        mine = staged.c.transaction_name == transaction
+        pieces = connection.scalars(sa.select(staged.c.piece).where(mine).order_by(staged.c.piece)).all()
+        if not pieces:
+            raise SinkWriteError(
+                f"rows of {transaction} are not in {staged.name!r}, and their cut is committed",
+                remedy="put the database back to a state in which they are: an older copy has lost rows",
+            )
+        for piece in pieces:
+            yield connection.execute(
+                sa.select(staged.c.data).where(mine, staged.c.piece == piece)
+            ).scalar_one()
+
+    def staged(self) -> Iterable[str]:
+        mine = staged.c.transaction_name.startswith(self._database.writer, autoescape=True)
+        with self._database.engine.connect() as connection:
+            return connection.scalars(sa.select(staged.c.transaction_name).where(mine).distinct()).all()
+
+    def abort(self, transaction: str) -> None:
+        self._waiting.pop(transaction, None)
+        with self._database.engine.begin() as connection:
+            self._database.lock(connection)
+            connection.execute(staged.delete().where(staged.c.transaction_name == transaction))
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._database.engine.dispose()
+
+
+class KeyedWriter(SinkWriter):
+    """Each step's rows in one transaction of the database."""
+
+    def __init__(self, spec: SqlSink, context: OperatorContext) -> None:
+        self._spec = spec
+        self._context = context
+        self._database: _Database | None = None
+        self._step: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        self._step.append(batch)
+        return ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        batches, self._step = self._step, []
+        if not any(batch.num_rows for batch in batches):
+            return ()
+        assert self._database is not None
+        target, key = self._database.target, self._spec.key
+        upsert = UPSERTS[self._database.engine.dialect.name](target)
+        others = {one.name: upsert.excluded[one.name] for one in target.columns if one.name not in key}
+        if others:
+            statement = upsert.on_conflict_do_update(index_elements=list(key), set_=others)
+        else:
+            statement = upsert.on_conflict_do_nothing(index_elements=list(key))
+        table = _last_of_each(pa.Table.from_batches(batches), key)
+        try:
+            with self._database.engine.begin() as connection:
+                self._database.lock(connection)
+                _insert(connection, statement, table)
+        except sa.exc.SQLAlchemyError as error:
+            raise SinkWriteError(
+                f"table {target.name!r} takes no rows: {error}",
+                remedy="see to the database, then run the region again: it resumes",
+            ) from error
+        self._rows += table.num_rows
+        return ()
+
+    def prepare(self, cut: int) -> Any:
+        del cut
+
+    def sync(self) -> None:
+        """The transaction of each step was durable when it ended."""
+
+    def reset_to(self, prepared: Any | None) -> None:
+        """What was written stays, and is written again."""
+        del prepared
+        self._step = []
+        if self._database is None:
+            try:
+                self._database = _Database(self._spec, self._context)
+            except sa.exc.SQLAlchemyError as error:
+                raise SinkWriteError(
+                    f"the database of table {self._spec.table!r} cannot be opened: {error}",
+                    remedy="see to the database, then run the region again: it resumes",
+                ) from error
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.engine.dispose()
+            self._database = None
+
+    def counters(self) -> dict[str, int]:
+        return {"rows_written": self._rows}
+
+
+def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last row of each key: one statement may not write a row twice."""
+    place = pa.array(range(table.num_rows), pa.int64())
+    numbered = pa.table([*(table.column(name) for name in key), place], [*key, "_place"])
+    last = numbered.group_by(list(key)).aggregate([("_place", "max")])
+    return table.take(last.column("_place_max").combine_chunks().sort())
+
+
+def _insert(connection: sa.Connection, statement: sa.Executable, table: pa.Table) -> None:
+    for batch in table.to_batches(max_chunksize=limits.sql_insert_rows):
+        if batch.num_rows:
+            connection.execute(statement, batch.to_pylist())

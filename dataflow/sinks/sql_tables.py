@@ -1,0 +1,82 @@
+"""The tables of a SQL sink: the one that rows go to, from their Arrow schema, and two of its own.
+
+Rules of this file: descriptions of tables, and making them. What is written into them is `sql.py`'s.
+
+`dos_sink_writers` has a row for each sink and worker: the incarnation that may write, and the last
+transaction that was shown. `dos_sink_staged` has rows of transactions that are not shown yet, as Arrow
+streams: data there is of any columns, and is read by nobody else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dataflow.errors import SchemaError
+
+OWN: Final = sa.MetaData()
+writers: Final = sa.Table(
+    "dos_sink_writers",
+    OWN,
+    sa.Column("writer", sa.String(64), primary_key=True),
+    sa.Column("incarnation", sa.BigInteger, nullable=False),
+    sa.Column("shown_incarnation", sa.BigInteger, nullable=False),
+    sa.Column("shown_number", sa.BigInteger, nullable=False),
+)
+staged: Final = sa.Table(
+    "dos_sink_staged",
+    OWN,
+    sa.Column("transaction_name", sa.String(80), primary_key=True),
+    sa.Column("piece", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+UPSERTS: "Final[Mapping[str, Callable[[sa.Table], postgresql.Insert | sqlite.Insert]]]" = {
+    "postgresql": postgresql.insert,
+    "sqlite": sqlite.insert,
+}
+"""Databases that are told what to do with a row whose key is there already, in the same words."""
+
+
+def target_table(name: str, schema: pa.Schema, key: Sequence[str]) -> sa.Table:
+    """The table that rows go to; `name` may be SCHEMA.TABLE. Raises SchemaError for columns without a SQL
+    type.
+    """
+    namespace, _, table = name.rpartition(".")
+    columns = [
+        sa.Column(field.name, _sql_type(field), primary_key=field.name in key, autoincrement=False)
+        for field in schema
+    ]
+    return sa.Table(table, sa.MetaData(), *columns, schema=namespace or None)
+
+
+def _sql_type(field: pa.Field) -> "sa.types.TypeEngine[Any]":
+    kind, found = pa.types, field.type
+    plain: list[tuple[bool, sa.types.TypeEngine[Any]]] = [
+        (kind.is_boolean(found), sa.Boolean()),
+        (kind.is_signed_integer(found), sa.BigInteger()),
+        (kind.is_floating(found), sa.Double()),
+        (kind.is_string(found) or kind.is_large_string(found), sa.Text()),
+        (kind.is_binary(found) or kind.is_large_binary(found), sa.LargeBinary()),
+        (kind.is_date(found), sa.Date()),
+    ]
+    for fits, made in plain:
+        if fits:
+            return made
+    if kind.is_timestamp(found) and found.unit != "ns":
+        return sa.DateTime(timezone=found.tz is not None)
+    if kind.is_decimal(found):
+        return sa.Numeric(found.precision, found.scale)
+    raise SchemaError(f"column {field.name!r} of type {found} has no SQL type here; map it to a plain one")
+
+
+def make_tables(engine: sa.Engine, *tables: sa.Table) -> None:
+    """Those that are not there. Several workers may do so at once."""
+    for table in tables:
+        try:
+            table.create(engine, checkfirst=True)
+        except sa.exc.DBAPIError:
+            if not sa.inspect(engine).has_table(table.name, schema=table.schema):
+                raise

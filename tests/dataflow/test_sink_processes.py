@@ -1,0 +1,57 @@
+"""Sinks that show rows at the commit, in a region of real processes whose workers are killed."""
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+
+from checkpoint.core.region import ResetReport
+from dataflow import FileSource, Graph, ParquetSink
+from dataflow.sinks.sql import SqlSink
+from tests.dataflow.support import true_counts
+from tests.dataflow.test_region_processes import finished, hurry, kill, running, unhurried
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
+
+
+# EVIDENCE-OF: P-7
+def test_killed_workers_leave_no_trace_in_files_and_tables(shared_store: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"in{index}.txt" for index in range(3)]
+    for path in paths:
+        text = "".join(f"word{number % 700} and{number % 7} {path.stem}\n" for number in range(4_000))
+        path.write_text(text)
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    graph = Graph("counted")
+    lines = graph.source("lines", FileSource(paths, repeat=4))
+    slow = partial(unhurried, tmp_path / "out.hurry")
+    words = lines.flat_map("words", slow, schema="word string", takes="batch")
+    counts = words.key_by("by_word", "word").count("counts")
+    counts.sink("files", ParquetSink(tmp_path / "files"))
+    counts.sink("rows", SqlSink(url, "seen"))
+    counts.sink("totals", SqlSink(url, "totals", key="word"))
+    with running(graph, shared_store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        kill(control, 0, wipe=True)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        watch.cuts(4)
+        kill(control, 1, wipe=False)
+        watch.wait(lambda event: isinstance(event, ResetReport), 2)
+        hurry(tmp_path / "out")
+        assert finished(control), control.status()
+    truth = dict(true_counts(paths, 4))
+    files = sorted((tmp_path / "files").glob("part-*.parquet"))
+    in_files = [
+        (row["word"], row["count"]) for path in files for row in pq.ParquetFile(path).read().to_pylist()
+    ]
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        in_table = [tuple(row) for row in connection.execute(sa.text("SELECT word, count FROM seen"))]
+        totals = dict(tuple(row) for row in connection.execute(sa.text("SELECT word, count FROM totals")))
+    engine.dispose()
+    assert len(set(in_files)) == len(in_files), "no count of a word comes twice"
+    assert sorted(in_files) == sorted(in_table), "both hold the same rows"
+    assert dict(sorted(in_files)) == truth
+    assert totals == truth
+    assert not [*(tmp_path / "files").glob("_*.parquet")], "nothing waits at the end"

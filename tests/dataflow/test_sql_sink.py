@@ -1,0 +1,213 @@
+"""Rows in tables of real databases: SQLite, and a PostgreSQL server that the tests start."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from dataflow import SchemaError, limits
+from dataflow.errors import SinkFencedError, SinkWriteError
+from dataflow.operators.base import OperatorContext
+from dataflow.sink_testing import check_sink
+from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.sql import SqlOutput, SqlSink
+from dataflow.sinks.sql_tables import target_table
+from tests.support.postgres import PostgresServer, postgres_server
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+_tables = count(1)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database, for tables of the test's own."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'rows.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url
+
+
+def rows_in(url: str, table: str, schema: pa.Schema = SCHEMA) -> list[tuple[Any, ...]]:
+    statement = sa.text(f"SELECT {', '.join(schema.names)} FROM {table}")
+    with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
+        return [tuple(row) for row in connection.execute(statement)]
+
+
+def told(url: str, statement: str) -> None:
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text(statement))
+
+
+def fresh_tables(url: str, **options: Any) -> Callable[[str], tuple[SinkSpec, Callable[[], list[int]]]]:
+    def fresh(name: str) -> tuple[SinkSpec, Callable[[], list[int]]]:
+        table = f"t{next(_tables)}"
+        return SqlSink(url, table, **options), lambda: [row[0] for row in rows_in(url, table)]
+
+    return fresh
+
+
+# EVIDENCE-OF: P-7
+def test_rows_are_neither_lost_nor_doubled(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "sql_staged_bytes", 40)
+    assert check_sink(fresh_tables(url), workers=1, runs=0)
+
+
+# EVIDENCE-OF: P-7
+def test_rows_with_a_key_come_again_and_are_there_once(url: str) -> None:
+    assert check_sink(fresh_tables(url, key="id"), early="stays", workers=1, runs=0)
+
+
+def opened(sink: SqlSink, incarnation: int = 1, schema: pa.Schema = SCHEMA) -> SinkWriter:
+    context = OperatorContext(sink.table, "out", 0, 1, bytes(16), (schema,), None, incarnation)
+    writer = sink.open(context)
+    writer.reset_to(None)
+    return writer
+
+
+def batch(*rows: tuple[int, str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": n, "text": text} for n, text in rows], SCHEMA)
+
+
+def test_the_last_row_of_a_key_counts_and_an_old_writer_is_refused(url: str) -> None:
+    sink = SqlSink(url, f"t{next(_tables)}", key=["id"])
+    old = opened(sink)
+    old.process(batch((1, "a"), (2, "b"), (1, None)))
+    old.end_step()
+    assert sorted(rows_in(url, sink.table)) == [(1, None), (2, "b")]
+    new = opened(sink, incarnation=3)
+    new.process(batch((1, "new")))
+    new.end_step()
+    old.process(batch((1, "old")))
+    with pytest.raises(SinkFencedError, match="written by incarnation 3 of the region; this worker is of 1"):
+        old.end_step()
+    assert sorted(rows_in(url, sink.table)) == [(1, "new"), (2, "b")]
+    for writer in (old, new):
+        writer.close()
+
+
+def test_every_type_that_has_a_column_comes_back(url: str) -> None:
+    row: dict[str, Any] = {
+        "flag": True,
+        "small": -3,
+        "large": 2**60,
+        "ratio": 0.1,
+        "text": "it's \\ 'é' 日",
+        "data": b"\x00\xff",
+        "day": date(2026, 5, 1),
+        "money": Decimal("12.50"),
+        "at": datetime(2026, 5, 1, 9, 0, 1, 5, tzinfo=UTC),
+    }
+    types = {
+        "small": pa.int16(),
+        "money": pa.decimal128(10, 2),
+        "at": pa.timestamp("us", "UTC"),
+    }
+    schema = pa.schema([(name, types.get(name, pa.scalar(value).type)) for name, value in row.items()])
+    sink = SqlSink(url, f"t{next(_tables)}")
+    writer = opened(sink, schema=schema)
+    writer.process(pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema))
+    writer.prepare(1)
+    writer.sync()
+    writer.publish(1)
+    writer.close()
+    with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
+        found = connection.execute(sa.select(target_table(sink.table, schema, ())))
+        first, nothing = [one._asdict() for one in found]
+    at = first.pop("at")
+    assert at.replace(tzinfo=at.tzinfo or UTC) == row.pop("at")
+    assert first == row
+    assert set(nothing.values()) == {None}
+
+
+def test_a_table_that_is_there_is_used_as_it_is(url: str) -> None:
+    name = f"t{next(_tables)}"
+    told(url, f"CREATE TABLE {name} (text varchar(5), id integer, more integer DEFAULT 7)")
+    writer = opened(SqlSink(url, name, create=False))
+    writer.process(batch((1, "a")))
+    writer.prepare(1)
+    writer.sync()
+    writer.publish(1)
+    writer.close()
+    assert rows_in(url, name, pa.schema([*SCHEMA, ("more", pa.int64())])) == [(1, "a", 7)]
+
+
+def test_a_server_that_is_away_resets_the_region_and_loses_nothing(postgres: PostgresServer) -> None:
+    sink = SqlSink(postgres.url, f"t{next(_tables)}")
+    writer = opened(sink)
+    writer.process(batch((1, "a")))
+    prepared = writer.prepare(1)
+    writer.sync()
+    postgres.crash()
+    try:
+        with pytest.raises(SinkWriteError, match=r"sink 'out' cannot show \S+: OperationalError"):
+            writer.publish(1)
+        writer.close()
+    finally:
+        postgres.start()
+    later = sink.open(replace(_context(sink), incarnation=2))
+    later.reset_to(prepared)
+    later.publish(1)
+    later.publish(1)
+    later.close()
+    assert rows_in(postgres.url, sink.table) == [(1, "a")]
+
+
+def _context(sink: SqlSink) -> OperatorContext:
+    return OperatorContext(sink.table, "out", 0, 1, bytes(16), (SCHEMA,), None, 1)
+
+
+def test_staged_rows_that_are_gone_are_an_error(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    writer = opened(SqlSink(url, "t"))
+    writer.process(batch((1, "a")))
+    writer.prepare(1)
+    writer.sync()
+    told(url, "DELETE FROM dos_sink_staged")
+    with pytest.raises(SinkWriteError, match="are not in 'dos_sink_staged', and their cut is committed"):
+        writer.publish(1)
+    writer.close()
+
+
+def test_a_commit_that_is_not_noted_is_missed_when_it_comes_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = SqlSink(url, f"t{next(_tables)}")
+    writer = opened(sink)
+    writer.process(batch((1, "a")))
+    prepared = writer.prepare(1)
+    writer.sync()
+    writer.publish(1)
+    writer.reset_to(prepared)
+    writer.publish(1)
+    assert rows_in(url, sink.table) == [(1, "a")]
+    monkeypatch.setattr(SqlOutput, "_note_shown", lambda *_: True)
+    writer.reset_to(prepared)
+    with pytest.raises(SinkWriteError, match="their cut is committed"):
+        writer.publish(1)
+    writer.close()
+
+
+def test_what_cannot_be_written_is_refused_before_anything_runs() -> None:
+    lists = pa.schema([("id", pa.int64()), ("words", pa.list_(pa.string()))])
+    with pytest.raises(SchemaError, match=r"column 'words' of type list<.*> has no SQL type here"):
+        SqlSink("sqlite://", "t").check_input(lists)
+    with pytest.raises(SchemaError, match="has key column 'who', and rows have 'id', 'text'"):
+        SqlSink("sqlite://", "t", key="who").check_input(SCHEMA)
+    with pytest.raises(SchemaError, match="a SqlSink takes a URL of SQLAlchemy's"):
+        SqlSink("rows.db", "t")
+    with pytest.raises(SchemaError, match="key= is for postgresql, sqlite, and this is mysql"):
+        SqlSink("mysql://h/d", "t", key="id")
+    assert "secret" not in repr(SqlSink("postgresql+psycopg://u:secret@h/d", "t"))
