@@ -23,7 +23,9 @@ from dataflow.sinks.parquet import ParquetSink
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from dataflow.sources.files import FileSource
 from dataflow.sources.inputs import InputSource
+from dataflow.sources.iterator import IteratorSource
 from dataflow.sources.log import LogSource
+from dataflow.sources.rate import RateSource
 
 __all__ = [
     "ApproxDistinct",
@@ -36,6 +38,7 @@ __all__ = [
     "GraphError",
     "GraphPlan",
     "InputSource",
+    "IteratorSource",
     "KeyState",
     "KeyedStream",
     "LogSink",
@@ -49,6 +52,7 @@ __all__ = [
     "ParquetSink",
     "Place",
     "Producer",
+    "RateSource",
     "SchemaError",
     "Sliding",
     "StepRows",

@@ -103,7 +103,10 @@ class CircuitLoop:
 
     def _next_message(self) -> ToCircuit | None:
         """A message if there is one; None if there is work to do meanwhile; else wait for one."""
-        return self._inbox.take_nowait() if self.busy else self._inbox.take()
+        if self.busy:
+            return self._inbox.take_nowait()
+        timeout_s = self._run.wakes_in() if self._run and self._state is LoopState.RUNNING else None
+        return self._inbox.take(timeout_s)
 
     def _advance(self) -> None:
         assert self._run is not None

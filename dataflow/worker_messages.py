@@ -247,9 +247,12 @@ class Inbox:
     def put(self, message: ToCircuit) -> None:
         self._queue.put(message)
 
-    def take(self) -> ToCircuit:
-        """The next message; waits for one."""
-        return self._queue.get()
+    def take(self, timeout_s: float | None = None) -> ToCircuit | None:
+        """The next message; waits for one, at most so long."""
+        try:
+            return self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
     def take_nowait(self) -> ToCircuit | None:
         """The next message if there is one."""

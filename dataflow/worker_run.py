@@ -197,6 +197,11 @@ class Incarnation:
         self._shared.busy_s += self._clock.seconds() - begin
         return True
 
+    def wakes_in(self) -> float | None:
+        """Seconds after which `advance` is to be called though no message came, None: never."""
+        waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
+        return min((wait for wait in waits if wait is not None), default=None)
+
     def _is_complete(self, channel: int, step: int) -> bool:
         alignment = self._aligned[channel]
         return alignment.step == step and not alignment.missing()

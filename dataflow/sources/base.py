@@ -109,6 +109,13 @@ class SourceReader(Operator):
         """
         return not self.exhausted and not self.wants_cut
 
+    @property
+    def wakes_in(self) -> float | None:
+        """While it has no input: seconds until it is to be asked again, because nobody will say when there is
+        some. None: somebody wakes the circuit.
+        """
+        return None
+
     def can_replay(self, division: Division) -> bool:
         """Whether `replay` has all it needs at hand. If not, it is being fetched, and the circuit is
         woken.

@@ -1,0 +1,276 @@
+"""Rows of an iterator of yours, that can begin at a position.
+
+Rules of this file: which rows a step takes, and the proof that a replay takes the same. The digest of a
+division is a fold over its rows as JSON, so it does not depend on how they were cut into batches.
+
+Within a step the splits come one after the other and none comes twice, so that the division alone says in
+which order rows came. The next step begins with the next split.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from checkpoint.core.manifest import SplitPosition
+from dataflow.errors import InputChangedError, OperatorError, SchemaError
+from dataflow.operators.base import OperatorContext
+from dataflow.schema import parse_schema
+from dataflow.sources.base import (
+    Division,
+    Piece,
+    Positions,
+    SourceBatch,
+    SourceReader,
+    SourceSpec,
+    SplitDivision,
+)
+from dos_protocol.digests import digest64
+
+Rows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
+"""(position behind the row, the row); or None: there is nothing at the moment."""
+
+_encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class IteratorSource(SourceSpec):
+    """Reads what `rows(split, position)` gives: (position behind the row, row) for each row after
+    `position`, 0: from the beginning. Positions are whole numbers that rise; rows are dicts with the
+    declared columns. None instead of such a pair means that there is nothing at the moment: the iterator is
+    asked again after `poll_s` seconds. When it ends, the split does.
+
+    After a failure `rows` is called with the position of the last cut, and must give the same rows again up
+    to where it was: another row stops the region for a person. splits: names of pieces that are read
+    independently, dealt to the workers in turn. Raises SchemaError.
+    """
+
+    rows: Callable[[str, int], Rows]
+    schema: pa.Schema
+    splits: tuple[str, ...]
+    poll_s: float
+
+    def __init__(
+        self,
+        rows: Callable[[str, int], Rows],
+        schema: "str | pa.Schema",
+        *,
+        splits: Sequence[str] = ("rows",),
+        poll_s: float = 0.5,
+    ) -> None:
+        if not callable(rows):
+            raise SchemaError(f"an IteratorSource takes a function of a split and a position, not {rows!r}")
+        if isinstance(splits, str) or not splits or "" in splits or len(set(splits)) != len(splits):
+            raise SchemaError(f"splits is a list of different names, not {splits!r}")
+        if not poll_s > 0:
+            raise SchemaError(f"poll_s is a time above 0 in seconds, not {poll_s!r}")
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "schema", parse_schema(schema))
+        object.__setattr__(self, "splits", tuple(splits))
+        object.__setattr__(self, "poll_s", poll_s)
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return self.schema
+
+    def open(self, context: OperatorContext) -> "IteratorReader":
+        return IteratorReader(self, context.operator, self.splits[context.worker :: context.workers])
+
+
+@dataclass(slots=True)
+class _OpenSplit:
+    """Invariant: `ahead` is the row behind `position`, if it is known."""
+
+    name: str
+    position: int = 0
+    rows: "Iterator[tuple[int, Mapping[str, Any]] | None] | None" = None
+    ahead: tuple[int, Mapping[str, Any]] | None = None
+    over: bool = False
+    ask_at: float = 0.0
+    """On the monotonic clock."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a step took of one split."""
+
+    begin: int
+    end: int
+    digest: int = 0
+
+
+@dataclass(slots=True)
+class _Taken:
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    size: int = 0
+
+
+class IteratorReader(SourceReader):
+    """A worker's splits, in turns."""
+
+    def __init__(
+        self,
+        spec: IteratorSource,
+        operator: str,
+        splits: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec = spec
+        self._operator = operator
+        self._names = tuple(splits)
+        self._clock = clock
+        self.reset()
+
+    # --- where it stands ------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        self._splits = {name: _OpenSplit(name) for name in self._names}
+        self._parts: dict[str, _Part] = {}
+        self._last = ""
+        """The split that rows came from last."""
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        self.reset()
+        for name, at in positions.items():
+            if name in self._splits:
+                self._splits[name].position = at.position
+
+    def positions(self) -> Positions:
+        return {name: SplitPosition(split.position) for name, split in self._splits.items() if split.position}
+
+    @property
+    def exhausted(self) -> bool:
+        return all(split.over for split in self._splits.values())
+
+    @property
+    def has_input(self) -> bool:
+        return any(self._look(split) for split in self._splits.values())
+
+    @property
+    def wakes_in(self) -> float | None:
+        asked = [split.ask_at for split in self._splits.values() if not split.over]
+        return max(0.0, min(asked) - self._clock()) if asked else None
+
+    # --- rows of the user -----------------------------------------------------------------------------------
+
+    def _look(self, split: _OpenSplit, *, wait: bool = False) -> bool:
+        """Whether a row is there now; wait: a replay knows that it comes. Raises OperatorError."""
+        if split.ahead is not None or split.over:
+            return split.ahead is not None
+        while wait or self._clock() >= split.ask_at:
+            try:
+                if split.rows is None:
+                    split.rows = iter(self._spec.rows(split.name, split.position))
+                found = next(split.rows, split)
+                if found is split:
+                    split.over = True
+                    return False
+                if found is not None:
+                    split.ahead = self._checked(split, found)
+                    return True
+            except (Exception, SystemExit) as error:
+                raise self._fault(split, error) from error
+            split.ask_at = self._clock() + self._spec.poll_s
+            if wait:
+                time.sleep(self._spec.poll_s)
+        return False
+
+    @staticmethod
+    def _checked(split: _OpenSplit, found: Any) -> tuple[int, Mapping[str, Any]]:
+        position, row = found
+        if not isinstance(position, int) or position <= split.position:
+            raise ValueError(f"it gave position {position!r} after {split.position}: they must rise")
+        return position, row
+
+    def _fault(self, split: _OpenSplit, error: BaseException) -> OperatorError:
+        where = f"split {split.name!r}, after position {split.position}"
+        text = "".join(traceback.format_exception(error))
+        return OperatorError(self._operator, where, f"{type(error).__name__}: {error}", traceback_text=text)
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        taken = _Taken()
+        while taken.size < bytes_max and (split := self._next_split()) is not None:
+            self._last = split.name
+            self._take(split, taken, bytes_max=bytes_max)
+        return self._batch(taken) if taken.rows else None
+
+    def _next_split(self) -> _OpenSplit | None:
+        if self._last in self._parts and self._look(self._splits[self._last]):
+            return self._splits[self._last]
+        at = self._names.index(self._last) + 1 if self._last else 0
+        for name in (*self._names[at:], *self._names[:at]):
+            if name not in self._parts and self._look(self._splits[name]):
+                return self._splits[name]
+        return None
+
+    def _take(
+        self,
+        split: _OpenSplit,
+        taken: _Taken,
+        *,
+        bytes_max: float = inf,
+        end: float = inf,
+        wait: bool = False,
+    ) -> None:
+        """Rows while they are there: so many bytes, or up to a position."""
+        part = self._parts.setdefault(split.name, _Part(split.position, split.position))
+        begin, at = split.position, len(taken.rows)
+        while taken.size < bytes_max and split.position < end and self._look(split, wait=wait):
+            assert split.ahead is not None
+            position, row = split.ahead
+            try:
+                data = _encode([row[name] for name in self._spec.schema.names])
+            except (KeyError, TypeError) as error:
+                raise self._fault(split, error) from error
+            split.position, split.ahead = position, None
+            part.end, part.digest = position, digest64(data, part.digest)
+            taken.rows.append(row)
+            taken.size += len(data)
+        taken.pieces.append(Piece(split.name, begin, split.position, at))
+
+    def _batch(self, taken: _Taken) -> SourceBatch:
+        try:
+            batch = pa.RecordBatch.from_pylist(taken.rows, self._spec.schema)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            split = self._splits[taken.pieces[0].split]
+            raise self._fault(split, error) from error
+        return SourceBatch(batch, tuple(taken.pieces), taken.size)
+
+    def replay(self, division: Division) -> list[SourceBatch]:
+        taken = _Taken()
+        for name, want in division.items():
+            split = self._splits[name]
+            if split.position != want.begin:
+                raise InputChangedError(name, want.begin, f"a step from {want.begin}", f"{split.position}")
+            self._last = name
+            self._take(split, taken, end=want.end, wait=True)
+            part = self._parts[name]
+            if (part.end, part.digest) != (want.end, want.digest):
+                expected = f"rows up to there with digest {want.digest:016x}"
+                found = f"rows up to {part.end} with digest {part.digest:016x}"
+                raise InputChangedError(name, want.end, expected, found)
+        return [self._batch(taken)] if taken.rows else []
+
+    def take_division(self) -> Division:
+        parts, self._parts = self._parts, {}
+        return {name: SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}
+
+    # --- for people -----------------------------------------------------------------------------------------
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        if row is None:
+            first, last = source.pieces[0], source.pieces[-1]
+            return f"split {first.split!r}, from {first.begin}, to split {last.split!r}, {last.end}"
+        piece = next(piece for piece in reversed(source.pieces) if piece.at <= row)
+        return f"split {piece.split!r}, row {row - piece.at} of those from {piece.begin} to {piece.end}"
+
+    def counters(self) -> dict[str, int]:
+        return {"splits_done": sum(split.over for split in self._splits.values())}

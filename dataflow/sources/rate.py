@@ -1,0 +1,161 @@
+"""Rows at a steady rate, made here: for trying a graph, and for measuring one.
+
+Rules of this file: which rows are due by a clock. A split is a worker: it gives every N-th number, so that
+together the workers give all of them. A position is how many rows were given; the digest beside it is not
+one of content, but the time of the first row, in microseconds since 1970: with it, number and time of each
+row follow, and a replay gives the same.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.core.manifest import SplitPosition
+from dataflow.errors import InputChangedError, SchemaError
+from dataflow.operators.base import OperatorContext
+from dataflow.sources.base import (
+    Division,
+    Piece,
+    Positions,
+    SourceBatch,
+    SourceReader,
+    SourceSpec,
+    SplitDivision,
+)
+
+RATE_SCHEMA: Final = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+_row_bytes: Final = 16
+_us: Final = 1_000_000
+_wait_s_min: Final = 0.02
+"""Rows that are due within this come together: a step for each would be mostly overhead."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RateSource(SourceSpec):
+    """Gives `rows_per_second` rows `timestamp timestamp, value bigint` in all: value n at the time of its
+    worker's first row plus n / rows_per_second seconds. What was due while the region was away comes at
+    once when it is back.
+
+    rows: how many there are; None: no end. Raises SchemaError.
+    """
+
+    rows_per_second: float
+    rows: int | None
+
+    def __init__(self, rows_per_second: float, *, rows: int | None = None) -> None:
+        if not (isfinite(rows_per_second) and rows_per_second > 0):
+            raise SchemaError(f"rows_per_second is a number above 0, not {rows_per_second!r}")
+        if rows is not None and rows < 0:
+            raise SchemaError(f"rows is how many rows there are, or None for no end, not {rows!r}")
+        object.__setattr__(self, "rows_per_second", float(rows_per_second))
+        object.__setattr__(self, "rows", rows)
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return RATE_SCHEMA
+
+    def open(self, context: OperatorContext) -> "RateReader":
+        return RateReader(self, context.worker, context.workers)
+
+    def detail(self) -> str:
+        return f"{self.rows_per_second:g} rows a second"
+
+
+def wall_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class RateReader(SourceReader):
+    """A worker's share. Invariant: `_given` rows are out, the first of them at `_start`, 0: it is not known
+    yet.
+    """
+
+    def __init__(
+        self, spec: RateSource, worker: int, workers: int, clock: Callable[[], int] = wall_us
+    ) -> None:
+        self._spec = spec
+        self._worker, self._workers = worker, workers
+        self._split = f"w{worker:04d}"
+        self._clock = clock
+        self._gap_us = workers * _us / spec.rows_per_second
+        left = None if spec.rows is None else max(0, spec.rows - worker)
+        self._rows = None if left is None else -(-left // workers)
+        self.reset()
+
+    def reset(self) -> None:
+        self._start = self._given = self._begin = 0
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        self.reset()
+        if at := positions.get(self._split):
+            self._given = self._begin = at.position
+            self._start = at.digest
+
+    def positions(self) -> Positions:
+        return {self._split: SplitPosition(self._given, self._start)} if self._start else {}
+
+    @property
+    def exhausted(self) -> bool:
+        return self._rows is not None and self._given >= self._rows
+
+    @property
+    def has_input(self) -> bool:
+        return self._due() > self._given
+
+    @property
+    def wakes_in(self) -> float | None:
+        if self.exhausted:
+            return None
+        due_us = self._start + self._given * self._gap_us - self._clock()
+        return max(due_us / _us, _wait_s_min)
+
+    def _due(self) -> int:
+        """How many rows may be out by now."""
+        since = self._clock() - self._start if self._start else 0
+        due = max(0, int(since // self._gap_us) + 1)
+        return due if self._rows is None else min(due, self._rows)
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        count = min(self._due() - self._given, max(1, bytes_max // _row_bytes))
+        if count <= 0:
+            return None
+        self._start = self._start or self._clock()
+        return self._take(count)
+
+    def _take(self, count: int) -> SourceBatch:
+        begin, self._given = self._given, self._given + count
+        index = np.arange(begin, self._given)
+        value = index * self._workers + self._worker
+        at = self._start + (index * self._gap_us).astype(np.int64)
+        columns = [pa.array(at).cast(RATE_SCHEMA.field(0).type), pa.array(value)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
+        return SourceBatch(batch, (Piece(self._split, begin, self._given, 0),), count * _row_bytes)
+
+    def replay(self, division: Division) -> list[SourceBatch]:
+        part = division.get(self._split)
+        if part is None:
+            return []
+        if part.begin != self._given or self._start not in (0, part.digest):
+            found = f"row {self._given} of a line that began at {self._start}"
+            expected = f"row {part.begin} of one that began at {part.digest}"
+            raise InputChangedError(self._split, part.begin, expected, found)
+        self._start = part.digest
+        return [self._take(part.end - part.begin)]
+
+    def take_division(self) -> Division:
+        begin, self._begin = self._begin, self._given
+        if begin == self._given:
+            return {}
+        return {self._split: SplitDivision(begin, self._given, self._start)}
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        (piece,) = source.pieces
+        if row is None:
+            return f"rows {piece.begin} to {piece.end} of worker {self._worker}"
+        return f"row {piece.begin + row} of worker {self._worker}"
