@@ -44,6 +44,17 @@ feed_split_bytes_max: Final = 4 * MIB
 feed_bytes_max: Final = 64 * MIB
 """What is read ahead of one split, and of one source, whose input lies in the store."""
 
+entry_line_bytes_max: Final = 1 * MIB
+"""A longer line at an entry point is refused: whoever connects could fill the memory with it."""
+entry_chunks_waiting: Final = 64
+"""What came on connections of an entry point and waits to be sent to the store, in pieces of what one read
+gave: clients wait behind that.
+"""
+entry_tell_s: Final = 5.0
+"""A client that does not take its answer for so long holds the others up no longer."""
+entry_last_answer_s: Final = 60.0
+"""How long a connection stays open for its last answer, when its client has sent all."""
+
 # --- exchange -----------------------------------------------------------------------------------------------
 frame_rows_max: Final = 1 << 20
 frame_bytes_aim: Final = 8 * MIB

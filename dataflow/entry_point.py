@@ -1,0 +1,185 @@
+"""Lines over TCP into an input handle: each is recorded in the store before it is acknowledged.
+
+    async with open_store("dos://h1,h2,h3") as store:
+        await serve_lines(store, "shop", "lines", "entry-1", port=7777)
+
+    $ printf 'first\nsecond\n' | nc 127.0.0.1 7777
+    2
+
+A line ends with \n, and gets the time at which it came. What comes back is how many lines of this
+connection are on stable storage of a quorum, as decimal text and \n, each time that there are more. A
+client that was not told of a line sends it again, on another connection: so a line may be there twice, and
+none that was acknowledged is lost.
+
+Rules of this file: sockets and lines. One producer writes what comes on all connections; lines that come
+while others are on their way go together. Times never go back, also when the entry point is started again:
+the last one is in the mark of each batch. So `event_time(..., lateness=timedelta(0))` is a promise that it
+keeps.
+"""
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, Final
+
+import pyarrow as pa
+import trio
+
+from dataflow import limits
+from dataflow.errors import SchemaError
+from dataflow.producing import Producer, open_producer
+from dos_client import Store
+
+ENTRY_SCHEMA: Final = "at timestamp, line string"
+"""What an `InputSource` of such a handle is given."""
+
+_mark = struct.Struct(">Q")
+"""The time of the last line, in microseconds since 1970."""
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1000
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One client. `recorded` of its lines are on stable storage."""
+
+    stream: trio.SocketStream
+    recorded: int = 0
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    async def wait_recorded(self, count: int) -> None:
+        """Until so many are, and it was told."""
+        while self.recorded < count:
+            await self._changed.wait()
+
+    async def note(self, count: int) -> None:
+        """So many more are: tell it."""
+        self.recorded += count
+        await self.tell(f"{self.recorded}\n")
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def tell(self, text: str) -> None:
+        """A client that reads nothing, or is gone, holds nobody up for long."""
+        with trio.move_on_after(limits.entry_tell_s):
+            try:
+                await self.stream.send_all(text.encode())
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """What came on a connection at once, and when."""
+
+    connection: _Connection
+    lines: list[str]
+    at_us: int
+
+
+async def serve_lines(
+    store: Store,
+    application: str,
+    handle: str,
+    producer: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    insecure: bool = False,
+    clock: Callable[[], int] = _wall_us,
+    task_status: "trio.TaskStatus[int]" = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Take lines until cancelled; `task_status` gets the port. Read them by `InputSource(handle,
+    ENTRY_SCHEMA)`.
+
+    application: the name that `run` has. producer: a name for this entry point; of one name, the one that
+    was started last serves. insecure: listen where others than this machine can reach it, without
+    encryption or tokens.
+
+    Raises SchemaError for such an address without `insecure`; FencedError when another entry point took the
+    name; what `open_producer` raises. What was not acknowledged then may be recorded or not.
+    """
+    if not (insecure or host == "localhost" or _is_loopback(host)):
+        raise SchemaError(
+            f"an entry point at {host!r} takes lines from anybody who reaches it; say insecure=True, or use"
+            " 127.0.0.1"
+        )
+    async with open_producer(store, application, handle, producer, ENTRY_SCHEMA) as writer:
+        to_record, lines = trio.open_memory_channel[_Lines](limits.entry_chunks_waiting)
+        listeners = await trio.open_tcp_listeners(port, host=host)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_record, writer, lines)
+            serve = partial(_serve, to_record=to_record, clock=clock)
+            await nursery.start(trio.serve_listeners, serve, listeners)
+            task_status.started(listeners[0].socket.getsockname()[1])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _serve(
+    stream: trio.SocketStream, *, to_record: "trio.MemorySendChannel[_Lines]", clock: Callable[[], int]
+) -> None:
+    """One connection, until its client has sent all, and a little longer."""
+    connection = _Connection(stream)
+    count = 0
+    rest = b""
+    try:
+        async for data in stream:
+            whole, newline, rest = (rest + data).rpartition(b"\n")
+            if newline:
+                lines = [line.decode() for line in whole.split(b"\n")]
+                await to_record.send(_Lines(connection, lines, clock()))
+                count += len(lines)
+            if len(rest) > limits.entry_line_bytes_max:
+                text = f"error: line {count + 1} has more than {limits.entry_line_bytes_max} bytes\n"
+                await connection.tell(text)
+                return
+    except UnicodeDecodeError as error:
+        await connection.tell(f"error: after line {count} came one that is not UTF-8: {error.reason}\n")
+        return
+    except trio.BrokenResourceError:
+        return
+    with trio.move_on_after(limits.entry_last_answer_s):
+        await connection.wait_recorded(count)
+
+
+async def _record(writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]") -> None:
+    """What waits goes together; then it is told. Times do not go back, whatever the clock does."""
+    mark = writer.last.mark
+    last = _mark.unpack(mark)[0] if len(mark) == _mark.size else 0
+    async for first in chunks:
+        taken = [first]
+        while True:
+            try:
+                taken.append(chunks.receive_nowait())
+            except trio.WouldBlock:
+                break
+        rows: list[dict[str, Any]] = []
+        for chunk in taken:
+            last = max(last, chunk.at_us)
+            rows += [{"at": last, "line": line} for line in chunk.lines]
+        number = await writer.send(_batch(rows, writer.schema), mark=_mark.pack(last))
+        await writer.wait_recorded(number)
+        counts: Counter[int] = Counter()
+        connections = {id(chunk.connection): chunk.connection for chunk in taken}
+        for chunk in taken:
+            counts[id(chunk.connection)] += len(chunk.lines)
+        async with trio.open_nursery() as telling:
+            for key, connection in connections.items():
+                telling.start_soon(connection.note, counts[key])
+
+
+def _batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    at = pa.array([row["at"] for row in rows], pa.int64()).cast(schema.field("at").type)
+    return pa.RecordBatch.from_arrays([at, pa.array([row["line"] for row in rows])], schema=schema)
