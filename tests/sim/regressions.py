@@ -150,4 +150,11 @@ REGRESSIONS: Final = (
         "a replacement went on asking a member for copies whose disk was lost while it was read",
         "tests/dos_client/test_replacing.py",
     ),
+    Regression(
+        35235,
+        "2026-11-22",
+        "a184c85",
+        "a wait by a skewed clock of the simulator ended a rounding too early, and time stood still",
+        "tests/sim/test_world.py",
+    ),
 )

@@ -23,11 +23,9 @@ import outcome
 import trio
 from trio._core import _run as trio_run
 
-from tests.sim.engine.world import Process, World
+from tests.sim.engine.world import LATER_S, Process, World
 
 _TURNS_AT_DEATH_MAX = 10_000
-_LATER_S = 1e-9
-"""So that a deadline is not met too early by a rounding of a skewed clock."""
 
 
 @contextmanager
@@ -139,7 +137,7 @@ class Guest(Process):
         self._timer += 1
         due = self._clock.idle_until
         if not self._ended and due is not None and math.isfinite(due):
-            self.after(max(due - self.now, 0.0) + _LATER_S, partial(self._due, self._timer))
+            self.after(max(due - self.now, 0.0) + LATER_S, partial(self._due, self._timer))
 
     def _due(self, timer: int) -> None:
         if timer == self._timer and not self._ended:

@@ -15,12 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from tests.sim.engine.trace import Trace
 
 Wake = Callable[[], None]
 _Register = Callable[[Wake], None]
+LATER_S: Final = 1e-9
+"""So that a time is not met too early by a rounding of a skewed clock: by how little may be less than what
+time can go on by."""
 
 
 @types.coroutine
@@ -161,7 +164,8 @@ class Process:
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Do it in so many of its own seconds, if it lives then."""
-        self.world.after_by(self, delay_s / (1.0 + self.skew), call, *args)
+        later_s = LATER_S if self.skew or self.offset else 0.0
+        self.world.after_by(self, delay_s / (1.0 + self.skew) + later_s, call, *args)
 
     def soon(self, call: Callable[..., None], *args: Any) -> None:
         """Do it next."""
