@@ -36,6 +36,8 @@ class KeyState:
     """A value for each column of the state; None: nothing is kept."""
     timer: Any = None
     """When `on_timer` is to be called: a datetime as those of the time column, or None. One for each key."""
+    at_end: bool = False
+    """Whether all sources are at their end: `on_timer` is not called again for this key."""
 
 
 class KeyStates(SlotValues):

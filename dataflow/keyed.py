@@ -4,9 +4,9 @@ Rules of this file: methods that users call, one operator each; what it does is 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -17,12 +17,15 @@ from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
 from dataflow.operators.count_windows import CountWindow, CountWindowSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
+from dataflow.operators.group_state import GroupStateSpec, check_mode
 from dataflow.operators.join import JoinSpec
 from dataflow.operators.map_state import MapStateSpec, OnRow, OnTimer
+from dataflow.operators.processor import ProcessorSpec, Takes, check_time_mode, state_columns
 from dataflow.operators.top_k import TopKSpec
 from dataflow.operators.window_places import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 from dataflow.schema import parse_schema
+from dataflow.spark_rows import columns_of
 
 if TYPE_CHECKING:
     from dataflow.graph import KeyedStream, Stream
@@ -137,5 +140,76 @@ class KeyedOperators(ABC):
             state_version,
             tuple(migrations),
             ttl,
+        )
+        return self._then(name, spec)
+
+    def apply_in_pandas_with_state(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        outputStructType: Any,  # noqa: N803 - these are Spark's names
+        stateStructType: Any,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeoutConf: str = "NoTimeout",  # noqa: N803
+        *,
+        time: str,
+        state_version: int = 1,
+        migrations: Sequence[Migration] = (),
+        ttl: timedelta | None = None,
+    ) -> "Stream":
+        """A function written for Spark's `applyInPandasWithState`, as it is: called with (key, DataFrames,
+        GroupState) for each row, in the order of event time, and when a timeout has passed. docs/state.md
+        says what is not supported. The other arguments are those of `map_state`.
+        """
+        check_mode(outputMode)
+        spec = GroupStateSpec(
+            self._keys(),
+            time,
+            func,
+            None,
+            columns_of(outputStructType),
+            columns_of(stateStructType),
+            state_version,
+            tuple(migrations),
+            ttl,
+            timeoutConf,
+        )
+        return self._then(name, spec)
+
+    def transform_with_state(
+        self,
+        name: str,
+        processor: Any,
+        outputStructType: Any,  # noqa: N803 - these are Spark's names
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        *,
+        time: str,
+        takes: Takes = "row",
+        state_version: int = 1,
+        migrations: Sequence[Migration] = (),
+        ttl: timedelta | None = None,
+    ) -> "Stream":
+        """A `StatefulProcessor` written for Spark's `transformWithState`, or with takes="pandas" for
+        `transformWithStateInPandas`, as it is: `handleInputRows` is called for each row, in the order of
+        event time, `handleExpiredTimer` when a timer has passed. docs/state.md says what is not supported.
+        The other arguments are those of `map_state`.
+        """
+        check_mode(outputMode)
+        timers = check_time_mode(timeMode)
+        columns = state_columns(processor, timers=timers)
+        spec = ProcessorSpec(
+            self._keys(),
+            time,
+            processor.handleInputRows,
+            None,
+            columns_of(outputStructType),
+            columns,
+            state_version,
+            tuple(migrations),
+            ttl,
+            processor,
+            takes,
+            timers,
         )
         return self._then(name, spec)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,14 @@ Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
 
 OnRow: TypeAlias = Callable[[dict[str, Any], KeyState], Any]
 OnTimer: TypeAlias = Callable[[dict[str, Any], Any, KeyState], Any]
+
+
+class Calls(NamedTuple):
+    """What an operator calls, and at its end."""
+
+    on_row: OnRow
+    on_timer: OnTimer | None
+    close: Callable[[], Any] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,11 @@ class MapStateSpec(OperatorSpec):
         keys = pa.schema([columns.field(name) for name in self.keys])
         return KeyedTable(keys, [states], version=self.state_version, upgrade=states.upgrade)
 
+    def calls(self, columns: pa.Schema) -> Calls:
+        """The functions that one operator calls, for a stream of these columns."""
+        del columns
+        return Calls(self.on_row, self.on_timer)
+
     def open(self, context: OperatorContext) -> "MapStateOperator":
         return MapStateOperator(self, context.inputs[0])
 
@@ -121,6 +134,7 @@ class MapStateOperator(TimedOperator):
         self._rows = RowTable(columns)
         self._states = spec.states()
         self._table = spec.table(columns, self._states)
+        self.calls = spec.calls(columns)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
@@ -140,7 +154,7 @@ class MapStateOperator(TimedOperator):
         run = _Run(self, self._due(mark))
         for row, time, slot in zip(rows.batch.to_pylist(), rows.times.tolist(), slots.tolist(), strict=True):
             run.timers_before(time)
-            run.call(slot, time, partial(self._spec.on_row, row))
+            run.call(slot, time, partial(self.calls.on_row, row))
         run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
         self._table.take_touched()
         over = self._states.expire(mark)
@@ -148,6 +162,9 @@ class MapStateOperator(TimedOperator):
         self._forget({*run.called, *over.tolist()})
         made = run.made
         return [batch_of_rows(made, [0] * len(made), self._spec.schema)] if made else ()
+
+    def close(self) -> None:
+        self.calls.close()
 
     def _due(self, mark: Mark) -> list[Timer]:
         """Timers up to the mark, those of keys that are gone left out: they have none."""
@@ -225,6 +242,7 @@ class _Run:
         self._operator = operator
         self._timers = list(timers)
         heapq.heapify(self._timers)
+        self._at_end = False
         self.made: list[Any] = []
         self.called: set[int] = set()
 
@@ -236,9 +254,11 @@ class _Run:
         state = states.begin(slot, time)
         self.called.add(slot)
         before = int(states.timers.values[slot])
-        state.timer = operator.as_time(before)
+        state.timer, state.at_end = operator.as_time(before), self._at_end
         try:
             self.made += several(function(state))
+        except UserFault:
+            raise
         except FAULTS as error:
             raise UserFault(say(error)) from error
         states.check(state.value)
@@ -250,6 +270,7 @@ class _Run:
     def timers_before(self, end: Mark, *, at_end: bool = False) -> None:
         """All that are set for a time before `end`; at the end of all sources, each of them once."""
         if at_end:
+            self._at_end = True
             waiting, self._timers = sorted(self._timers), []
             for timer in waiting:
                 self._fire(*timer)
@@ -263,7 +284,7 @@ class _Run:
             return  # it was set to another time since, or to none
         operator.states.timers.values[slot] = NONE
         operator.table.change(np.array([slot]))
-        on_timer = operator.spec.on_timer
+        on_timer = operator.calls.on_timer
         if on_timer is not None:
             named = dict(zip(operator.spec.keys, key, strict=True))
             self.call(slot, time, partial(on_timer, named, operator.as_time(time)), key)

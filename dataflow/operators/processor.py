@@ -1,0 +1,150 @@
+"""Classes of the shape of Spark's `StatefulProcessor`, as they are.
+
+Rules of this file: the shape of a call; when it comes, and what is kept, is `map_state`'s.
+
+Each operator works with a copy of the processor of its own: `init` when it opens, `close` when it closes;
+once more `init` of another copy where the graph is built, to learn which state variables there are, as Spark
+does it. `handleInputRows` is called for each row, in the order of event time (why: `group_state.py`).
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import pyarrow as pa
+
+from dataflow.errors import SchemaError
+from dataflow.key_states import KeyState
+from dataflow.operators.group_state import refuse
+from dataflow.operators.map_state import Calls, MapStateSpec
+from dataflow.operators.results import FAULTS, say
+from dataflow.processor_states import Handle
+from dataflow.spark_rows import Frames, Row, millis, plain, rows_of_frames, rows_of_rows, time_of
+
+Takes: TypeAlias = Literal["row", "pandas"]
+_MODES: Final = ("none", "eventtime")
+
+
+@dataclass(frozen=True, slots=True)
+class TimerValues:
+    """How far event time is for this call."""
+
+    watermark: int
+
+    def getCurrentWatermarkInMs(self) -> int:  # noqa: N802 - these are Spark's names
+        """In milliseconds since 1970: just before the row, or the time of the timer."""
+        return self.watermark
+
+    def getCurrentProcessingTimeInMs(self) -> int:  # noqa: N802
+        """Refused."""
+        refuse("getCurrentProcessingTimeInMs", "no replay would repeat it, use getCurrentWatermarkInMs")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredTimerInfo:
+    """Which timer it is."""
+
+    expiry: int
+
+    def getExpiryTimeInMs(self) -> int:  # noqa: N802
+        """In milliseconds since 1970."""
+        return self.expiry
+
+
+def check_time_mode(mode: str) -> bool:
+    """Whether there are timers. Raises SchemaError for a mode that Spark has and we have not."""
+    if not isinstance(mode, str) or mode.lower() not in _MODES:
+        raise SchemaError(
+            f"timeMode {mode!r} is not supported: time here is event time; use 'eventTime' or 'none'"
+        )
+    return mode.lower() == "eventtime"
+
+
+def opened(processor: Any, *, timers: bool, naive: bool = False) -> tuple[Any, Handle]:
+    """A copy of the processor after `init`, and its handle. Raises what `init` raises."""
+    own, handle = copy.deepcopy(processor), Handle(timers=timers, naive=naive)
+    own.init(handle)
+    handle.open = False
+    return own, handle
+
+
+def state_columns(processor: Any, *, timers: bool) -> pa.Schema:
+    """What it keeps. Raises SchemaError."""
+    missing = [name for name in ("init", "handleInputRows") if not callable(getattr(processor, name, None))]
+    if missing or isinstance(processor, type):
+        raise SchemaError(f"a processor is an object with init and handleInputRows, not {processor!r:.80}")
+    try:
+        return opened(processor, timers=timers)[1].columns()
+    except SchemaError:
+        raise
+    except FAULTS as error:
+        raise SchemaError(f"init of {type(processor).__name__} failed: {say(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSpec(MapStateSpec):
+    """`on_row` is `processor.handleInputRows`; it is called of a copy."""
+
+    processor: Any = None
+    takes: Takes = "row"
+    timers: bool = False
+
+    def calls(self, columns: pa.Schema) -> Calls:
+        running = _Running(self, columns)
+        return Calls(running.on_row, running.on_timer, running.close)
+
+
+class _Running:
+    def __init__(self, spec: ProcessorSpec, columns: pa.Schema) -> None:
+        self._spec = spec
+        self._frames = Frames(columns)
+        self._time = columns.field(spec.time).type
+        self._processor, self._handle = opened(
+            spec.processor, timers=spec.timers, naive=spec.takes == "pandas"
+        )
+
+    def on_row(self, row: dict[str, Any], state: KeyState) -> Sequence[Any]:
+        self._handle.load(state.value)
+        key = self._key({name: row[name] for name in self._spec.keys})
+        given = self._frames.of(row) if self._spec.takes == "pandas" else Row.of(row)
+        values = TimerValues(millis(row[self._spec.time]) - 1)
+        return self._end(self._processor.handleInputRows(key, iter([given]), values), state)
+
+    def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
+        self._handle.load(state.value)
+        # At the end of all sources every timer that is set comes once, and this is the only call for the key.
+        due = list(self._handle.listTimers()) if state.at_end else [millis(time)]
+        made: list[Any] = []
+        for expiry in due:
+            if expiry not in self._handle.listTimers():
+                continue  # the one before deleted it, or it went with the time to live
+            self._handle.deleteTimer(expiry)
+            self._handle.fired = expiry
+            values, info = TimerValues(expiry), ExpiredTimerInfo(expiry)
+            expired = getattr(self._processor, "handleExpiredTimer", None)
+            if expired is not None:
+                made += self._end(expired(self._key(key), values, info), state)
+        self._handle.fired = None
+        self._keep(state)
+        return made
+
+    def _key(self, key: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(map(plain, key.values()) if self._spec.takes == "pandas" else key.values())
+
+    def _end(self, result: Any, state: KeyState) -> Sequence[Any]:
+        schema = self._spec.schema
+        frames = self._spec.takes == "pandas"
+        made = list(rows_of_frames(result, schema) if frames else rows_of_rows(result, schema.names))
+        self._keep(state)
+        return made
+
+    def _keep(self, state: KeyState) -> None:
+        state.value = self._handle.store()
+        first = self._handle.first_timer
+        state.timer = None if first is None else time_of(first, self._time)
+
+    def close(self) -> None:
+        close = getattr(self._processor, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,308 @@
+"""Functions and classes written for Spark's stateful operators run as they are, in event time."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from dataflow import CallSink, Graph, InputSource, SchemaError
+from dataflow.errors import OperatorError
+from dataflow.spark_rows import millis
+from dataflow.testing import Trial
+from tests.dataflow.test_windows import SCHEMA, row, second
+from tests.dataflow.trials import Row as AnyRow
+from tests.dataflow.trials import multiset, play_with_trouble, timely
+
+GAP_MS = 5_000
+SESSIONS = StructType([StructField("key", StringType()), StructField("n", LongType())])
+STATE = StructType([StructField("n", LongType())])
+
+
+def sessions(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """As in the examples of Spark: how many rows a session had, when it timed out."""
+    if state.hasTimedOut:
+        (n,) = state.get
+        state.remove()
+        yield pd.DataFrame({"key": [key[0]], "n": [n]})
+        return
+    n = state.get[0] if state.exists else 0
+    latest = 0
+    for frame in frames:
+        n += len(frame)
+        latest = max(latest, int(frame["at"].max().timestamp() * 1000))
+    state.update((n,))
+    state.setTimeoutTimestamp(latest + GAP_MS)
+
+
+class Sessions(StatefulProcessor):
+    """The same with transformWithState: a value, and a timer that is put off."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Row]:
+        for timer in self.handle.listTimers():
+            self.handle.deleteTimer(timer)
+        n = self.count.get()[0] if self.count.exists() else 0
+        for one in rows:
+            n += 1
+            assert one.at == one["at"] == one[0]
+            self.handle.registerTimer(int(one.at.timestamp() * 1000) + GAP_MS)
+        self.count.update((n,))
+        return iter([])
+
+    def handleExpiredTimer(self, key: Any, times: Any, info: Any) -> Iterator[Row]:
+        assert info.getExpiryTimeInMs() == times.getCurrentWatermarkInMs()
+        (n,) = self.count.get()
+        self.count.clear()
+        yield Row(n=n, key=key[0])
+
+
+class SessionsOfFrames(Sessions):
+    """The same with transformWithStateInPandas."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], times: Any) -> Iterator[Any]:
+        return super().handleInputRows(key, (Row(**r) for f in rows for r in f.to_dict("records")), times)
+
+    def handleExpiredTimer(self, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        for one in super().handleExpiredTimer(key, times, info):
+            yield pd.DataFrame([one.asDict()])
+
+
+def graph_of(shape: str, lateness: timedelta = timedelta(0), **given: Any) -> Graph:
+    graph = Graph("sessions")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
+    keyed = rows.key_by("by_key", "key")
+    mode, schema = given.get("mode", "append"), given.get("schema", SESSIONS)
+    if shape == "function":
+        function, timeout = given.get("function", sessions), given.get("timeout", "EventTimeTimeout")
+        made = keyed.apply_in_pandas_with_state("s", function, schema, STATE, mode, timeout, time="at")
+    else:
+        processor = given.get("processor", Sessions() if shape == "row" else SessionsOfFrames())
+        options = {"takes": shape, "time": "at", **given.get("options", {})}
+        made = keyed.transform_with_state(
+            "s", processor, schema, mode, given.get("time_mode", "eventTime"), **options
+        )
+    made.sink("out", CallSink(print))
+    return graph
+
+
+def expected(rows: list[AnyRow]) -> list[AnyRow]:
+    made: list[AnyRow] = []
+    for key in "ab":
+        times = sorted(one["at"] for one in rows if one["key"] == key)
+        for index, time in enumerate(times):
+            if index == 0 or time > times[index - 1] + timedelta(milliseconds=GAP_MS):
+                made.append({"key": key, "n": 0})
+            made[-1]["n"] += 1
+    return made
+
+
+_rows = st.lists(st.builds(row, st.integers(0, 60), st.sampled_from("ab"), st.just(1.0)), max_size=12)
+
+
+@pytest.mark.parametrize("shape", ["function", "row", "pandas"])
+@settings(max_examples=12)
+@given(rows=_rows, data=st.data())
+def test_they_give_the_same_whatever_the_order_the_cuts_and_the_crashes(
+    shape: str, rows: list[AnyRow], data: st.DataObject
+) -> None:
+    steps, lateness = data.draw(timely("rows", rows, "at"))
+    trial = play_with_trouble(graph_of(shape, lateness), steps, data, end=True)
+    assert multiset(trial.rows("out")) == multiset(expected(rows))
+    assert [counters["s"]["keys"] for counters in trial.counters()] == [0] * len(trial.counters())
+
+
+class Everything(StatefulProcessor):
+    """Lists, maps and several timers; says what it finds."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.seen = handle.getListState("seen", "at timestamp, x double")
+        self.tens = handle.getMapState("tens", "at timestamp", StructType([StructField("n", LongType())]))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+        for one in rows:
+            ten = (one.at.replace(second=one.at.second // 10 * 10),)
+            self.seen.appendValue((one.at, one.x))
+            self.tens.updateValue(ten, ((self.tens.getValue(ten) or (0,))[0] + 1,))
+            assert self.tens.containsKey(ten)
+            for later in (20, 10):
+                self.handle.registerTimer(times.getCurrentWatermarkInMs() + 1 + later * 1000)
+        yield self._tell(key)
+
+    def _tell(self, key: Any, word: str = "row") -> tuple[Any, ...]:
+        tens = ",".join(f"{k.second}:{n}" for (k,), (n,) in self.tens.iterator())
+        assert [len(list(self.tens.keys())), len(list(self.tens.values()))] == [tens.count(":")] * 2
+        return key[
+            0
+        ], f"{word} {len(list(self.seen.get()))} {tens} timers {len(list(self.handle.listTimers()))}"
+
+    def handleExpiredTimer(self, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        first = next(self.tens.keys(), None)
+        if first is not None:
+            self.tens.removeKey(first)
+        self.seen.put(list(self.seen.get())[1:])
+        yield self._tell(key, "timer")
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_lists_maps_and_several_timers_are_kept_over_a_crash(crash: bool) -> None:
+    graph = graph_of("row", processor=Everything(), schema="key string, told string")
+    trial = Trial(graph)
+    trial.step({"rows": [row(1), row(2), row(3, "b")]}, cut=True)
+    if crash:
+        trial.crash()
+    trial.step({"rows": [row(11), row(14, "b")]}, cut=True)
+    if crash:
+        trial.crash()
+    trial.step({}, end=True)
+    told = [one["told"] for one in trial.rows("out") if one["key"] == "a"]
+    assert told == [
+        "row 1 0:1 timers 2",
+        "row 2 0:2 timers 4",
+        "row 3 0:2,10:1 timers 5",  # the timer for second 11 comes behind the row of second 11
+        "timer 2 10:1 timers 4",
+        "timer 1  timers 3",
+        "timer 0  timers 2",
+        "timer 0  timers 1",
+        "timer 0  timers 0",
+    ]
+
+
+class Calls:
+    """Not of Spark's class, and no handleExpiredTimer: what matters is the shape."""
+
+    closed = 0
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n int")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+        self.count.update(((self.count.get() or (0,))[0] + len(list(rows)),))
+        return iter([(key[0], self.count.get()[0])])
+
+    def close(self) -> None:
+        Calls.closed += 1
+
+
+def test_each_worker_has_a_copy_of_its_own_that_is_closed() -> None:
+    trial = Trial(graph_of("row", processor=Calls(), time_mode="none"), workers=2)
+    trial.step({"rows": [row(0), row(1, "b"), row(2, "c"), row(3, "d"), row(4)]}, cut=True)
+    before = Calls.closed
+    trial.crash()
+    assert Calls.closed == before + 2
+    trial.step({"rows": [row(6)]})
+    trial.step({}, end=True)
+    assert max(one["n"] for one in trial.rows("out") if one["key"] == "a") == 3
+
+
+def calls(method: str, *arguments: Any) -> Any:
+    def function(key: Any, frames: Any, state: Any) -> list[Any]:
+        getattr(state, method)(*arguments)
+        return []
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"function": calls("setTimeoutDuration", 5)}, "setTimeoutDuration(5) is not supported here"),
+        ({"function": calls("getCurrentProcessingTimeMs")}, "getCurrentProcessingTimeMs is not supported"),
+        ({"function": calls("setTimeoutTimestamp", 5)}, "timeout 5 ms is not behind the watermark"),
+        ({"function": calls("setTimeoutTimestamp", 5), "timeout": "NoTimeout"}, "needs timeoutConf"),
+        ({"function": calls("update", (1, 2))}, "a state is a tuple of n, not of 2 values"),
+        ({"function": calls("update", ("x",))}, "state 'n' is int64, and was set to str 'x'"),
+        ({"function": lambda *_: [pd.DataFrame({"n": [1]})]}, "DataFrames of key, n, and gave n"),
+        ({"function": lambda key, frames, state: [state.get]}, "nothing is kept for this key yet"),
+    ],
+)  # fmt: skip
+def test_what_a_function_may_not_do_is_told_by_name(given: dict[str, Any], words: str) -> None:
+    trial = Trial(graph_of("function", **given))
+    with pytest.raises(OperatorError) as caught:
+        trial.step({"rows": [row(1), row(2)]})
+    assert words in str(caught.value)
+
+
+class Refused(Calls):
+    def __init__(self, in_init: Any = None, in_rows: Any = None) -> None:
+        self.in_init, self.in_rows = in_init, in_rows
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.handle = handle
+        if self.in_init is not None:
+            self.in_init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:
+        self.in_rows(self.handle, times)
+        return super().handleInputRows(key, rows, times)
+
+
+@pytest.mark.parametrize(
+    ("in_rows", "words"),
+    [
+        (lambda handle, _: handle.deleteIfExists("count"), "deleteIfExists('count') is not supported here"),
+        (lambda handle, _: handle.getValueState("late", "n int"), "state variables are made in init"),
+        (lambda handle, _: handle.registerTimer(5), "registerTimer needs timeMode 'eventTime'"),
+        (
+            lambda _, times: times.getCurrentProcessingTimeInMs(),
+            "TimeInMs is not supported",
+        ),
+    ],
+)
+def test_what_a_processor_may_not_do_is_told_by_name(in_rows: Any, words: str) -> None:
+    trial = Trial(graph_of("row", processor=Refused(in_rows=in_rows), time_mode="none"))
+    with pytest.raises(OperatorError) as caught:
+        trial.step({"rows": [row(1), row(2)]})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "words"),
+    [
+        (
+            "function",
+            {"timeout": "ProcessingTimeTimeout"},
+            "'ProcessingTimeTimeout' is not supported",
+        ),
+        ("function", {"mode": "complete"}, "output mode 'complete' is not supported"),
+        ("row", {"mode": "complete"}, "output mode 'complete' is not supported"),
+        ("row", {"time_mode": "processingTime"}, "timeMode 'processingTime' is not supported"),
+        ("row", {"processor": Sessions}, "a processor is an object with init and handleInputRows"),
+        (
+            "row",
+            {"processor": Refused(lambda h: h.getValueState("x", "n int", 5))},
+            "ttlDurationMs of",
+        ),
+        ("row", {"processor": Refused(lambda h: h.getValueState("x", "o pickle"))}, "'pickle' is no type"),
+    ],
+)
+def test_what_spark_has_and_we_have_not_is_refused_where_it_is_written(
+    shape: str, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SchemaError) as caught:
+        graph_of(shape, **given)
+    assert words in str(caught.value)
+
+
+def test_the_watermark_of_a_call_is_just_before_its_row() -> None:
+    marks: list[int] = []
+
+    def note(key: Any, frames: Any, state: Any) -> list[Any]:
+        marks.append(state.getCurrentWatermarkMs())
+        return []
+
+    trial = Trial(graph_of("function", function=note))
+    trial.step({"rows": [row(2), row(1)]})
+    trial.step({}, end=True)
+    assert marks == [millis(second(1)) - 1, millis(second(2)) - 1]
