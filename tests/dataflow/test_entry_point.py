@@ -83,7 +83,8 @@ async def test_nothing_is_acknowledged_before_it_is_recorded(monkeypatch: pytest
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream:
             await stream.send_all(b"one\n")
-            await asked.wait()
+            with trio.fail_after(20):
+                await asked.wait()
             with trio.move_on_after(0) as nothing:
                 await stream.receive_some()
             assert nothing.cancelled_caught

@@ -1,6 +1,7 @@
 """Sources whose rows are made by a program: at a rate, or by an iterator with positions."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +40,10 @@ class Clock:
         return self.now
 
 
-def iterator(rows: Any = numbers, splits: tuple[str, ...] = SPLITS) -> IteratorReader:
-    spec = IteratorSource(rows, SCHEMA, splits=splits, poll_s=1e-9)
-    return IteratorReader(spec, "made", splits)
+def iterator(rows: Any = numbers, clock: Any = time.monotonic) -> IteratorReader:
+    """Asked again a millisecond after it had nothing."""
+    spec = IteratorSource(rows, SCHEMA, splits=SPLITS, poll_s=0.001)
+    return IteratorReader(spec, "made", SPLITS, clock)
 
 
 def step(reader: SourceReader, *sizes: int) -> list[dict[str, Any]]:
@@ -53,9 +55,11 @@ def step(reader: SourceReader, *sizes: int) -> list[dict[str, Any]]:
 def test_an_iterator_gives_the_same_steps_again_however_they_were_cut_into_batches() -> None:
     for seed in range(30):
         rng = random.Random(seed)
-        reader = iterator()
+        clock = Clock()
+        reader = iterator(clock=clock)
         began, steps = reader.positions(), []
         while not reader.exhausted:
+            clock.now += 1  # who had nothing is asked again in the next step, and others go on meanwhile
             rows = step(reader, *rng.choices([1, 30, 200], k=3))
             steps.append((reader.take_division(), rows))
             if rng.random() < 0.1:
@@ -207,8 +211,8 @@ def test_a_region_wakes_when_rows_are_due_and_loses_none(shared_store: str, tmp_
     graph.source("rated", RateSource(200, rows=300)).sink("rated_out", FileSink(tmp_path / "rated"))
     made = graph.source("made", IteratorSource(numbers, SCHEMA, splits=SPLITS, poll_s=0.05))
     made.sink("made_out", FileSink(tmp_path / "made"))
-    with running(graph, shared_store, tmp_path) as (control, watch):
-        watch.cuts(1)
+    with running(graph, shared_store, tmp_path, checkpoint_interval_s=600.0) as (control, _):
+        control.checkpoint(60)
         kill(control, 0, wipe=True)
         assert finished(control), control.status()
     assert Counter(row[1] for _, row in rows_of(tmp_path / "rated")) == Counter(map(str, range(300)))
