@@ -13,7 +13,6 @@ over: what is appended to the file later waits for the next pass.
 
 import glob
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -26,7 +25,6 @@ from dataflow.errors import (
     InputChangedError,
     InputEncodingError,
     InputListChangedError,
-    InputReadError,
     LineTooLongError,
     SchemaError,
 )
@@ -41,6 +39,7 @@ from dataflow.sources.base import (
     SourceSpec,
     SplitDivision,
 )
+from dataflow.sources.file_bytes import FileBytes, open_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
 from dos_protocol.digests import PrefixDigest, digest64
 
@@ -53,6 +52,7 @@ class FileSource(SourceSpec):
     """Reads text files, each `repeat` times. Every worker must see them under the same paths.
 
     paths: one path or pattern (`logs/*.txt`), or a list of them; patterns are resolved now, in sorted order.
+    Files whose names end with .gz are read as what gzip holds, and so are positions in them.
     errors: what to do with bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD).
     """
 
@@ -113,7 +113,7 @@ class _OpenSplit:
 
     name: str
     path: str
-    fd: int
+    bytes: FileBytes
     digest: PrefixDigest
     begin: int
     """Where the step's division of it begins."""
@@ -142,7 +142,7 @@ class FileReader(SourceReader):
 
     def close(self) -> None:
         if self._current is not None:
-            os.close(self._current.fd)
+            self._current.bytes.close()
             self._current = None
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
@@ -169,8 +169,8 @@ class FileReader(SourceReader):
                 f"the input being read was {name!r} at byte {at.position}, now it is {found!r}"
             )
         split = self._open_next()
-        size = os.fstat(split.fd).st_size
-        if size < at.position:
+        size = split.bytes.size()
+        if size is not None and size < at.position:
             raise InputChangedError(split.path, at.position, f"at least {at.position} bytes", f"{size}")
         while split.digest.size < at.position:
             want = min(limits.verify_read_bytes, at.position - split.digest.size)
@@ -291,14 +291,7 @@ class FileReader(SourceReader):
 
     def _pread(self, split: _OpenSplit, want: int, *, exact: bool = False) -> bytes:
         at = split.digest.size
-        try:
-            block = os.pread(split.fd, want, at)
-            while len(block) < want and (more := os.pread(split.fd, want - len(block), at + len(block))):
-                block += more
-        except OSError as error:
-            raise InputReadError(
-                f"input {split.path!r} cannot be read at byte {at}: {error.strerror}"
-            ) from error
+        block = split.bytes.read(at, want)
         if exact and len(block) < want:
             raise InputChangedError(
                 split.path, at + want, f"at least {at + want} bytes", f"{at + len(block)}"
@@ -311,14 +304,7 @@ class FileReader(SourceReader):
         assert self._next is not None
         assert self._current is None
         name, path = self._next
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
-        except OSError as error:
-            raise InputReadError(f"input {path!r} cannot be opened: {error.strerror}") from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise InputReadError(f"input {path!r} is no regular file, so no position in it can be read again")
-        self._current = _OpenSplit(name, path, fd, PrefixDigest(), 0)
+        self._current = _OpenSplit(name, path, open_bytes(path), PrefixDigest(), 0)
         return self._current
 
     def _note(self, split: _OpenSplit, *, done: bool) -> None:

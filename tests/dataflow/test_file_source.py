@@ -2,6 +2,7 @@
 refused.
 """
 
+import gzip
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from dataflow.errors import (
     LineTooLongError,
 )
 from dataflow.sources.base import DONE_SPLITS, SourceBatch
+from dataflow.sources.file_bytes import GzipBytes
 from dataflow.sources.files import FileReader
 from dos_protocol.digests import prefix_digest
 
@@ -240,3 +242,85 @@ def test_the_place_of_a_row_is_told_as_file_and_byte(tmp_path: Path) -> None:
     assert where[3] == f"file '{paths[1]}' (pass 1), byte 2"
     assert where[7] == f"file '{paths[1]}' (pass 2), byte 2"
     assert reader.describe(batch, None).startswith(f"file '{paths[0]}' (pass 1), byte 0, to file")
+
+
+# --- gzip ---------------------------------------------------------------------------------------------------
+
+
+def gzipped(directory: Path, text: bytes, *, parts: int = 1) -> Path:
+    path = directory / "in.txt.gz"
+    step = len(text) // parts + 1
+    path.write_bytes(b"".join(gzip.compress(text[at : at + step]) for at in range(0, len(text), step)))
+    return path
+
+
+@given(st.integers(1, 400), st.integers(1, 3), st.lists(st.integers(1, 90), min_size=1, max_size=6))
+def test_lines_of_gzip_are_those_of_the_file_in_it_and_so_are_positions(
+    lines: int, parts: int, sizes: list[int]
+) -> None:
+    text = "".join(f"line {number} é\n" for number in range(lines)).encode()
+    with TemporaryDirectory() as directory:
+        plain = FileSource(write(Path(directory), [text]))
+        zipped = FileSource(gzipped(Path(directory), text, parts=parts))
+        one, other = FileReader(plain, 0, 1), FileReader(zipped, 0, 1)
+        for size in sizes:
+            found = [reader.read(size) for reader in (one, other)]
+            assert lines_of([b for b in found[:1] if b]) == lines_of([b for b in found[1:] if b])
+        at = other.positions()
+        assert [(p.position, p.digest) for name, p in at.items() if name != DONE_SPLITS] == [
+            (p.position, p.digest) for name, p in one.positions().items() if name != DONE_SPLITS
+        ]
+        division = other.take_division()
+        rest = lines_of(read_all(other, 50))
+        again = FileReader(zipped, 0, 1)
+        again.replay(division)
+        assert again.positions() == at
+        again.reset_to(at)
+        assert lines_of(read_all(again, 70)) == rest
+        for reader in (one, other, again):
+            reader.close()
+
+
+def test_what_compresses_well_is_held_in_small_pieces(tmp_path: Path) -> None:
+    path = gzipped(tmp_path, b"x" * 99 + b"\n", parts=1)
+    with gzip.open(path, "wb") as file:
+        for _ in range(300):
+            file.write(b"0123456789\n" * 1000)
+    held = GzipBytes(str(path), os.open(path, os.O_RDONLY))
+    at, most = 0, 0
+    while block := held.read(at, 11_000):
+        at, most = at + len(block), max(most, len(held._held))
+    held.close()
+    assert at == 300 * 11_000
+    assert most < 600_000
+
+
+@pytest.mark.parametrize("keep", [5, 40, -3])
+def test_gzip_that_is_cut_short_or_damaged_is_an_error_with_its_place(tmp_path: Path, keep: int) -> None:
+    path = gzipped(tmp_path, os.urandom(500).hex().encode() + b"\n")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    reader = FileReader(FileSource(path), 0, 1)
+    with pytest.raises(InputReadError, match=r"in\.txt\.gz' ends within its gzip stream, at byte \d+"):
+        read_all(reader, 10_000)
+    reader.close()
+    path.write_bytes(whole[:60] + bytes([whole[60] ^ 255]) + whole[61:])
+    with pytest.raises(InputReadError, match=r"in\.txt\.gz' is damaged gzip before byte"):
+        read_all(reader := FileReader(FileSource(path), 0, 1), 10_000)
+    reader.close()
+
+
+def test_padding_behind_gzip_is_nothing_and_another_content_is_refused(tmp_path: Path) -> None:
+    path = gzipped(tmp_path, b"one\ntwo\n", parts=2)
+    first, second = gzip.compress(b"one\n"), gzip.compress(b"two\n")
+    path.write_bytes(first + bytes(300_000) + second + bytes(700))
+    reader = FileReader(FileSource(path), 0, 1)
+    assert lines_of([batch for batch in [reader.read(4)] if batch]) == ["one"]
+    at = reader.positions()
+    assert lines_of(read_all(reader, 100)) == ["two"]
+    gzipped(tmp_path, b"ONE\ntwo\n")
+    with pytest.raises(InputChangedError):
+        FileReader(FileSource(path), 0, 1).reset_to(at)
+    gzipped(tmp_path, b"on")
+    with pytest.raises(InputChangedError, match="at least 4 bytes, found 2"):
+        FileReader(FileSource(path), 0, 1).reset_to(at)
