@@ -1,11 +1,9 @@
 """apply: operators that users write, the same whatever happens, and told by name when they are wrong."""
 
-import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +13,6 @@ from hypothesis import strategies as st
 
 from dataflow import (
     CallSink,
-    FileSink,
-    FileSource,
     Graph,
     GraphError,
     InputSource,
@@ -27,9 +23,6 @@ from dataflow import (
 )
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
-from tests.dataflow.region_in_one_thread import OneThreadRegion
-from tests.dataflow.support import rows_of
-from tests.dataflow.test_region_in_one_thread import write_files
 from tests.dataflow.test_windows import row, second
 from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, timely
 
@@ -293,30 +286,6 @@ def test_a_cut_writes_what_changed() -> None:
         found = again.take_restored()
         assert found is not None
         assert repr(found.to_pylist()) == repr([dict(zip("ab", r, strict=True)) for r in made])
-
-
-# EVIDENCE-OF: P-7
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_region_that_is_reset_again_and_again_shows_each_row_once(workers: int, tmp_path: Path) -> None:
-    rng = random.Random(workers)
-    words = [rng.choice(["a", "b", "c", "xd"]) for _ in range(120)]
-    paths = write_files(tmp_path, ["".join(f"{word}\n" for word in words[begin::2]) for begin in (0, 1)])
-    graph = Graph("numbered")
-    lines = graph.source("lines", FileSource([*paths]))
-    words_of = lines.map("words", lambda row: row["line"], schema="word string")
-    made = words_of.key_by("by_word", "word").apply("own", Seen())
-    made.sink("out", FileSink(tmp_path / "out"))
-    made.side("crossed", "crossed").sink("crossed_out", FileSink(tmp_path / "crossed"))
-    region = OneThreadRegion(graph, workers, rng.randrange)
-    region.restore()
-    for _ in range(8):
-        for _ in range(rng.randrange(40)):
-            region.turn()
-        region.ask_cut() if rng.random() < 0.5 else region.restore()
-    region.finish()
-    found = Counter((word, int(str(n))) for _, (word, n) in rows_of(tmp_path / "out"))
-    assert found == Counter((word, n + 1) for word in "abc" for n in range(words.count(word)))
-    assert len(rows_of(tmp_path / "crossed")) == words.count("xd")
 
 
 # --- what is wrong is told by operator and column -----------------------------------------------------------
