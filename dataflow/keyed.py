@@ -4,7 +4,7 @@ Rules of this file: methods that users call, one operator each; what it does is 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
 from dataflow.operators.count_windows import CountWindow, CountWindowSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
+from dataflow.operators.emitting import side_outputs
 from dataflow.operators.group_state import GroupStateSpec, check_mode
 from dataflow.operators.join import JoinSpec
 from dataflow.operators.map_state import MapStateSpec, OnRow, OnTimer
@@ -120,6 +121,7 @@ class KeyedOperators(ABC):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
+        sides: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
         """Functions that keep something for each key: `on_row(row, state)` for each row, in the order of
         event time; `on_timer(key, time, state)` when event time has passed `state.timer`, which either may
@@ -128,7 +130,8 @@ class KeyedOperators(ABC):
         `state.value` is a dict with the columns of the schema `state`, None at first, and forgotten when it
         is None again and no timer is set. `state.timer` is a datetime or None. Late rows are on the side
         output "late". state_version, migrations: when the schema `state` changes (`Migration`).
-        ttl: how long a value is kept in event time, from the last call for its key on.
+        sides: side outputs, name -> columns, for which both functions get `emit(port, row)` as their last
+        argument. ttl: how long a value is kept in event time, from the last call for its key on.
         """
         spec = MapStateSpec(
             self._keys(),
@@ -140,6 +143,7 @@ class KeyedOperators(ABC):
             state_version,
             tuple(migrations),
             ttl,
+            side_outputs=side_outputs(sides),
         )
         return self._then(name, spec)
 

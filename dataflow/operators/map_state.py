@@ -12,7 +12,7 @@ do not.
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ from dataflow.key_states import NONE, KeyState, KeyStates
 from dataflow.keyed_table import KeyedTable
 from dataflow.migration import Migration, StateHistory, columns_text
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.results import FAULTS, batch_of_rows, say, several
@@ -40,8 +41,11 @@ Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
 """When, the key, its slot."""
 
 
-OnRow: TypeAlias = Callable[[dict[str, Any], KeyState], Any]
-OnTimer: TypeAlias = Callable[[dict[str, Any], Any, KeyState], Any]
+Row: TypeAlias = dict[str, Any]
+Emit: TypeAlias = Callable[[str, Any], None]
+OnRow: TypeAlias = Callable[[Row, KeyState], Any] | Callable[[Row, KeyState, Emit], Any]
+OnTimer: TypeAlias = Callable[[Row, Any, KeyState], Any] | Callable[[Row, Any, KeyState, Emit], Any]
+"""The last argument comes where side outputs are declared."""
 
 
 class Calls(NamedTuple):
@@ -67,9 +71,13 @@ class MapStateSpec(OperatorSpec):
     state_version: int = 1
     migrations: tuple[Migration, ...] = ()
     ttl: timedelta | None = None
+    side_outputs: tuple[tuple[str, pa.Schema], ...] = field(default=(), kw_only=True)
+    """Port, columns, of those that the functions fill."""
 
     def __post_init__(self) -> None:
         self.states()
+        if LATE in dict(self.side_outputs):
+            raise SchemaError(f"side output {LATE!r} of map_state has late rows; name yours otherwise")
         if not callable(self.on_row) or not (self.on_timer is None or callable(self.on_timer)):
             raise SchemaError("map_state takes functions as on_row and on_timer")
 
@@ -84,7 +92,7 @@ class MapStateSpec(OperatorSpec):
         return check_schema(self.schema)
 
     def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[0]}
+        return {LATE: inputs[0], **dict(self.side_outputs)}
 
     def detail(self) -> str:
         state = declared_state(self.state_version, columns_text(self.state))
@@ -135,6 +143,9 @@ class MapStateOperator(TimedOperator):
         self._states = spec.states()
         self._table = spec.table(columns, self._states)
         self.calls = spec.calls(columns)
+        self._emitter = Emitter(dict(spec.side_outputs))
+        self.more: tuple[Any, ...] = (self._emitter,) if spec.side_outputs else ()
+        """What the functions get behind the state."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
@@ -152,15 +163,17 @@ class MapStateOperator(TimedOperator):
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
         run = _Run(self, self._due(mark))
+        on_row: Callable[..., Any] = self.calls.on_row
         for row, time, slot in zip(rows.batch.to_pylist(), rows.times.tolist(), slots.tolist(), strict=True):
             run.timers_before(time)
-            run.call(slot, time, partial(self.calls.on_row, row))
+            run.call(slot, time, partial(on_row, row))
         run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
         self._table.take_touched()
         over = self._states.expire(mark)
         self._table.change(over)
         self._forget({*run.called, *over.tolist()})
         made = run.made
+        self._emitter.settle()
         return [batch_of_rows(made, [0] * len(made), self._spec.schema)] if made else ()
 
     def close(self) -> None:
@@ -214,6 +227,9 @@ class MapStateOperator(TimedOperator):
         """The other way."""
         return None if micros == NONE else pa.scalar(micros, self._time_type).as_py()
 
+    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+        return super().take_side(port) if port == LATE else self._emitter.take(port)
+
     @property
     def wants_snapshot(self) -> bool:
         return self._table.upgraded
@@ -247,7 +263,7 @@ class _Run:
         self.called: set[int] = set()
 
     def call(
-        self, slot: int, time: int, function: Callable[[KeyState], Any], key: tuple[Any, ...] | None = None
+        self, slot: int, time: int, function: Callable[..., Any], key: tuple[Any, ...] | None = None
     ) -> None:
         operator = self._operator
         states = operator.states
@@ -256,7 +272,7 @@ class _Run:
         before = int(states.timers.values[slot])
         state.timer, state.at_end = operator.as_time(before), self._at_end
         try:
-            self.made += several(function(state))
+            self.made += several(function(state, *operator.more))
         except UserFault:
             raise
         except FAULTS as error:
@@ -284,7 +300,7 @@ class _Run:
             return  # it was set to another time since, or to none
         operator.states.timers.values[slot] = NONE
         operator.table.change(np.array([slot]))
-        on_timer = operator.calls.on_timer
+        on_timer: Callable[..., Any] | None = operator.calls.on_timer
         if on_timer is not None:
             named = dict(zip(operator.spec.keys, key, strict=True))
             self.call(slot, time, partial(on_timer, named, operator.as_time(time)), key)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource
-from dataflow.errors import OperatorError
+from dataflow.errors import OperatorError, SchemaError
 from dataflow.key_states import KeyState
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import SCHEMA, row, second
@@ -106,6 +106,57 @@ def test_a_timer_may_set_the_next_one_and_at_the_end_comes_once() -> None:
         ("b", second(32)),
         ("a", second(35)),
     ]
+
+
+def add_and_tell(row: dict[str, Any], state: KeyState, emit: Any) -> None:
+    if state.value is None:
+        emit("begun", (row["key"], row["at"]))
+    add_to_session(row, state)
+
+
+def end_and_tell(key: dict[str, Any], time: Any, state: KeyState, emit: Any) -> Iterator[tuple[Any, ...]]:
+    assert state.value is not None
+    emit("sizes", state.value["rows"])
+    return end_session(key, time, state)
+
+
+def told(lateness: timedelta = timedelta(0), **sides: str) -> Graph:
+    graph = Graph("sessions")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
+    made = rows.key_by("by_key", "key").map_state(
+        "sessions",
+        add_and_tell,
+        time="at",
+        schema="key string, since timestamp, until timestamp, n bigint",
+        state="since timestamp, rows bigint",
+        on_timer=end_and_tell,
+        sides=sides,
+    )
+    made.sink("out", CallSink(print))
+    for port in (*sides, "late"):
+        made.side(port, port).sink(f"{port}_out", CallSink(print))
+    return graph
+
+
+@settings(max_examples=20)
+@given(rows=_rows, data=st.data())
+def test_side_outputs_of_both_functions_are_the_same_whatever_happens(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    steps, lateness = data.draw(timely("rows", rows, "at"))
+    graph = told(lateness, begun="key string, at timestamp", sizes="n bigint")
+    trial = play_with_trouble(graph, steps, data, end=True)
+    found = expected(rows)
+    assert multiset(trial.rows("out")) == multiset(found)
+    begun = [{"key": one["key"], "at": one["since"]} for one in found]
+    assert multiset(trial.rows("begun_out")) == multiset(begun)
+    assert multiset(trial.rows("sizes_out")) == multiset([{"n": one["n"]} for one in found])
+    assert trial.rows("late_out") == []
+
+
+def test_a_side_output_of_ones_own_is_not_called_late() -> None:
+    with pytest.raises(SchemaError, match="'late' of map_state has late rows; name yours otherwise"):
+        told(late="key string")
 
 
 def wrong_state(row: dict[str, Any], state: KeyState) -> None:
