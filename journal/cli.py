@@ -16,6 +16,7 @@ import trio
 import typer
 
 from dos_protocol.errors import CorruptDataError
+from journal.archive.cli import archive
 from journal.cli_support import (
     FAULT,
     NOTHING_FOUND,
@@ -294,3 +295,4 @@ def _inspect(target: str, consume: Consumer, token_file: Path | None, *, quiet: 
 
 
 add_commands(app)
+app.command()(archive)

@@ -1,7 +1,7 @@
 """What the journal commands have in common: their arguments, exit codes, progress, and closed pipes.
 
 Exit codes, the same for all: 0 sound (all that was asked for was done), 1 a fault was found, 2 wrong usage or
-no such journal, 3 the store cannot be reached, 4 nothing was found (grep).
+no such journal, 3 the store or the bucket cannot be reached, 4 nothing was found (grep).
 """
 
 import os
@@ -24,6 +24,7 @@ from rich.progress import (
 
 from dos_client.errors import BadUrlError, QuorumUnavailableError, StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, DosError
+from journal.core.errors import ArchiveUnavailableError
 
 SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND = 0, 1, 2, 3, 4
 
@@ -32,7 +33,8 @@ Target = Annotated[
     typer.Argument(
         metavar="FILE|URL",
         help="A journal file, or dos://HOST[,HOST2..]/DIRECTORY/NAME, where NAME is a segment, "
-        "another journal object, or a chain.",
+        "another journal object, or a chain; s3://BUCKET/PREFIX/DIRECTORY/CHAIN, its archive; or both, "
+        "dos://...+s3://BUCKET/PREFIX.",
     ),
 ]
 TokenFile = Annotated[
@@ -49,7 +51,12 @@ def refusing() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except (StoreNotReadyError, QuorumUnavailableError, BrokenConnectionError) as error:
+    except (
+        StoreNotReadyError,
+        QuorumUnavailableError,
+        BrokenConnectionError,
+        ArchiveUnavailableError,
+    ) as error:
         refuse(str(error), UNREACHABLE)
     except (BadUrlError, DosError, OSError, ValueError) as error:
         refuse(str(error), USAGE)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import trio
 
+from dos_client.store import Store
+from dos_protocol.errors import LocalProtocolError
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located
 from journal.core.record import VERSION_1
@@ -31,6 +33,10 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
     read, and what the client raises.
     """
     async with chain_in_store(url, token) as (store, directory, state):
+        if not isinstance(store, Store):
+            raise LocalProtocolError(
+                f"{url} has an archive, which does not grow", remedy="follow the servers"
+            )
         assert state.end is not None, "something of it is committed"
         at = state.end.size if begin is None else begin
         follower = ChainFollower(store, directory, state.chain, at=at, skip_lost=begin == 0)

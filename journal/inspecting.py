@@ -8,6 +8,8 @@ is raised.
     dos://h[,h2..]/directory/object    that object; a chain's segment, or any journal that was appended: the
                                        longest copy, whatever of it is committed
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
+    s3://bucket/prefix/directory/CHAIN the archive of a chain
+    dos://..+s3://bucket/prefix        a chain whose older segments are in that archive
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +17,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dos_client.errors import BadUrlError
 from dos_client.store import Store, connect, open_store
 from dos_client.urls import SCHEME, DosUrl, parse_url
 from dos_protocol.errors import (
@@ -25,6 +28,9 @@ from dos_protocol.errors import (
     NotFoundError,
     PoisonedError,
 )
+from journal.archive.bucket import SCHEME as S3_SCHEME
+from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread, read_manifest
 from journal.chain import look_chain, look_committed
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.errors import LostBytesError
@@ -33,6 +39,7 @@ from journal.core.record import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
 from journal.limits import read_bytes_max, scratch_read_bytes_max
+from journal.ports import StorePort
 from journal.reading import Source, span_chunks
 
 Consumer = Callable[[list[Located]], bool]
@@ -63,7 +70,7 @@ class Outcome:
 
 
 def is_url(target: str) -> bool:
-    return target.startswith(SCHEME)
+    return target.startswith((SCHEME, S3_SCHEME))
 
 
 def inspect_file(path: Path, consume: Consumer, progress: Progress) -> Outcome:
@@ -95,10 +102,34 @@ async def inspect_url(url: str, token: bytes, consume: Consumer, progress: Progr
 
 
 @asynccontextmanager
-async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[Store, str, str, int | None]]:
+async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, str, int | None]]:
     """The store, directory and name that a URL names, and the size of the longest copy of the object of that
-    name; None if there is no such object: then the name is that of a chain.
+    name; None if there is no such object: then the name is that of a chain. Of an archive, the same.
     """
+    if url.startswith(S3_SCHEME):
+        archive, directory, chain = parse_s3_url(url).chain()
+        yield await archived_chain(str(archive), archive.endpoint, directory, chain), directory, chain, None
+        return
+    servers, plus, bucket = url.partition(f"+{S3_SCHEME}")
+    async with _in_servers(servers, token) as (store, directory, name, size):
+        if plus and size is not None:
+            raise BadUrlError(f"{servers} is an object: only a chain's segments are in an archive")
+        if plus:
+            root = parse_s3_url(S3_SCHEME + bucket)
+            archived = await archived_chain(str(root), root.endpoint, directory, name)
+            yield ServersAndArchive(store, archived), directory, name, None
+        else:
+            yield store, directory, name, size
+
+
+async def archived_chain(url: str, endpoint: str | None, directory: str, chain: str) -> ArchivedChain:
+    """The chain in the archive at that URL. Raises what `read_manifest` and the bucket raise."""
+    bucket = await in_thread(Bucket, parse_s3_url(url, endpoint))
+    return ArchivedChain(bucket, await read_manifest(bucket, directory, chain))
+
+
+@asynccontextmanager
+async def _in_servers(url: str, token: bytes) -> AsyncIterator[tuple[Store, str, str, int | None]]:
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is None:
         raise LocalProtocolError(
@@ -113,7 +144,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[Store, s
 
 
 @asynccontextmanager
-async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[Store, str, ChainState]]:
+async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
     """The store, the directory and what is committed of the chain that a URL names.
 
     Raises LocalProtocolError for the URL of an object, and what `look_committed` raises.
@@ -137,7 +168,7 @@ async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
 
 
 async def inspect_object(
-    store: Store, directory: str, name: str, size: int, consume: Consumer, progress: Progress
+    store: StorePort, directory: str, name: str, size: int, consume: Consumer, progress: Progress
 ) -> Outcome:
     """The first `size` bytes of an object."""
     outcome = Outcome(name, "object")
@@ -152,7 +183,7 @@ async def inspect_object(
     return _outcome(outcome, inspector, ended=True)
 
 
-async def _look(store: Store, directory: str, chain: str, outcome: Outcome) -> ChainState | None:
+async def _look(store: StorePort, directory: str, chain: str, outcome: Outcome) -> ChainState | None:
     try:
         state = await look_chain(store, directory, chain)
     except DosError as fault:
@@ -164,7 +195,12 @@ async def _look(store: Store, directory: str, chain: str, outcome: Outcome) -> C
 
 
 async def _inspect_chain(
-    store: Store, directory: str, state: ChainState, outcome: Outcome, consume: Consumer, progress: Progress
+    store: StorePort,
+    directory: str,
+    state: ChainState,
+    outcome: Outcome,
+    consume: Consumer,
+    progress: Progress,
 ) -> None:
     outcome.end = str(state.end) if state.end is not None else "nothing committed"
     source, done = Source(store, directory), 0

@@ -85,3 +85,28 @@ files_segment_bytes_max: Final = 64 * MIB
 
 recovery_bytes_max: Final = 256 * MIB
 """What a restore of a directory reads at most, unless the files themselves have more than half of it."""
+
+archive_block_bytes: Final = MIB
+"""An archived segment has a SHA-256 for each block of this size: no smaller part of it is read. Part of the
+format."""
+
+archive_read_bytes: Final = 8 * MIB
+"""One request for a segment that is read in order; what a restore holds of it at once. Whole blocks."""
+
+archive_segment_bytes_max: Final = 5 * 1024 * MIB
+"""Of one archived segment: what S3 takes in one PUT."""
+
+archive_manifest_bytes_max: Final = 64 * MIB
+"""About 1.4 TB of journal, with 44 bytes for each MiB."""
+
+archive_tries_max: Final = 5
+"""A request is made so often when the bucket's service is overloaded, slow, or breaks off."""
+
+archive_retry_s: Final = 0.5
+"""The wait before the second try; it doubles."""
+
+archive_timeout_s: Final = 30.0
+"""A connection to the bucket's service, and each read from it, may take so long."""
+
+if archive_read_bytes % archive_block_bytes:
+    raise ValueError("an archive is read in whole blocks")

@@ -88,10 +88,42 @@ class LocalFilesError(DosError):
 class HistoryTrimmedError(DosError):
     """What is asked for lies below what the journal still holds."""
 
-    remedy = "ask for a later moment, or restore from an archive"
+    remedy = "ask for a later moment, or name its archive too: dos://..+s3://BUCKET/PREFIX"
 
 
 class MirrorDiffersError(DosError):
     """A local journal and its copy in a store are not of one history. Nothing was appended."""
 
     remedy = "a journal only grows: get back the file that was mirrored"
+
+
+class ArchiveDamagedError(CorruptDataError):
+    """An archived object is not what was written: gone, too short, swapped for another, or changed. Nothing
+    of it was handed on. Whoever keeps the bucket must act.
+    """
+
+
+class ArchiveDiffersError(DosError):
+    """The archive holds another journal than this one. Nothing was written."""
+
+    remedy = "archive it to another prefix"
+
+
+class ArchiveNotFoundError(DosError):
+    """The bucket or the archive is not there: the URL is wrong, or somebody took it away."""
+
+    remedy = "check bucket, prefix, directory and chain: s3://BUCKET/PREFIX/DIRECTORY/CHAIN"
+
+
+class ArchiveRefusedError(DosError):
+    """The bucket's service does not let us: our credentials, or the request, are the caller's to mend."""
+
+    remedy = "check the credentials and the bucket's policy: reading needs GetObject, archiving PutObject too"
+
+
+class ArchiveUnavailableError(DosError):
+    """The bucket's service did not answer, or said that it cannot now, as often as it was asked. What was
+    verified before is in the manifest.
+    """
+
+    remedy = "try again later: what is archived already is not done again"

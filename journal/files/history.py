@@ -27,16 +27,24 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -
     while state.segments and stop.begins_before(
         state.segments[0].base, await _first_mark_ms(store, directory, state, stop)
     ):
-        below = await _stands_on(store, directory, state)
-        if below == ORIGIN:
+        below = await stretch_below(store, directory, chain, state)
+        if below is None:
             break
-        try:
-            state = await look_chain_at(store, directory, chain, below)
-        except LostBytesError as error:
-            raise HistoryTrimmedError(
-                f"chain {chain} in {directory} begins at {state.segments[0].base}: what lies below is gone"
-            ) from error
+        state = below
     return state
+
+
+async def stretch_below(store: StorePort, directory: str, chain: str, state: ChainState) -> ChainState | None:
+    """The stretch on which this one stands; None if it is the first. Raises as `stretch_at`."""
+    below = await _stands_on(store, directory, state)
+    if below == ORIGIN:
+        return None
+    try:
+        return await look_chain_at(store, directory, chain, below)
+    except LostBytesError as error:
+        raise HistoryTrimmedError(
+            f"chain {chain} in {directory} begins at {state.segments[0].base}: what lies below is gone"
+        ) from error
 
 
 async def _first_mark_ms(store: StorePort, directory: str, state: ChainState, stop: Stop) -> int | None:

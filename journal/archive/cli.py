@@ -1,0 +1,87 @@
+"""`dos journal archive`.
+
+Rules of this file: arguments, what is printed, exit codes. The work is in `archiving.py`.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import trio
+import typer
+
+from dos_protocol.errors import CorruptDataError
+from journal.archive.archiving import Archived, Progress, archive_chain
+from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
+from journal.archive.reading import in_thread
+from journal.cli_support import FAULT, AsJson, TokenFile, progress_of, refuse, refusing, token_of
+from journal.core.errors import LostBytesError
+from journal.inspecting import chain_in_store
+
+
+def archive(
+    url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="s3://BUCKET/PREFIX")],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Of another service than AWS; else what boto3 is configured with (AWS_ENDPOINT_URL).",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and stop.")] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Copy the sealed segments of a chain to a bucket of S3, from which it can be read with no server alive.
+
+    A segment counts as archived when it was read back and its length and SHA-256 were right. What is there is
+    not copied again, so an interrupted run just goes on. The newest segment, into which its writer still
+    writes, stays on the servers alone. Nothing is deleted anywhere.
+
+    Examples:
+
+        dos journal archive dos://h1,h2,h3/ledger/files s3://backups/dos
+
+        dos journal archive dos://h1,h2,h3/ledger/files s3://backups/dos --dry-run --json
+
+        dos journal replay s3://backups/dos/ledger/files --at -1d --into yesterday
+
+    Exit codes: 0 done, 1 a fault was found, in the chain or the bucket, 2 usage, no such chain, bucket or
+    permission, 3 the store or the bucket's service cannot be reached.
+    """
+    with refusing(), progress_of(url, quiet=False) as progress:
+        try:
+            done = trio.run(_archive, url, bucket, endpoint, token_of(token_file), dry_run, progress)
+        except (CorruptDataError, LostBytesError) as error:
+            refuse(str(error), FAULT)
+    told = json.dumps({**asdict(done), "dry_run": dry_run}) if as_json else _words(done, dry_run=dry_run)
+    sys.stdout.write(told + "\n")
+    sys.stdout.flush()
+
+
+async def _archive(
+    url: str,
+    bucket: str,
+    endpoint: str | None,
+    token: bytes,
+    dry_run: bool,
+    progress: Progress,
+) -> Archived:
+    target = parse_s3_url(bucket, endpoint)
+    if url.startswith(SCHEME):
+        raise ValueError(f"{url} is an archive already: name the chain on its servers, dos://..")
+    async with chain_in_store(url, token) as (store, directory, state):
+        opened = await in_thread(Bucket, target)
+        return await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)
+
+
+def _words(done: Archived, *, dry_run: bool) -> str:
+    verb = "would be copied" if dry_run else "copied and verified"
+    return (
+        f"{done.copied_segments} segments, {done.copied_bytes:,} bytes {verb}; "
+        f"{done.found_segments} segments, {done.found_bytes:,} bytes were there; "
+        f"the archive {'would have' if dry_run else 'has'} offsets {done.begins_at:,} to {done.end:,}"
+    )

@@ -1,0 +1,253 @@
+"""An archived chain, read as a store is: walks, replays and restores see no difference. And both together:
+old segments from the bucket, new ones from the servers.
+
+Rules of this file: no byte goes on that its block's SHA-256 does not confirm. What is archived was committed;
+so an archive is a store of one member whose claim is still that of the chain's last archived segment (R10).
+"""
+
+import functools
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import trio
+
+from dos_client import Bookmark
+from dos_client.errors import QuorumUnavailableError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptError,
+    DosError,
+    NotFoundError,
+    PastEndError,
+    PoisonedError,
+)
+from dos_protocol.limits import u64_max
+from dos_protocol.messages import ObjectInfo
+from dos_protocol.names import NO_ID
+from dos_protocol.store_record import Member, StoreRecord
+from journal.archive.bucket import Bucket
+from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, decode_manifest
+from journal.core.errors import ArchiveDamagedError, ArchiveDiffersError, ArchiveNotFoundError
+from journal.limits import archive_block_bytes, archive_read_bytes
+from journal.ports import StorePort
+
+ARCHIVE: Final = b"archive".ljust(16, b".")
+"""The archive as a member: no server has this identity, so its copies never count towards a quorum of any."""
+
+Result = TypeVar("Result")
+
+
+def identity_of(record: StoreRecord) -> str:
+    """Which store an archive is of: the store's id, or that of a server that is alone. 32 hex digits."""
+    return (record.members[0].server_id if record.store_id == NO_ID else record.store_id).hex()
+
+
+async def in_thread(call: Callable[..., Result], *arguments: object) -> Result:
+    """A blocking call to the bucket, which a cancellation leaves alone."""
+    return await trio.to_thread.run_sync(functools.partial(call, *arguments), abandon_on_cancel=True)
+
+
+def manifest_key(directory: str, chain: str) -> str:
+    """No segment is called so: those have hexadecimal digits at their end."""
+    return f"{directory}/{chain}.archive"
+
+
+async def read_manifest(bucket: Bucket, directory: str, chain: str) -> ArchiveManifest:
+    """What is archived of a chain. Raises ArchiveNotFoundError, CorruptDataError, and what the bucket
+    raises.
+    """
+    key = manifest_key(directory, chain)
+    where = bucket.place(key)
+    try:
+        manifest = decode_manifest(await in_thread(bucket.get, key), where)
+    except ArchiveNotFoundError as error:
+        raise ArchiveNotFoundError(
+            f"{bucket.url} has no archive of chain {chain} in {directory}: {error.args[0]}"
+        ) from error
+    if (manifest.directory, manifest.chain) != (directory, chain):
+        raise ArchiveDamagedError(
+            where, 0, f"the manifest of {directory}/{chain}", f"that of {manifest.directory}/{manifest.chain}"
+        )
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    answers: Mapping[bytes, Mapping[str, ObjectInfo]]
+    filled: Mapping[bytes, Mapping[str, ObjectInfo]]
+    epochs: Mapping[bytes, tuple[int, bytes]]
+
+
+class ArchivedChain:
+    """One archived chain as a store that has nothing else. Reads raise ArchiveDamagedError, and what the
+    bucket raises. Memory: one request's bytes, whatever the journal's size, and the manifest.
+    """
+
+    def __init__(self, bucket: Bucket, manifest: ArchiveManifest) -> None:
+        self._bucket = bucket
+        self._directory = manifest.directory
+        self._line = manifest.line()
+        self._epoch = manifest.end.epoch
+        self._last_length = manifest.last_length
+        self._newest = max(self._line, default="")  # names of one chain sort as its segments do
+        self._kept: tuple[str, int, bytes] | None = None
+        """The block read last: of this segment, at this offset."""
+        self.store_id = manifest.store_id
+        members = (Member(ARCHIVE, "archive:1"),)
+        self.record = StoreRecord(ARCHIVE, u64_max, 1, members)
+
+    def holds(self, name: str, offset: int = 0) -> bool:
+        return name in self._line and offset < self._line[name].length
+
+    def entries(self, directory: str) -> dict[str, ObjectInfo]:
+        """Its segments as a member tells of them, those of the line of history that was archived."""
+        if directory != self._directory:
+            return {}
+        found = {}
+        for name, segment in self._line.items():
+            length = self._last_length if name == self._newest else segment.length
+            found[name] = ObjectInfo(name, length, length)
+        return found
+
+    async def look(self, directory: str) -> _View:
+        await trio.lowlevel.checkpoint()
+        return _View({ARCHIVE: self.entries(directory)}, {}, {ARCHIVE: (self._epoch, b"")})
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        """Some bytes from `offset` on. Raises NotFoundError for what is not archived."""
+        segment = self._segment(directory, name)
+        if offset >= segment.length:
+            return b""
+        begin = offset - offset % archive_block_bytes
+        if self._kept is None or self._kept[:2] != (name, begin):
+            length = min(archive_block_bytes, segment.length - begin)
+            self._kept = (name, begin, await in_thread(self._checked, segment, begin, length))
+        return self._kept[2][offset - begin :][:max_bytes]
+
+    async def stream(
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
+    ) -> AsyncGenerator[bytes]:
+        """Bytes in order, to `end` or as many as are archived."""
+        del bookmark
+        segment = self._segment(directory, name)
+        end = segment.length if end is None else min(end, segment.length)
+        while offset < end:
+            begin = offset - offset % archive_block_bytes
+            wanted = -(-(end - begin) // archive_block_bytes) * archive_block_bytes
+            length = min(archive_read_bytes, wanted, segment.length - begin)
+            data = await in_thread(self._checked, segment, begin, length)
+            yield data[offset - begin : end - begin]
+            offset = begin + length
+
+    def _segment(self, directory: str, name: str) -> ArchivedSegment:
+        if directory != self._directory or name not in self._line:
+            raise NotFoundError(f"the archive at {self._bucket.url} has no {directory}/{name}")
+        return self._line[name]
+
+    def _checked(self, segment: ArchivedSegment, begin: int, length: int) -> bytes:
+        """That part, which is whole blocks or ends with the segment; it is what was archived."""
+        key = f"{self._directory}/{segment.key}"
+        try:
+            data = self._bucket.get(key, begin, length)
+        except ArchiveNotFoundError as error:
+            raise ArchiveDamagedError(
+                self._bucket.place(key), begin, f"{segment.length} bytes", "no such object", _HINT
+            ) from error
+        if len(data) != length:
+            raise ArchiveDamagedError(
+                self._bucket.place(key), begin + len(data), f"{segment.length} bytes", "the end", _HINT
+            )
+        view = memoryview(data)
+        for at in range(0, length, archive_block_bytes):
+            expected = segment.block((begin + at) // archive_block_bytes)
+            found = hashlib.sha256(view[at : at + archive_block_bytes]).digest()
+            if found != expected:
+                words = f"a block with SHA-256 {expected.hex()}", found.hex()
+                raise ArchiveDamagedError(self._bucket.place(key), begin + at, *words, _HINT)
+        return data
+
+
+_HINT: Final = (
+    "somebody changed it, or swapped it for another: take its older version, or archive it again to another "
+    "prefix while servers have it"
+)
+
+
+class ServersAndArchive:
+    """A store whose older segments are in an archive. What servers have is read from them, what they lack or
+    cannot give from the archive.
+
+    Raises ArchiveDiffersError if the archive is of another store.
+    """
+
+    def __init__(self, store: StorePort, archive: ArchivedChain) -> None:
+        if (identity := identity_of(store.record)) != archive.store_id:
+            raise ArchiveDiffersError(
+                f"the archive is of store {archive.store_id}, these servers are store {identity}",
+                remedy="name the archive of this store; or read the archive alone",
+            )
+        self._store = store
+        self._archive = archive
+        self._on_servers: set[str] = set()
+        self.record = store.record
+
+    async def look(self, directory: str) -> _View:
+        """The archive's segments are told beside the servers', as of a member that has no vote."""
+        view = await self._store.look(directory)
+        self._on_servers = {name for objects in view.answers.values() for name in objects}
+        answers = {**view.answers, ARCHIVE: self._archive.entries(directory)}
+        return _View(answers, view.filled, view.epochs)
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        if name in self._on_servers or not self._archive.holds(name, offset):
+            try:
+                data = await self._store.read(directory, name, offset, max_bytes)
+            except _LACKING:
+                if not self._archive.holds(name, offset):
+                    raise
+            else:
+                if data or not self._archive.holds(name, offset):
+                    return data
+        return await self._archive.read(directory, name, offset, max_bytes)
+
+    async def stream(
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
+    ) -> AsyncGenerator[bytes]:
+        held = self._archive.holds(name, offset)
+        if name in self._on_servers or not held:
+            try:
+                async with aclosing(self._store.stream(directory, name, offset, end, bookmark)) as chunks:
+                    async for chunk in chunks:
+                        offset += len(chunk)
+                        yield chunk
+            except _LACKING:
+                if not self._archive.holds(name, offset):
+                    raise
+        if self._archive.holds(name, offset):
+            async with aclosing(self._archive.stream(directory, name, offset, end)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+
+_LACKING: Final[tuple[type[DosError], ...]] = (
+    NotFoundError,
+    PastEndError,
+    CorruptError,
+    PoisonedError,
+    BrokenConnectionError,
+    QuorumUnavailableError,
+)
+"""What keeps servers from giving bytes that an archive may have."""

@@ -1,0 +1,182 @@
+"""The manifest of an archived chain: which segments lie in the bucket, and what their bytes must be. Pure.
+
+Layout (big-endian):
+
+    magic 4 = "DOSA" | version u8 = 1 | reserved 3 = 0 | JSON bytes u64 | JSON of ArchiveManifest |
+    SHA-256 of everything before, 32
+
+Valid if and only if (1) the lengths fit the bytes exactly, (2) the SHA-256 matches, (3) the JSON is an
+ArchiveManifest whose segments are segments of its chain, each length has as many block digests as it has
+blocks, and `end` lies in one of them.
+
+A segment is listed only when its object was read back and its length and SHA-256 were right. Segments stay
+listed when a rollback has left their line of history: `line` gives those of the line that ends at `end`.
+"""
+
+import hashlib
+import struct
+from typing import Final
+
+import msgspec
+
+from dos_protocol.errors import CorruptDataError
+from journal.core.chain import SegmentSpan
+from journal.core.errors import ArchiveDiffersError
+from journal.core.position import Position, base_of
+from journal.core.segment import SegmentName, parse_segment_name
+from journal.limits import archive_block_bytes, archive_manifest_bytes_max
+
+MAGIC: Final = b"DOSA"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct(">4sB3xQ")
+_SHA256_BYTES: Final = hashlib.sha256().digest_size
+assert _HEADER.size == 16
+
+
+class ArchivedSegment(msgspec.Struct, frozen=True):
+    """The first `length` bytes of a segment, as they lie in the bucket.
+
+    digest: prefix digest there. sha256: of all of it. blocks: the SHA-256 of each block of
+    `archive_block_bytes`, one after the other, so that any part that is read can be checked.
+    """
+
+    name: str
+    base: int
+    length: int
+    digest: int
+    sha256: bytes
+    blocks: bytes
+
+    @property
+    def key(self) -> str:
+        """Its object's name below the directory's. Another length is another object: none is ever written
+        over by other bytes.
+        """
+        return f"{self.name}-{self.length:016x}"
+
+    def block(self, number: int) -> bytes:
+        return self.blocks[number * _SHA256_BYTES : (number + 1) * _SHA256_BYTES]
+
+    def is_of(self, span: SegmentSpan) -> bool:
+        return (self.name, self.length, self.digest) == (span.name, span.length, span.digest)
+
+
+class ArchiveManifest(msgspec.Struct, frozen=True):
+    """What is archived of a chain. `end`: of the newest sealed segment of the chain when it was last looked
+    at. `store_id`: of the store that it came from, 32 hex digits.
+    """
+
+    directory: str
+    chain: str
+    store_id: str
+    end: Position
+    segments: tuple[ArchivedSegment, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+    def holds(self, span: SegmentSpan) -> bool:
+        """Whether that span is archived. Raises ArchiveDiffersError if other bytes of that length are."""
+        for segment in self.segments:
+            if (segment.name, segment.length) == (span.name, span.length):
+                if segment.digest != span.digest:
+                    raise ArchiveDiffersError(
+                        f"{span.name} with {span.length} bytes has prefix digest {span.digest:016x}, "
+                        f"in the archive it has {segment.digest:016x}"
+                    )
+                return True
+        return False
+
+    def with_segment(self, segment: ArchivedSegment) -> "ArchiveManifest":
+        """The same with one more, in order."""
+        known = {(one.name, one.length): one for one in (*self.segments, segment)}
+        return msgspec.structs.replace(self, segments=tuple(known[key] for key in sorted(known)))
+
+    def merged(self, other: "ArchiveManifest") -> "ArchiveManifest":
+        """The segments of both; the end is this one's. Raises ArchiveDiffersError for another store's."""
+        if (self.directory, self.chain, self.store_id) != (other.directory, other.chain, other.store_id):
+            raise ArchiveDiffersError(
+                f"the archive holds {self.directory}/{self.chain} of store {self.store_id}, "
+                f"this is {other.directory}/{other.chain} of store {other.store_id}"
+            )
+        merged = self
+        for segment in other.segments:
+            merged = merged.with_segment(segment)
+        return merged
+
+    def line(self) -> dict[str, ArchivedSegment]:
+        """By name, the longest of each segment that does not rank above the one in which the history ends."""
+        last = str(self._last() or "")  # names of one chain sort as its segments do
+        found: dict[str, ArchivedSegment] = {}
+        for segment in self.segments:
+            if segment.name <= last:
+                found[segment.name] = segment
+        return found
+
+    @property
+    def last_length(self) -> int:
+        """How much of its newest segment is on the line."""
+        last = self._last()
+        return 0 if last is None else self.end.size - last.base
+
+    def _last(self) -> SegmentName | None:
+        names = [parse_segment_name(one.name) for one in self.segments]
+        base = base_of(self.end, [name.base for name in names if name and name.epoch == self.end.epoch])
+        return None if base is None else SegmentName(self.chain, self.end.epoch, base)
+
+
+def encode_manifest(manifest: ArchiveManifest) -> bytes:
+    """Its bytes."""
+    body = msgspec.json.encode(manifest)
+    data = _HEADER.pack(MAGIC, VERSION, len(body)) + body
+    return data + hashlib.sha256(data).digest()
+
+
+def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
+    """The manifest in these bytes. Raises CorruptDataError, naming the first rule that they break."""
+    if len(data) > archive_manifest_bytes_max:
+        raise CorruptDataError(
+            where, 0, f"an archive's manifest of at most {archive_manifest_bytes_max} bytes", f"{len(data)}"
+        )
+    if len(data) < _HEADER.size or data[:4] != MAGIC:
+        found = f"{data[:4]!r}" if len(data) >= _HEADER.size else f"{len(data)} bytes"
+        raise CorruptDataError(where, 0, f"an archive's manifest, {MAGIC!r} first", found)
+    _, version, length = _HEADER.unpack_from(data)
+    if version != VERSION:
+        hint = "read it with the release that wrote it, or a newer one"
+        raise CorruptDataError(where, 4, f"version {VERSION}", f"version {version}", hint)
+    body = data[_HEADER.size : -_SHA256_BYTES]
+    if len(data) != _HEADER.size + length + _SHA256_BYTES:
+        expected = f"{_HEADER.size + length + _SHA256_BYTES} bytes, as its header says"
+        raise CorruptDataError(where, 8, expected, f"{len(data)}", _HINT)
+    found = hashlib.sha256(data[:-_SHA256_BYTES]).hexdigest()
+    if found != data[-_SHA256_BYTES:].hex():
+        raise CorruptDataError(where, 0, f"SHA-256 {data[-_SHA256_BYTES:].hex()}", found, _HINT)
+    try:
+        manifest = msgspec.json.decode(body, type=ArchiveManifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptDataError(where, _HEADER.size, "the JSON of a manifest", f"{error}", _HINT) from error
+    _check(manifest, where)
+    return manifest
+
+
+_HINT: Final = "archive again to another prefix while the servers have it, or take the object's older version"
+
+
+def _check(manifest: ArchiveManifest, where: str) -> None:
+    for segment in manifest.segments:
+        name = parse_segment_name(segment.name)
+        if name is None or name.chain != manifest.chain or name.base != segment.base or segment.length < 1:
+            expected = f"segments of chain {manifest.chain}"
+            raise CorruptDataError(where, _HEADER.size, expected, segment.name[:200], _HINT)
+        blocks = -(-segment.length // archive_block_bytes)
+        if len(segment.blocks) != blocks * _SHA256_BYTES or len(segment.sha256) != _SHA256_BYTES:
+            expected = f"{blocks} block digests of {segment.name}"
+            raise CorruptDataError(where, _HEADER.size, expected, f"{len(segment.blocks)} bytes", _HINT)
+    line = manifest.line()
+    longest = line[max(line)].length if line else 0
+    if manifest.segments and not 0 < manifest.last_length <= longest:
+        raise CorruptDataError(
+            where, _HEADER.size, "an end within a segment that is listed", str(manifest.end), _HINT
+        )
