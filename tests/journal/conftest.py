@@ -7,6 +7,8 @@ import pytest
 import trio
 
 from dos_client.store import init_store
+from tests.journal.archives import client, empty
+from tests.support.s3 import BUCKET, FakeS3, serving
 from tests.support.servers import ServerProcess, url_of
 
 
@@ -27,3 +29,22 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerPro
 @pytest.fixture(scope="module")
 def store_url(servers: list[ServerProcess]) -> str:
     return url_of(servers)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[FakeS3]:
+    """Moto's server with a bucket, for the tests of one module."""
+    with serving() as found:
+        client.cache_clear()
+        client().create_bucket(Bucket=BUCKET)
+        yield found
+    client.cache_clear()
+
+
+@pytest.fixture
+def s3(service: FakeS3) -> Iterator[FakeS3]:
+    """The service, behaving well, with an empty bucket."""
+    empty()
+    service.seen.clear()
+    yield service
+    service.rules.clear()

@@ -1,130 +1,38 @@
-"""Archives: what was copied to a bucket is there again with no server alive, and what a bad service or bucket
-answers is an error with a name, or tried again.
-"""
+"""Archives: what was copied to a bucket is there again with no server alive."""
 
 import os
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 import trio
 
-from journal import Directory, look_chain, restore
-from journal.archive.archiving import Archived, archive_chain, sealed_spans
-from journal.archive.bucket import Bucket, parse_s3_url
-from journal.archive.reading import ArchivedChain, ServersAndArchive, manifest_key, read_manifest
+from journal import Directory, restore
+from journal.archive.archiving import archive_chain, sealed_spans
+from journal.archive.reading import ServersAndArchive, manifest_key, read_manifest
 from journal.core.errors import (
     ArchiveDamagedError,
     ArchiveDiffersError,
-    ArchiveNotFoundError,
-    ArchiveRefusedError,
-    ArchiveUnavailableError,
     HistoryTrimmedError,
 )
 from journal.limits import archive_block_bytes, archive_read_bytes
+from tests.journal.archives import (
+    LINES,
+    archived,
+    bucket,
+    client,
+    keys,
+    lines,
+    opened,
+    recovered,
+    restored,
+    sealed_end,
+    write_lines,
+)
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 from tests.journal.test_files import files
-from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, cut, flipped, serving, status
-
-LINES = 24
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[FakeS3]:
-    with serving() as found:
-        client.cache_clear()
-        client().create_bucket(Bucket=BUCKET)
-        yield found
-
-
-@pytest.fixture
-def s3(service: FakeS3) -> Iterator[FakeS3]:
-    """The service, behaving well, with an empty bucket."""
-    empty()
-    service.seen.clear()
-    yield service
-    service.rules.clear()
-
-
-@cache
-def client() -> Any:
-    return boto3.session.Session().client("s3")
-
-
-def keys() -> list[str]:
-    return [one["Key"] for one in client().list_objects_v2(Bucket=BUCKET).get("Contents", [])]
-
-
-def empty() -> None:
-    if found := [{"Key": key} for key in keys()]:
-        client().delete_objects(Bucket=BUCKET, Delete={"Objects": found})
-
-
-def bucket(**options: Any) -> Bucket:
-    """Without waits between tries."""
-    return Bucket(parse_s3_url(f"s3://{BUCKET}/dos"), **{"retry_s": 0.0, "tries": 3, **options})
-
-
-def write_lines(store: MemoryStore, path: Path, epoch: int = 1, count: int = LINES) -> list[int]:
-    """A journaled file of lines, in several segments, with snapshots; the logical offset after each line."""
-
-    async def fill() -> list[int]:
-        offsets = []
-        options = {"recovery_bytes": 1300, "segment_bytes": 500}
-        async with await Directory.open(path, store.claim(epoch), **options) as directory:
-            for number in range(count):
-                await directory.append("log", b"%03d\n" % number)
-                offsets.append(directory.end.size)
-            await directory.wait_synced()
-        return offsets
-
-    return trio.run(fill)
-
-
-def lines(count: int) -> bytes:
-    return b"".join(b"%03d\n" % number for number in range(count))
-
-
-def archived(store: MemoryStore, **options: Any) -> Archived:
-    async def run() -> Archived:
-        return await archive_chain(store, DIRECTORY, "files", bucket(), **options)
-
-    return trio.run(run)
-
-
-async def opened(one: Bucket | None = None) -> ArchivedChain:
-    one = one or bucket()
-    return ArchivedChain(one, await read_manifest(one, DIRECTORY, "files"))
-
-
-def restored(into: Path, at: int | None = None, one: Bucket | None = None) -> dict[str, bytes]:
-    """From the bucket alone."""
-
-    async def run() -> None:
-        await restore(into, await opened(one), DIRECTORY, at=at)
-
-    trio.run(run)
-    return files(into)
-
-
-def sealed_end(store: MemoryStore) -> int:
-    async def run() -> int:
-        return (await sealed_spans(store, DIRECTORY, "files")).end.size
-
-    return trio.run(run)
-
-
-def recovered(store: MemoryStore) -> list[str]:
-    """The segments that a recovery reads."""
-    return [span.name for span in trio.run(look_chain, store, DIRECTORY, "files").segments]
-
-
-# --- archives and restores --------------------------------------------------------------------------------
+from tests.support.s3 import BUCKET, FakeS3
 
 
 def test_the_bucket_alone_gives_back_every_moment_up_to_its_end(s3: FakeS3, tmp_path: Path) -> None:
@@ -337,122 +245,3 @@ def test_a_segment_of_many_blocks_is_read_in_parts_and_a_flipped_bit_is_found_in
     with pytest.raises(ArchiveDamagedError) as refused:
         restored(tmp_path / "bad")
     assert refused.value.offset == 5 * archive_block_bytes
-
-
-# --- bad answers ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "make", "error", "words"),
-    [
-        ("GET", status(403, "AccessDenied"), ArchiveRefusedError, "403 AccessDenied.*credentials"),
-        ("PUT", status(403, "AccessDenied"), ArchiveRefusedError, "403 AccessDenied"),
-        ("PUT", status(404, "NoSuchBucket"), ArchiveNotFoundError, "404 NoSuchBucket.*check bucket"),
-        ("PUT", status(503, "SlowDown"), ArchiveUnavailableError, "up to 3 times.*try again later"),
-        ("GET", status(500, "InternalError"), ArchiveUnavailableError, "InternalError"),
-        ("GET", cut, ArchiveUnavailableError, "up to 3 times"),
-        ("GET", flipped, ArchiveDamagedError, "expected .* bytes with SHA-256 .*, found"),
-    ],
-)
-def test_what_a_bad_service_answers_while_archiving_is_named(
-    s3: FakeS3,
-    tmp_path: Path,
-    method: str,
-    make: Callable[[Answer], Answer],
-    error: type[Exception],
-    words: str,
-) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
-    s3.rules.append(Rule(method, "files.0", make))
-    with pytest.raises(error, match=words):
-        archived(store)
-    assert manifest_key(DIRECTORY, "files") not in str(keys()), "nothing that was not read back is listed"
-    s3.rules.clear()
-    assert archived(store).copied_segments > 0
-    assert restored(tmp_path / "end")["log"]
-
-
-@pytest.mark.parametrize("make", [status(503, "SlowDown"), status(500, "InternalError"), cut])
-def test_what_passes_is_tried_again(s3: FakeS3, tmp_path: Path, make: Callable[[Answer], Answer]) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
-    s3.rules += [Rule("GET", "files.0", make, times=2)]
-    done = archived(store)
-    s3.rules = [Rule("GET", "files.0", make, times=2), Rule("GET", ".archive", make, times=2)]
-    assert restored(tmp_path / "end")["log"]
-    assert done.copied_segments > 0
-    assert [rule.met for rule in s3.rules] == [2, 2]
-
-
-def test_a_service_that_is_slow_is_waited_for_so_long_and_asked_again(s3: FakeS3, tmp_path: Path) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=12)
-    archived(store)
-    held = threading.Event()
-    try:
-        s3.rules.append(Rule("GET", "files.0", lambda answer: answer, times=1, wait=held))
-        assert restored(tmp_path / "once", one=bucket(timeout_s=0.5))["log"]
-        s3.rules[:] = [Rule("GET", "files.0", lambda answer: answer, wait=held)]
-        with pytest.raises(ArchiveUnavailableError, match=r"[Tt]imeout|timed out"):
-            restored(tmp_path / "never", one=bucket(timeout_s=0.2))
-    finally:
-        held.set()
-    assert not (tmp_path / "never").exists()
-
-
-def test_the_wait_between_tries_doubles(s3: FakeS3) -> None:
-    waits: list[float] = []
-    s3.rules.append(Rule("GET", "x", status(503, "SlowDown")))
-    with pytest.raises(ArchiveUnavailableError):
-        bucket(tries=4, retry_s=0.5, sleep=waits.append).get("x")
-    assert waits == [0.5, 1.0, 2.0]
-
-
-def swap(first: str, second: str) -> None:
-    client().copy_object(Bucket=BUCKET, Key=first, CopySource={"Bucket": BUCKET, "Key": second})
-
-
-def shorten(key: str, _: str) -> None:
-    body = client().get_object(Bucket=BUCKET, Key=key)["Body"].read()
-    client().put_object(Bucket=BUCKET, Key=key, Body=body[:-1])
-
-
-def flip(key: str, _: str) -> None:
-    body = bytearray(client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
-    body[len(body) // 2] ^= 1
-    client().put_object(Bucket=BUCKET, Key=key, Body=bytes(body))
-
-
-def remove(key: str, _: str) -> None:
-    client().delete_object(Bucket=BUCKET, Key=key)
-
-
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (swap, "expected"),
-        (shorten, "found the end"),
-        (flip, "a block with SHA-256"),
-        (remove, "no such object"),
-    ],
-)
-def test_a_bucket_that_was_tampered_with_restores_nothing(
-    s3: FakeS3, tmp_path: Path, harm: Callable[[str, str], None], words: str
-) -> None:
-    store = MemoryStore()
-    write_lines(store, tmp_path / "live", count=18)
-    archived(store)
-    segments = sorted(key for key in keys() if not key.endswith(".archive"))
-    harm(segments[-1], segments[0])
-    with pytest.raises(ArchiveDamagedError, match=words) as refused:
-        restored(tmp_path / "end")
-    assert segments[-1] in str(refused.value)
-    assert not (tmp_path / "end").exists()
-
-
-def test_an_archive_that_is_not_there_is_named(s3: FakeS3) -> None:
-    with pytest.raises(ArchiveNotFoundError, match=r"has no archive of chain files in app\.w0000"):
-        trio.run(opened)
-    with pytest.raises(ArchiveNotFoundError, match="NoSuchBucket"):
-        Bucket(parse_s3_url("s3://nobodys/dos"), tries=1).get("x")

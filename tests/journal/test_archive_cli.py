@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,13 @@ from dos_client.store import open_store
 from journal import Directory
 from journal.cli_support import refusing
 from journal.core.errors import ArchiveUnavailableError
-from tests.journal.test_archive import client
+from tests.journal.archives import client
 from tests.journal.test_files import files
 from tests.journal.test_files_cli import journal
-from tests.support.s3 import BUCKET, FakeS3, Rule, serving, status
+from tests.support.s3 import BUCKET, FakeS3, Rule, status
 from tests.support.servers import ServerProcess
 
 LINES = 30
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[FakeS3]:
-    with serving() as found:
-        client.cache_clear()
-        client().create_bucket(Bucket=BUCKET)
-        yield found
-    client.cache_clear()
 
 
 @pytest.mark.process

@@ -153,7 +153,7 @@ REGRESSIONS: Final = (
     Regression(
         35235,
         "2026-11-22",
-        "a184c85",
+        "0c818a6",
         "a wait by a skewed clock of the simulator ended a rounding too early, and time stood still",
         "tests/sim/test_world.py",
     ),
