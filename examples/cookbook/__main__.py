@@ -19,6 +19,7 @@ from typing import Any
 import examples.cookbook as here
 
 DATA = Path(__file__).parent / "data"
+STORE = "store"
 NO_RECIPES = {"__main__", "parsing"}
 RECIPES = sorted(found.name for found in pkgutil.iter_modules(here.__path__) if found.name not in NO_RECIPES)
 
@@ -33,14 +34,14 @@ def run_recipe(spark: Any, name: str, out: Path) -> dict[str, list[str]]:
     from spark_integration import run
 
     out.mkdir(parents=True)
-    run(spark, recipe(name).make_graph(DATA, out)).awaitTermination()
+    run(spark, recipe(name).make_graph(DATA, out), data_dir=out / STORE).awaitTermination()
     return written(out, last_of_key=getattr(recipe(name), "LAST_OF_KEY", False))
 
 
 def written(out: Path, *, last_of_key: bool = False) -> dict[str, list[str]]:
     """Sink -> lines. `last_of_key`: only the last one of those that begin with the same column."""
     found: dict[str, list[str]] = {}
-    for folder in sorted(entry for entry in out.iterdir() if entry.is_dir()):
+    for folder in sorted(entry for entry in out.iterdir() if entry.is_dir() and entry.name != STORE):
         lines = [line for part in folder.glob("part-*.tsv") for line in part.read_text().splitlines()]
         by_key = {line.split("\t")[0] if last_of_key else index: line for index, line in enumerate(lines)}
         found[folder.name] = sorted(by_key.values())
