@@ -2,6 +2,7 @@
 servers are in `tests/support`."""
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="stories: write what happens, instead of comparing",
     )
+
+
+def pytest_configure() -> None:
+    """A background job of a shell ignores SIGINT, and what tests start and interrupt would too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class SparkInOneProcess(LoadScopeScheduling):
