@@ -43,6 +43,9 @@ def test_nothing_acknowledged_is_lost_and_the_checker_would_have_seen_it(
     assert {kinds[name] for name in report.faults} == set(LANES), f"a lane did nothing: {shown}"
     assert report.evidence is not None
     disks_are_read_as_servers_serve_them(report.evidence)
+    for directory, found in report.evidence.found.items():  # as a reader may have come at any moment
+        report.evidence.shown[directory] += [span.end for span in found.state.segments]
+    assert judge(copied(report.evidence)).good
     for plant, expected in PLANTED.items():
         folder = tmp_path / plant.__name__
         folder.mkdir()
@@ -110,7 +113,11 @@ def flip_on_disk(evidence: Evidence, folder: Path) -> None:
 
 
 def another_history_on_disk(evidence: Evidence, folder: Path) -> None:
-    """Whole and verified extents of other bytes: what a second writer would have left."""
+    """Whole and verified extents of other bytes: what a second writer would have left. It is the chain that
+    is made another one here, so what readers saw of it is left out.
+    """
+    evidence.shown[DIRECTORY].clear()
+    evidence.found[DIRECTORY].committed_before = None
     disk, name = own_disk(evidence, folder)
     content = evidence.found[DIRECTORY].chain[name]
     evidence.found[DIRECTORY].chain[name] = content[:-1] + bytes([content[-1] ^ 1])
