@@ -55,6 +55,7 @@ for package; do :; done
 case "$*" in *" install "*) ;; *) exit 0 ;; esac
 case $package in
     fuse3) program=fusermount3 ;;
+    postgresql) program=initdb ;;
     python3.11-dev) program=Python.h ;;
     *) program=$package ;;
 esac
@@ -84,7 +85,16 @@ TOOLS = [
 ]
 """All that ./run and the fakes call; apt-get and sudo are not among them, so no test installs anything."""
 
-SYSTEM_PACKAGES = ["strace", "fuse3", "pkg-config", "libfuse3-dev", "gcc", "libc6-dev", "python3.11-dev"]
+SYSTEM_PACKAGES = [
+    "strace",
+    "fuse3",
+    "postgresql",
+    "pkg-config",
+    "libfuse3-dev",
+    "gcc",
+    "libc6-dev",
+    "python3.11-dev",
+]
 
 FAKE_JAVA = """#!/bin/sh
 echo "    java.home = {home}" >&2
