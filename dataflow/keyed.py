@@ -140,9 +140,9 @@ class KeyedOperators(ABC):
             on_timer,
             parse_schema(schema),
             parse_state(state),
-            state_version,
-            tuple(migrations),
-            ttl,
+            state_version=state_version,
+            migrations=tuple(migrations),
+            ttl=ttl,
             side_outputs=side_outputs(sides),
         )
         return self._then(name, spec)
@@ -173,10 +173,10 @@ class KeyedOperators(ABC):
             None,
             columns_of(outputStructType),
             columns_of(stateStructType),
-            state_version,
-            tuple(migrations),
-            ttl,
-            timeoutConf,
+            state_version=state_version,
+            migrations=tuple(migrations),
+            ttl=ttl,
+            timeout=timeoutConf,
         )
         return self._then(name, spec)
 
@@ -209,11 +209,11 @@ class KeyedOperators(ABC):
             None,
             columns_of(outputStructType),
             columns,
-            state_version,
-            tuple(migrations),
-            ttl,
-            processor,
-            takes,
-            timers,
+            state_version=state_version,
+            migrations=tuple(migrations),
+            ttl=ttl,
+            processor=processor,
+            takes=takes,
+            timers=timers,
         )
         return self._then(name, spec)

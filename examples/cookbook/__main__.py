@@ -48,6 +48,11 @@ def written(out: Path, *, last_of_key: bool = False) -> dict[str, list[str]]:
     return found
 
 
+def shown(found: dict[str, list[str]]) -> str:
+    """What is printed of it."""
+    return "".join(f"{sink}:\n" + "".join(f"    {line}\n" for line in lines) for sink, lines in found.items())
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="./run python -m examples.cookbook",
@@ -78,10 +83,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="dos-cookbook-") as temporary:
         for name in names:
             print(f"== {name}")
-            for sink, lines in run_recipe(spark, name, (asked.out or Path(temporary)) / name).items():
-                print(f"{sink}:")
-                for line in lines:
-                    print(f"    {line}")
+            print(shown(run_recipe(spark, name, (asked.out or Path(temporary)) / name)), end="")
     spark.stop()
 
 

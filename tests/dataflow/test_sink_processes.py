@@ -7,11 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from checkpoint.core.region import ResetReport
 from dataflow import FileSource, Graph, ParquetSink
 from dataflow.sinks.sql import SqlSink
 from tests.dataflow.support import true_counts
-from tests.dataflow.test_region_processes import finished, hurry, kill, running, unhurried
+from tests.dataflow.test_region_processes import finished, hurry, kill_both_in_turn, running, unhurried
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
@@ -32,12 +31,7 @@ def test_killed_workers_leave_no_trace_in_files_and_tables(shared_store: str, tm
     counts.sink("rows", SqlSink(url, "seen"))
     counts.sink("totals", SqlSink(url, "totals", key="word"))
     with running(graph, shared_store, tmp_path) as (control, watch):
-        watch.cuts(2)
-        kill(control, 0, wipe=True)
-        watch.wait(lambda event: isinstance(event, ResetReport))
-        watch.cuts(4)
-        kill(control, 1, wipe=False)
-        watch.wait(lambda event: isinstance(event, ResetReport), 2)
+        kill_both_in_turn(control, watch)
         hurry(tmp_path / "out")
         assert finished(control), control.status()
     truth = dict(true_counts(paths, 4))

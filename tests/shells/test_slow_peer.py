@@ -5,14 +5,12 @@ import os
 import trio
 from trio.testing import MockClock
 
-from dos_client import connect
-from dos_client.world import world
-from dos_protocol.frames import FrameDecoder, encode_frame
-from dos_protocol.limits import MIB, PROTOCOL_VERSION
-from dos_protocol.messages import decode, encode
-from dos_protocol.names import NO_ID
-from dos_protocol.vocabulary import ChangeDirectory, Data, Get, Hello
+from dos_protocol.frames import FrameDecoder
+from dos_protocol.limits import MIB
+from dos_protocol.messages import decode
+from dos_protocol.vocabulary import Data
 from dos_server.testing import memory_server
+from tests.shells.asking import asked_often
 from tests.shells.bugs import planted
 
 CONTENT = os.urandom(MIB)
@@ -23,24 +21,15 @@ TAKEN_AT_ONCE = 10_000
 async def ask_and_take_little_by_little() -> bytes:
     """An object of 1 MiB, asked for some times; what comes, taken in small pieces with pauses."""
     taken = b""
-    async with memory_server(seed=1) as server:
-        async with connect(server.url) as store, await store.claim("d", 1, os.urandom(16)) as claim:
-            writer = claim.open_object("o")
-            await writer.wait_synced(writer.append(CONTENT))
-        host, port = server.address.split(":")
-        with await world().connect(host, int(port)) as stream:
-            asked = [Hello(PROTOCOL_VERSION, b"", NO_ID, 0, "slow"), ChangeDirectory("d")]
-            asked += [Get("o", 0, MIB)] * GETS
-            frames = [encode(one, number) for number, one in enumerate(asked, 1)]
-            await stream.sendmsg([b"".join(map(encode_frame, frames))])
-            decoder = FrameDecoder()
-            with trio.move_on_after(60):
-                while len(taken) < GETS * MIB:
-                    decoder.wrote(await stream.recv_into(decoder.writable()[:TAKEN_AT_ONCE]))
-                    while (frame := decoder.next_frame()) is not None:
-                        answer = decode(frame)
-                        taken += bytes(answer.payload) if isinstance(answer, Data) else b""
-                    await trio.sleep(0.001)
+    async with memory_server(seed=1) as server, asked_often(server, CONTENT, GETS) as stream:
+        decoder = FrameDecoder()
+        with trio.move_on_after(60):
+            while len(taken) < GETS * MIB:
+                decoder.wrote(await stream.recv_into(decoder.writable()[:TAKEN_AT_ONCE]))
+                while (frame := decoder.next_frame()) is not None:
+                    answer = decode(frame)
+                    taken += bytes(answer.payload) if isinstance(answer, Data) else b""
+                await trio.sleep(0.001)
     return taken
 
 

@@ -132,8 +132,10 @@ def test_who_waits_until_a_time_by_a_skewed_clock_gets_there_at_last() -> None:
         world = World(Trace(), steps_max=100)
         process = Process(world, f"p{number}")
         process.skew, process.offset = rng.uniform(-0.1, 0.1), rng.uniform(-1.0, 1.0)
-        waiting = process.start("wait", until(process, rng.uniform(1.0, 50.0), Signal()))
-        world.run(lambda waiting=waiting: waiting.done, 100.0)
+        deadline = rng.uniform(1.0, 50.0)
+        waiting = process.start("wait", until(process, deadline, Signal()))
+        assert world.run(lambda waiting=waiting: waiting.done, 100.0)
+        assert deadline <= process.now < deadline + 1e-6
 
 
 def test_messages_come_in_order_and_then_the_end(world: World) -> None:

@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from examples.cookbook.__main__ import DATA, RECIPES, recipe, run_recipe, written
+from examples.cookbook.__main__ import DATA, RECIPES, recipe, run_recipe, shown, written
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
 PAGE = Path(__file__).parents[2] / "docs" / "cookbook.md"
 CRASHING = "crashing_word_count"
-
-
-def shown(found: dict[str, list[str]]) -> str:
-    """As the program prints it."""
-    return "".join(f"{sink}:\n" + "".join(f"    {line}\n" for line in lines) for sink, lines in found.items())
 
 
 def block(name: str) -> re.Pattern[str]:
