@@ -1,4 +1,4 @@
-"""A peer that asks for an object again and again, in the protocol's own frames; what it takes is the test's."""
+"""A peer that asks for an object over and over in the protocol's own frames; the test says what it takes."""
 
 import os
 from collections.abc import AsyncIterator
