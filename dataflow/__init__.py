@@ -21,6 +21,7 @@ from dataflow.sinks.files import FileSink
 from dataflow.sinks.log import LogSink
 from dataflow.sinks.parquet import ParquetSink
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
+from dataflow.sources.directory import DirectorySource
 from dataflow.sources.files import FileSource
 from dataflow.sources.inputs import InputSource
 from dataflow.sources.iterator import IteratorSource
@@ -32,6 +33,7 @@ __all__ = [
     "CallSink",
     "Count",
     "CountWindow",
+    "DirectorySource",
     "FileSink",
     "FileSource",
     "Graph",

@@ -95,6 +95,20 @@ class InputChangedError(DosError):
         self.found = found
 
 
+class InputGoneError(InputChangedError):
+    """A file in a watched directory is not there any more, and it is not known that all of it was read."""
+
+    remedy = (
+        "put it back under its name; where files are taken away once a cut holds them, write"
+        ' DirectorySource(..., gone="forget")'
+    )
+
+    def __init__(self, path: str, position: int) -> None:
+        DosError.__init__(self, f"input {path!r}, read up to byte {position}, is not there any more")
+        self.path, self.position = path, position
+        self.expected, self.found = "the file", "none"
+
+
 class InputListChangedError(DosError):
     """The list of input files no longer begins with those that were read to their end."""
 
@@ -170,6 +184,7 @@ __all__ = [
     "GraphError",
     "InputChangedError",
     "InputEncodingError",
+    "InputGoneError",
     "InputListChangedError",
     "InputReadError",
     "LineTooLongError",

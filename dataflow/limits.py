@@ -39,6 +39,10 @@ steps_ahead: Final = 2
 line_bytes_max: Final = 16 * MIB
 """A longer line is an error: one line is held in memory whole."""
 verify_read_bytes: Final = 1 * MIB
+directory_files_max: Final = 50_000
+"""Files of a watched directory that one worker reads: each cut holds the position of every one, in some 100
+bytes and its path, and a cut is one record of at most 16 MiB.
+"""
 
 feed_split_bytes_max: Final = 4 * MIB
 feed_bytes_max: Final = 64 * MIB

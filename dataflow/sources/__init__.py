@@ -1,7 +1,8 @@
 """Sources: where rows enter a region, by splits that can be read again."""
 
+from dataflow.sources.directory import DirectorySource
 from dataflow.sources.files import FileSource
 from dataflow.sources.inputs import InputSource
 from dataflow.sources.log import LogSource
 
-__all__ = ["FileSource", "InputSource", "LogSource"]
+__all__ = ["DirectorySource", "FileSource", "InputSource", "LogSource"]

@@ -33,10 +33,22 @@ class FileBytes(Protocol):
     def close(self) -> None: ...
 
 
+class GzipCutShortError(InputReadError):
+    """A file ends within its gzip stream: perhaps it is still being written."""
+
+    remedy = "wait until it is written whole, or repair it"
+
+
 def open_bytes(path: str) -> FileBytes:
     """Open a file; names that end with .gz are gzip's. Raises InputReadError, also for what is no regular
     file.
     """
+    fd = open_regular(path)
+    return GzipBytes(path, fd) if path.endswith(GZIP_SUFFIX) else PlainBytes(path, fd)
+
+
+def open_regular(path: str) -> int:
+    """A descriptor to read a regular file. Raises InputReadError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
     except OSError as error:
@@ -44,7 +56,7 @@ def open_bytes(path: str) -> FileBytes:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise InputReadError(f"input {path!r} is no regular file, so no position in it can be read again")
-    return GzipBytes(path, fd) if path.endswith(GZIP_SUFFIX) else PlainBytes(path, fd)
+    return fd
 
 
 class PlainBytes:
@@ -128,11 +140,24 @@ class GzipBytes:
 
     def _ended(self) -> bool:
         if self._begun:
-            raise InputReadError(
-                f"input {self._path!r} ends within its gzip stream, at byte {self._taken} of the file",
-                remedy="wait until it is written whole, or repair it",
+            raise GzipCutShortError(
+                f"input {self._path!r} ends within its gzip stream, at byte {self._taken} of the file"
             )
         return False
+
+    def is_whole(self) -> bool:
+        """Whether it ends where a stream does, for which all of it is decompressed. What is damaged is whole:
+        whoever reads it is told.
+        """
+        try:
+            while self._decompress():
+                self._at += len(self._held)
+                self._held.clear()
+        except GzipCutShortError:
+            return False
+        except InputReadError:
+            return True
+        return self._taken > 0
 
     def size(self) -> None:
         """A file that was shorter is found when it is read."""

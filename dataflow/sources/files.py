@@ -21,13 +21,7 @@ import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
-from dataflow.errors import (
-    InputChangedError,
-    InputEncodingError,
-    InputListChangedError,
-    LineTooLongError,
-    SchemaError,
-)
+from dataflow.errors import InputChangedError, InputListChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
     DONE_SPLITS,
@@ -40,7 +34,8 @@ from dataflow.sources.base import (
     SplitDivision,
 )
 from dataflow.sources.file_bytes import FileBytes, open_bytes
-from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
+from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
+from dataflow.sources.text import LINE_SCHEMA, Errors
 from dos_protocol.digests import PrefixDigest, digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
@@ -196,40 +191,29 @@ class FileReader(SourceReader):
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, bytes_max: int) -> SourceBatch | None:
-        chunks: list[bytes] = []
-        pieces: list[Piece] = []
-        size = held = 0
-        while size < bytes_max and self._next is not None and not self._wants_cut:
+        taken = self._chunks()
+        while taken.size < bytes_max and self._next is not None and not self._wants_cut:
             split = self._current or self._open_next()
             begin = split.digest.size
-            chunk, at_end = self._next_chunk(split, max(bytes_max - size, min(_tail_bytes_min, bytes_max)))
-            split.digest.update(chunk)
-            size += len(chunk)
-            if chunk:
-                pieces.append(Piece(split.name, begin, split.digest.size, held))
-                chunks.append(_ended(chunk))
-                held += len(chunks[-1])
+            want = max(bytes_max - taken.size, min(_tail_bytes_min, bytes_max))
+            lines, rest, at_end = whole_lines(split.bytes, split.path, begin, want)
+            split.digest.update(lines + rest)
+            taken.add(split.name, begin, lines + rest)
             self._note(split, done=at_end)
-        return self._batch(chunks, pieces, size) if chunks else None
+        return taken.take()
 
     def replay(self, division: Division) -> list[SourceBatch]:
-        batches: list[SourceBatch] = []
-        chunks: list[bytes] = []
-        pieces: list[Piece] = []
-        size = held = 0
+        batches: list[SourceBatch | None] = []
+        taken = self._chunks()
         for name, part in division.items():
-            chunk = self._replay_split(name, part)
-            if chunk:
-                pieces.append(Piece(name, part.begin, part.end, held))
-                chunks.append(_ended(chunk))
-                held += len(chunks[-1])
-                size += len(chunk)
-            if size >= limits.batch_bytes_max:
-                batches.append(self._batch(chunks, pieces, size))
-                chunks, pieces, held, size = [], [], 0, 0
-        if chunks:
-            batches.append(self._batch(chunks, pieces, size))
-        return batches
+            taken.add(name, part.begin, self._replay_split(name, part))
+            if taken.size >= limits.batch_bytes_max:
+                batches.append(taken.take())
+        batches.append(taken.take())
+        return [batch for batch in batches if batch is not None]
+
+    def _chunks(self) -> LineChunks:
+        return LineChunks(self._spec.errors, _path_of)
 
     def _replay_split(self, name: str, part: SplitDivision) -> bytes:
         if self._next is None or self._next[0] != name:
@@ -254,40 +238,6 @@ class FileReader(SourceReader):
         if self._current is not None:
             self._current.begin = self._current.digest.size
         return division
-
-    def _batch(self, chunks: Sequence[bytes], pieces: Sequence[Piece], size: int) -> SourceBatch:
-        data = b"".join(chunks)
-        try:
-            lines = lines_of(data, self._spec.errors)
-        except UnicodeDecodeError as error:
-            raise self._encoding_error(data, pieces, error) from error
-        return SourceBatch(pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA), tuple(pieces), size, data)
-
-    def _encoding_error(
-        self, data: bytes, pieces: Sequence[Piece], error: UnicodeDecodeError
-    ) -> InputEncodingError:
-        piece = _piece_at(pieces, error.start)
-        found = data[error.start : error.end].hex()
-        return InputEncodingError(_path_of(piece), piece.begin + error.start - piece.at, found)
-
-    def _next_chunk(self, split: _OpenSplit, want: int) -> tuple[bytes, bool]:
-        """Whole lines from the position on, about `want` bytes or one line; and whether the split ends after
-        them.
-        """
-        while True:
-            block = self._pread(split, want)
-            if len(block) < want:
-                return block, True
-            end = block.rfind(b"\n") + 1
-            if end:
-                return block[:end], False
-            if want >= limits.line_bytes_max:
-                raise LineTooLongError(
-                    f"input {split.path!r} has a line of more than {limits.line_bytes_max} bytes at byte "
-                    f"{split.digest.size}",
-                    remedy="cut such lines before, or read the file as another kind of source",
-                )
-            want = min(4 * want, limits.line_bytes_max)
 
     def _pread(self, split: _OpenSplit, want: int, *, exact: bool = False) -> bytes:
         at = split.digest.size
@@ -334,30 +284,15 @@ class FileReader(SourceReader):
     # --- for people -----------------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
-        if row is None:
-            first, last = source.pieces[0], source.pieces[-1]
-            if first is last:
-                return f"{self._where(first)}, bytes {first.begin} to {first.end}"
-            return f"{self._where(first)}, byte {first.begin}, to {self._where(last)}, byte {last.end}"
-        start = line_start(source.data, row)
-        piece = _piece_at(source.pieces, start)
-        return f"{self._where(piece)}, byte {piece.begin + start - piece.at}"
+        return place_of(source, row, self._where)
 
     def _where(self, piece: Piece) -> str:
         index = int(piece.split.partition(":")[0])
-        return f"file {_path_of(piece)!r}" + (f" (pass {index + 1})" if self._spec.repeat > 1 else "")
+        return f"file {_path_of(piece.split)!r}" + (f" (pass {index + 1})" if self._spec.repeat > 1 else "")
 
     def counters(self) -> dict[str, int]:
         return {"splits_done": self._done_count}
 
 
-def _ended(chunk: bytes) -> bytes:
-    return chunk if chunk.endswith(b"\n") else chunk + b"\n"
-
-
-def _piece_at(pieces: Sequence[Piece], at: int) -> Piece:
-    return next(piece for piece in reversed(pieces) if piece.at <= at)
-
-
-def _path_of(piece: Piece) -> str:
-    return piece.split.partition(":")[2]
+def _path_of(split: str) -> str:
+    return split.partition(":")[2]

@@ -1,0 +1,88 @@
+"""Bytes of several files to one batch of lines, of which each can say where it stood.
+
+Rules of this file: what file sources have in common; which bytes, and in which order, is theirs. A file
+whose last line has no end is given one, so that it does not run into the next file's first.
+"""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from dataflow import limits
+from dataflow.errors import InputEncodingError, LineTooLongError
+from dataflow.sources.base import Piece, SourceBatch
+from dataflow.sources.file_bytes import FileBytes
+from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
+
+
+class LineChunks:
+    """Collects chunks of whole lines. `size`: bytes of input since the last batch."""
+
+    def __init__(self, errors: Errors, path_of: Callable[[str], str]) -> None:
+        self._errors = errors
+        self._path_of = path_of
+        """Split -> its file, for errors."""
+        self._empty()
+
+    def _empty(self) -> None:
+        self.size = self._held = 0
+        self._chunks: list[bytes] = []
+        self._pieces: list[Piece] = []
+
+    def add(self, split: str, begin: int, chunk: bytes) -> None:
+        """Bytes of a split from `begin` on."""
+        if chunk:
+            self._pieces.append(Piece(split, begin, begin + len(chunk), self._held))
+            self._chunks.append(chunk if chunk.endswith(b"\n") else chunk + b"\n")
+            self._held += len(self._chunks[-1])
+            self.size += len(chunk)
+
+    def take(self) -> SourceBatch | None:
+        """What was collected, None: nothing. Raises InputEncodingError."""
+        if not self._chunks:
+            return None
+        data, pieces, size = b"".join(self._chunks), tuple(self._pieces), self.size
+        self._empty()
+        try:
+            lines = lines_of(data, self._errors)
+        except UnicodeDecodeError as error:
+            piece = _piece_at(pieces, error.start)
+            found = data[error.start : error.end].hex()
+            at = piece.begin + error.start - piece.at
+            raise InputEncodingError(self._path_of(piece.split), at, found) from error
+        return SourceBatch(pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA), pieces, size, data)
+
+
+def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, bytes, bool]:
+    """Lines from `at` on, about `want` bytes or one line; whether the file ends behind them, and then also
+    what is left there of a line without an end. Raises LineTooLongError, and what `read` raises.
+    """
+    while True:
+        block = file.read(at, want)
+        end = block.rfind(b"\n") + 1
+        if len(block) < want:
+            return block[:end], block[end:], True
+        if end:
+            return block[:end], b"", False
+        if want >= limits.line_bytes_max:
+            raise LineTooLongError(
+                f"input {path!r} has a line of more than {limits.line_bytes_max} bytes at byte {at}",
+                remedy="cut such lines before, or read the file as another kind of source",
+            )
+        want = min(4 * want, limits.line_bytes_max)
+
+
+def place_of(source: SourceBatch, row: int | None, where: Callable[[Piece], str]) -> str:
+    """Where a row of a batch (None: some row of it) stands, in words; `where` names a piece's file."""
+    if row is None:
+        first, last = source.pieces[0], source.pieces[-1]
+        if first is last:
+            return f"{where(first)}, bytes {first.begin} to {first.end}"
+        return f"{where(first)}, byte {first.begin}, to {where(last)}, byte {last.end}"
+    start = line_start(source.data, row)
+    piece = _piece_at(source.pieces, start)
+    return f"{where(piece)}, byte {piece.begin + start - piece.at}"
+
+
+def _piece_at(pieces: tuple[Piece, ...], at: int) -> Piece:
+    return next(piece for piece in reversed(pieces) if piece.at <= at)

@@ -1,0 +1,93 @@
+"""What lies in watched directories: which files fit the patterns, how large they are, whether gzip is whole.
+
+Rules of this file: calls of the operating system; nothing is remembered. What is read of a file is
+`directory.py`'s.
+"""
+
+import glob
+import os
+import stat
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from dataflow.errors import InputReadError, SchemaError
+from dataflow.sources.file_bytes import GzipBytes, PlainBytes, open_regular
+from dos_protocol.digests import digest64
+
+_mark_bytes: Final = 4 * 1024
+
+
+class Watched(NamedTuple):
+    """Files that fit `pattern`, which are below the directory `root`."""
+
+    root: str
+    pattern: str
+
+
+class Seen(NamedTuple):
+    """A file as it lies there. `identity` is another when it was written, or another has taken its name."""
+
+    size: int
+    identity: tuple[int, int, int]
+
+
+def watched(entry: str) -> Watched:
+    """What a user means: of a directory, all files in it. Raises SchemaError for one that is not there."""
+    path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out
+    if os.path.isdir(path):  # noqa: PTH112
+        return Watched(path, os.path.join(glob.escape(path), "*"))  # noqa: PTH118
+    root = os.path.dirname(path)  # noqa: PTH120
+    while glob.has_magic(root):
+        root = os.path.dirname(root)  # noqa: PTH120
+    if not os.path.isdir(root):  # noqa: PTH112
+        raise SchemaError(
+            f"a DirectorySource watches a directory that is there, and {root!r} is none; make it first"
+        )
+    return Watched(root, path)
+
+
+def list_files(places: Sequence[Watched]) -> dict[str, Seen]:
+    """The regular files that fit, in the order of their names. Those whose names begin with . or _ are being
+    written, and are left out. Raises InputReadError.
+    """
+    found: dict[str, Seen] = {}
+    for root, pattern in places:
+        if not os.path.isdir(root):  # noqa: PTH112
+            raise InputReadError(f"input directory {root!r} is not there any more")
+        for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207
+            if path not in found and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
+                seen = _look_at(path)
+                if seen is not None:
+                    found[path] = seen
+    return dict(sorted(found.items()))
+
+
+def _look_at(path: str) -> Seen | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None  # taken away since it was listed
+    except OSError as error:
+        raise InputReadError(f"input {path!r} cannot be looked at: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Seen(status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
+
+
+def gzip_is_whole(path: str) -> bool:
+    """Whether a gzip file is worth reading: it ends where one may end. Raises InputReadError."""
+    file = GzipBytes(path, open_regular(path))
+    try:
+        return file.is_whole()
+    finally:
+        file.close()
+
+
+def mark_of(path: str) -> int:
+    """Tells a file from another: a digest of its size and its last bytes. Raises InputReadError."""
+    file = PlainBytes(path, open_regular(path))
+    try:
+        size = file.size()
+        return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
+    finally:
+        file.close()
