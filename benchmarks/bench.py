@@ -1,13 +1,14 @@
 """`./run bench`: measures everything in one go and writes docs/benchmarks.md with the machine it came from.
 
     bench.py [server] [store] [replay] [wordcount] [memory] [checkpoint] [--pairs N] [--quick] [--long]
+    bench.py dataflow --help
 
 Without names all are measured and the file is written; with names the figures are only printed, but those of
 `checkpoint` have a section of the file for themselves, which is written in any case. What is
 compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
 a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness;
 `--long` lets an object grow to 10 GB instead of 1. `server` takes a few minutes: one server beside the bare
-copy and Redis.
+copy and Redis. `dataflow` takes an hour by itself, has options of its own, and a section of the file too.
 """
 
 import argparse
@@ -29,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from checkpoint_page import gaps_in, section_in, section_of, with_section  # noqa: E402
 from checkpoint_rows import measure_checkpoint  # noqa: E402
+from dataflow_bench import main as measure_dataflow  # noqa: E402
+from dataflow_page import section_in as dataflow_section_in  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from store_rows import measure_store  # noqa: E402
@@ -189,6 +192,8 @@ Everything ran on it: clients, servers and Spark.
 
 {section}
 
+{dataflow}
+
 ## What is measured
 
 - **One server**: load generator, server and yardstick on one machine, over loopback; requests are made
@@ -225,6 +230,13 @@ Everything ran on it: clients, servers and Spark.
   forty small batches to get warm. Our input and output are on two of three disks, synced; theirs is a
   socket, and output without any sink; their state is one copy on the local disk, not synced. A yardstick
   that gives no figures in five minutes is not measured.
+- **Dataflow library** (`./run bench dataflow`, by itself; no figures where its section has no date): every
+  system reads the same text files, lines `key,number` with keys drawn evenly, with two workers or slots, a
+  checkpoint each second (Spark: one each micro-batch), results let go of. The rate is that of what came after
+  the warm-up (5 s, or a fifth of the input); a measurement ends with the input or 60 s after its first rows.
+  Ours: three servers, and a cut counts when it is synced on two of them. Spark and PyFlink: RocksDB, one copy
+  on the local disk; Bytewax: SQLite, likewise. PyFlink has no vectorised function with state on a stream
+  without windows: what is measured is a vectorised scalar function before its SQL.
 - **Memory**: the high-water mark of resident memory; with idle connections, which have said HELLO and their
   directory, resident memory now; while an object grows, what is added for each GB in its second half.
 """
@@ -245,6 +257,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
     place = ROOT / "docs" / "benchmarks.md"
     page = PAGE.format(
         section=section_in(place.read_text()),
+        dataflow=dataflow_section_in(place.read_text()),
         date=time.strftime("%Y-%m-%d"),
         pairs=effort.pairs,
         machine=machine(),
@@ -256,6 +269,8 @@ def write_page(rows: list[Row], effort: Effort) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["dataflow"]:
+        return measure_dataflow(sys.argv[2:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,7 +3,7 @@
     checkpoint_flink.py checkpoint KEYS CUTS        # 1 % of the keys changed for each
     checkpoint_flink.py recovery KEYS ROUNDS        # a TaskManager is killed, and started again at once
 
-Run by the Python of an environment of its own (`flink_environment.py`): nothing here is ours but
+Run by the Python of an environment of its own (`own_environment.py`): nothing here is ours but
 `word_feed`, and that knows the standard library alone. A standalone cluster on loopback: a JobManager and
 two TaskManagers of a slot each. Incremental checkpoints on the local disk, one copy, each second in
 `recovery`; the source is a socket, so what a TaskManager had read since the last checkpoint is not read

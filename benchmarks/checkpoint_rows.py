@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flink_environment import flink_python
+from own_environment import FLINK
 from rows import Effort, Row, run_json, say
 
 SMALL_KEYS, LARGE_KEYS = 10_000, 1_000_000
@@ -57,7 +57,7 @@ def spark_figures(*arguments: Any) -> dict[str, Any]:
 def flink_figures(*arguments: Any) -> dict[str, Any]:
     """What PyFlink's program says, or why it says nothing."""
     try:
-        python = flink_python()
+        python = FLINK.python()
     except RuntimeError as error:
         return {"missing": str(error)}
     return yardstick("PyFlink", "benchmarks/checkpoint_flink.py", python, *arguments)

@@ -1,0 +1,87 @@
+"""Bytewax with recovery, for `./run bench dataflow`: a `stateful_map` in Python, rows one by one.
+
+    dataflow_bytewax.py FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
+
+Run by the Python of an environment of its own (`own_environment.py`). So many processes of one worker each;
+a snapshot each second into as many SQLite files on the local disk. Prints one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dataflow_meter import Meter
+
+FILE_ROWS = 100_000
+DURABLE = "one copy on the local disk (SQLite), not synced"
+FLOW = Path(__file__).parent / "dataflow_bytewax_flow.py"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    paths = sorted(options.folder.glob("*.csv"))[: -(-options.rows // FILE_ROWS)]
+    source, recovery, counts = folder / "input", folder / "recovery", folder / "counts"
+    for one in (source, recovery, counts):
+        one.mkdir()
+    for path in paths:
+        os.link(path, source / path.name)
+    subprocess.run([sys.executable, "-m", "bytewax.recovery", recovery, str(options.workers)], check=True)
+    addresses = ";".join(f"127.0.0.1:{free_port()}" for _ in range(options.workers))
+    environment = {**os.environ, "DOS_BENCH_INPUT": str(source), "DOS_BENCH_COUNTS": str(counts)}
+    run = [sys.executable, "-m", "bytewax.run", str(FLOW), "-r", str(recovery), "-s", "1", "-b", "0"]
+
+    def rows_so_far() -> int:
+        return sum(struct.unpack("q", path.read_bytes())[0] for path in counts.iterdir())
+
+    with ExitStack() as stack:
+        processes = []
+        for number in range(options.workers):
+            more = [] if options.workers == 1 else ["-i", str(number), "-a", addresses]
+            process = stack.enter_context(subprocess.Popen([*run, *more], env=environment, cwd=folder))
+            stack.callback(process.kill)
+            processes.append(process)
+        figures = Meter(len(paths) * FILE_ROWS, options.cap).watch(
+            rows_so_far, lambda: any(process.poll() is not None for process in processes)
+        )
+    if any(process.returncode > 0 for process in processes):
+        raise RuntimeError(f"Bytewax ended with {[process.returncode for process in processes]}")
+    return {**figures, "version": version(), "durable": DURABLE}
+
+
+def version() -> str:
+    from importlib.metadata import version as version_of
+
+    return version_of("bytewax")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("keys", type=int)
+    parser.add_argument("rows", type=int, help="how many of the input's")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="dos-yardstick-", dir=options.folder.parent))
+    try:
+        print(json.dumps(measure(options, folder)), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The flow that `dataflow_bytewax.py` runs: lines of files to totals by key.
+
+Rules of this file: Bytewax and the standard library. Each process writes how many rows its `stateful_map` has
+had into a file of 8 bytes, now and then: that is how the meter sees them.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import bytewax.operators as op
+from bytewax.connectors.files import DirSource
+from bytewax.dataflow import Dataflow
+from bytewax.outputs import DynamicSink, StatelessSinkPartition
+
+BATCH_ROWS = 1_000
+COUNT_EACH = 5_000
+
+
+class Counted:
+    """Rows of this process."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.file = Path(os.environ["DOS_BENCH_COUNTS"], str(os.getpid())).open("wb", buffering=0)  # noqa: SIM115
+        self.file.write(struct.pack("q", 0))
+
+    def one(self) -> None:
+        self.rows += 1
+        if self.rows % COUNT_EACH == 0:
+            self.file.seek(0)
+            self.file.write(struct.pack("q", self.rows))
+
+
+counted = Counted()
+
+
+def parsed(line: str) -> tuple[str, int]:
+    key, _, number = line.partition(",")
+    return key, int(number)
+
+
+def add(state: tuple[int, int, int] | None, number: int) -> tuple[tuple[int, int, int], Any]:
+    """One row's new totals of its key."""
+    counted.one()
+    rows, total, largest = state or (0, 0, 0)
+    state = (rows + 1, total + number, max(largest, number))
+    return state, state
+
+
+class Nowhere(StatelessSinkPartition[Any]):
+    """Lets go of what comes."""
+
+    def write_batch(self, items: list[Any]) -> None:
+        del items
+
+
+class NowhereSink(DynamicSink[Any]):
+    """On each worker."""
+
+    def build(self, step_id: str, worker_index: int, worker_count: int) -> Nowhere:
+        del step_id, worker_index, worker_count
+        return Nowhere()
+
+
+flow = Dataflow("totals")
+lines = op.input("lines", flow, DirSource(Path(os.environ["DOS_BENCH_INPUT"]), batch_size=BATCH_ROWS))
+pairs = op.map("rows", lines, parsed)
+totals = op.stateful_map("totals", pairs, add)
+op.output("nowhere", totals, NowhereSink())

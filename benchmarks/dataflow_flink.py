@@ -1,0 +1,200 @@
+"""PyFlink, for `./run bench dataflow`: its SQL, its vectorised functions, its DataStream functions.
+
+    dataflow_flink.py {builtin,batch,row} FOLDER KEYS ROWS [--cap SECONDS]
+
+builtin   SQL: COUNT, SUM, MAX, with mini-batches and two phases
+batch     the same of a number that came through a vectorised (pandas) scalar function: PyFlink has no
+          vectorised aggregate without a window on a stream, so the state itself is that of its SQL
+row       a KeyedProcessFunction with a ValueState, in Python
+
+Run by the Python of an environment of its own (`own_environment.py`). One process runs the job, with
+parallelism 2; RocksDB state, an incremental checkpoint each second on the local disk, no sink. Prints one
+line of JSON.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from dataflow_meter import Meter
+from pyflink.common import Configuration, Types, WatermarkStrategy
+from pyflink.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from pyflink.datastream.connectors.file_system import FileSource, StreamFormat
+from pyflink.datastream.state import ValueStateDescriptor
+from pyflink.table import DataTypes, StreamTableEnvironment
+from pyflink.table.udf import udf
+
+FILE_ROWS = 100_000
+PARALLELISM = 2
+DURABLE = "one copy on the local disk, not synced"
+SOURCE = """\
+CREATE TABLE numbers (`key` STRING, number BIGINT)
+WITH ('connector' = 'filesystem', 'path' = '{path}', 'format' = 'csv')"""
+NOWHERE = """\
+CREATE TABLE nowhere (`key` STRING, n BIGINT, total BIGINT, largest BIGINT)
+WITH ('connector' = 'blackhole')"""
+QUERY = """\
+INSERT INTO nowhere SELECT `key`, COUNT(*), SUM({number}), MAX({number}) FROM numbers GROUP BY `key`"""
+ROWS_OUT = re.compile(r"^Source_.*\.numRecordsOut$")
+
+
+class Totals(KeyedProcessFunction):
+    """One row's new totals of its key."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        kind = Types.TUPLE([Types.LONG(), Types.LONG(), Types.LONG()])
+        self.kept = runtime_context.get_state(ValueStateDescriptor("totals", kind))
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        del ctx
+        rows, total, largest = self.kept.value() or (0, 0, 0)
+        kept = (rows + 1, total + value[1], max(largest, value[1]))
+        self.kept.update(kept)
+        yield value[0], *kept
+
+
+def parsed(line: str) -> tuple[str, int]:
+    key, _, number = line.partition(",")
+    return key, int(number)
+
+
+@udf(result_type=DataTypes.BIGINT(), func_type="pandas")
+def passed(numbers: Any) -> Any:
+    """A vectorised function."""
+    return numbers + 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def environment(folder: Path, port: int) -> StreamExecutionEnvironment:
+    conf = Configuration()
+    settings = {
+        "rest.port": str(port),
+        "rest.bind-port": str(port),
+        "rest.address": "127.0.0.1",
+        "parallelism.default": str(PARALLELISM),
+        "taskmanager.numberOfTaskSlots": str(PARALLELISM),
+        "state.backend.type": "rocksdb",
+        "execution.checkpointing.incremental": "true",
+        "execution.checkpointing.interval": "1 s",
+        "execution.checkpointing.dir": (folder / "checkpoints").as_uri(),
+        "io.tmp.dirs": str(folder / "tmp"),
+        "metrics.fetcher.update-interval": "500",
+        "table.exec.mini-batch.enabled": "true",
+        "table.exec.mini-batch.allow-latency": "1 s",
+        "table.exec.mini-batch.size": "50000",
+        "table.optimizer.agg-phase-strategy": "TWO_PHASE",
+        "taskmanager.memory.managed.size": "512m",
+    }
+    for name, value in settings.items():
+        conf.set_string(name, value)
+    return StreamExecutionEnvironment.get_execution_environment(conf)
+
+
+def by_sql(env: StreamExecutionEnvironment, source: Path, number: str) -> str:
+    tables = StreamTableEnvironment.create(env)
+    tables.create_temporary_system_function("passed", passed)
+    tables.execute_sql(SOURCE.format(path=source.as_uri()))
+    tables.execute_sql(NOWHERE)
+    return str(tables.execute_sql(QUERY.format(number=number)).get_job_client().get_job_id())
+
+
+def by_row(env: StreamExecutionEnvironment, source: Path) -> str:
+    reading = FileSource.for_record_stream_format(StreamFormat.text_line_format(), source.as_uri()).build()
+    lines = env.from_source(reading, WatermarkStrategy.no_watermarks(), "Source_lines")
+    pairs = lines.map(parsed, Types.TUPLE([Types.STRING(), Types.LONG()]))
+    kind = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LONG()])
+    totals = pairs.key_by(lambda pair: pair[0]).process(Totals(), kind)
+    totals.add_sink(nowhere())
+    return str(env.execute_async("totals").get_job_id())
+
+
+def nowhere() -> Any:
+    """Flink's own sink that lets go of what comes."""
+    from pyflink.datastream.functions import SinkFunction
+    from pyflink.java_gateway import get_gateway
+
+    java = get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.legacy.DiscardingSink()
+    return SinkFunction(java)
+
+
+class Job:
+    """A running one, by the REST interface."""
+
+    def __init__(self, port: int, job: str) -> None:
+        self._url = f"http://127.0.0.1:{port}/jobs/{job}"
+        self._metrics: list[tuple[str, str]] = []
+        self._rows = 0
+
+    def ask(self, path: str = "") -> Any:
+        with urllib.request.urlopen(self._url + path, timeout=30) as answer:
+            return json.load(answer)
+
+    def rows_so_far(self) -> int:
+        """Rows that the source has given on."""
+        if not self._metrics:
+            for vertex in self.ask()["vertices"]:
+                path = f"/vertices/{vertex['id']}/subtasks/metrics"
+                names = [one["id"] for one in self.ask(path)]
+                self._metrics += [(path, name) for name in names if ROWS_OUT.match(name)]
+        found = 0
+        for path, name in self._metrics[:1]:
+            answer = self.ask(f"{path}?get={urllib.request.quote(name)}&agg=sum")
+            found = sum(int(one["sum"]) for one in answer)
+        self._rows = max(self._rows, found)
+        return self._rows
+
+    def is_over(self) -> bool:
+        state = self.ask()["state"]
+        if state in ("FAILED", "FAILING", "CANCELED"):
+            raise RuntimeError(f"the job is {state}: {self.ask('/exceptions')['root-exception']}")
+        return bool(state == "FINISHED")
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    paths = sorted(options.folder.glob("*.csv"))[: -(-options.rows // FILE_ROWS)]
+    source = folder / "input"
+    for one in (source, folder / "tmp"):
+        one.mkdir()
+    for path in paths:
+        os.link(path, source / path.name)
+    port = free_port()
+    env = environment(folder, port)
+    if options.way == "row":
+        job = Job(port, by_row(env, source))
+    else:
+        job = Job(port, by_sql(env, source, "number" if options.way == "builtin" else "passed(number)"))
+    figures = Meter(len(paths) * FILE_ROWS, options.cap).watch(job.rows_so_far, job.is_over)
+    checkpoints = job.ask("/checkpoints")
+    return {**figures, "checkpoints": checkpoints["counts"]["completed"], "durable": DURABLE}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("way", choices=("builtin", "batch", "row"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("keys", type=int)
+    parser.add_argument("rows", type=int, help="how many of the input's")
+    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="dos-yardstick-", dir=options.folder.parent))
+    try:
+        print(json.dumps(measure(options, folder)), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # the job may still run; it ends with its JVM, which ends with us
+
+
+if __name__ == "__main__":
+    main()

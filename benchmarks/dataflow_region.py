@@ -1,0 +1,209 @@
+"""A region of ours, for `./run bench dataflow`: real servers, real workers, a cut each second.
+
+    benchmarks/dataflow_region.py {builtin,batch,row} FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
+    [--servers N]
+
+FOLDER: of `dataflow_input.make_input`. Of each key the number of its rows, and the sum and the largest of its
+numbers, once a step:
+
+builtin   Count, Sum and Max
+batch     the same in a `UserOperator`, which gets Arrow batches, works with pandas, and keeps a table
+row       a function of (row, state), in the order of event time (`map_state`)
+
+Everything a cut needs is on the disks of two of three servers, synced, before it counts. Where results go,
+they are let go of. Prints one line of JSON.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import trio
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dataflow_input import FILE_ROWS  # noqa: E402
+from dataflow_meter import Meter  # noqa: E402
+
+from checkpoint.coordinator import RegionControl  # noqa: E402
+from checkpoint.core.region import CutCommitted, RegionEvent, RegionState  # noqa: E402
+from dataflow import CallSink, Count, FileSource, Graph, Max, Sum, UserOperator  # noqa: E402
+from dataflow.graph import Stream  # noqa: E402
+from dataflow.local import run_local  # noqa: E402
+from dos_client import init_store  # noqa: E402
+from tests.support.servers import ServerProcess, url_of  # noqa: E402
+
+ROW = "key string, number bigint"
+RESULT = "key string, rows bigint, total bigint, largest bigint"
+DURABLE = "two of three servers, synced to disk, before a cut counts"
+
+
+def parsed(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The columns of `key,number` lines."""
+    parts = pc.split_pattern(batch.column("line"), ",")
+    return {"key": pc.list_element(parts, 0), "number": pc.list_element(parts, 1).cast(pa.int64())}
+
+
+def parsed_with_time(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The same, and the number as milliseconds of event time."""
+    columns = parsed(batch)
+    return {
+        **columns,
+        "at": columns["number"].cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+    }
+
+
+class Totals(UserOperator):
+    """What a user would write with pandas: a table by key, and the groups of each batch added to it."""
+
+    needs = ROW
+    schema = RESULT
+    state = RESULT
+
+    def __init__(self) -> None:
+        self.totals = pd.DataFrame({"rows": [], "total": [], "largest": []}, dtype="int64")
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        groups = batch.to_pandas().groupby("key", sort=False)["number"]
+        new = groups.agg(rows="size", total="sum", largest="max")
+        known = self.totals.reindex(new.index)
+        new["rows"] += known["rows"].fillna(0).astype("int64")
+        new["total"] += known["total"].fillna(0).astype("int64")
+        new["largest"] = new["largest"].combine(known["largest"].fillna(0).astype("int64"), max)
+        self.totals = pd.concat([self.totals.drop(new.index, errors="ignore"), new])
+        return pa.RecordBatch.from_pandas(new.reset_index())
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pandas(self.totals.rename_axis("key").reset_index())
+
+    def reset(self, state: pa.RecordBatch) -> None:
+        self.totals = state.to_pandas().set_index("key")
+
+
+def add(row: dict[str, Any], state: Any) -> list[dict[str, Any]]:
+    """One row's new totals of its key."""
+    kept = state.value
+    number = row["number"]
+    if kept is None:
+        state.value = {"rows": 1, "total": number, "largest": number}
+    else:
+        kept["rows"] += 1
+        kept["total"] += number
+        kept["largest"] = max(kept["largest"], number)
+    return [{"key": row["key"], **state.value}]
+
+
+def built_in(lines: Stream) -> Stream:
+    rows = lines.map("rows", parsed, schema=ROW, takes="batch")
+    wanted = {"rows": Count(), "total": Sum("number"), "largest": Max("number")}
+    return rows.key_by("by_key", "key").aggregate("totals", **wanted)
+
+
+def batches(lines: Stream) -> Stream:
+    return (
+        lines.map("rows", parsed, schema=ROW, takes="batch").key_by("by_key", "key").apply("totals", Totals())
+    )
+
+
+def rows(lines: Stream) -> Stream:
+    timed = lines.map("rows", parsed_with_time, schema=f"{ROW}, at timestamp", takes="batch")
+    ordered = timed.event_time("time", "at", lateness=timedelta(0))
+    state = "rows bigint, total bigint, largest bigint"
+    return ordered.key_by("by_key", "key").map_state("totals", add, time="at", schema=RESULT, state=state)
+
+
+WAYS = {"builtin": built_in, "batch": batches, "row": rows}
+
+
+def forget(batch: pa.RecordBatch) -> None:
+    """Where results go."""
+
+
+class Cuts:
+    """What a region says of its cuts."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.phases: list[dict[str, float]] = []
+
+    def __call__(self, event: RegionEvent) -> None:
+        if isinstance(event, CutCommitted):
+            self.seconds.append(event.seconds)
+
+
+@contextmanager
+def running(
+    folder: Path, url: str, way: str, paths: list[Path], workers: int, cuts: Cuts
+) -> Iterator[RegionControl]:
+    graph = Graph("totals")
+    WAYS[way](graph.source("lines", FileSource(paths))).sink("nowhere", CallSink(forget, takes="batch"))
+    control = run_local(
+        graph,
+        name="totals",
+        workers=workers,
+        store=url,
+        observer=cuts,
+        logs=folder / "logs",
+        checkpoint_interval_s=1.0,
+        standby=0,
+    )
+    assert isinstance(control, RegionControl)
+    try:
+        yield control
+    finally:
+        control.stop()
+        control.wait(60)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    paths = sorted(options.folder.glob("*.csv"))[: -(-options.rows // FILE_ROWS)]
+    meter, cuts = Meter(len(paths) * FILE_ROWS, options.cap), Cuts()
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(options.servers)
+        ]
+        url = url_of(servers)
+        trio.run(init_store, url)
+        control = stack.enter_context(running(folder, url, options.way, paths, options.workers, cuts))
+        figures = meter.watch(lambda: control.status().rows_in, lambda: control.status().state.is_end)
+        status = control.status()
+        if status.state.is_end and status.state is not RegionState.FINISHED:
+            raise RuntimeError(f"the region ended as {status.state}: {control.exception()}")
+        state = [worker.counters.operators.get("totals", {}) for worker in status.workers]
+    cut_s = sorted(cuts.seconds)
+    return {
+        **figures,
+        "state_bytes": sum(one.get("state_bytes", 0) for one in state),
+        "cuts": len(cut_s),
+        "cut_s_median": round(cut_s[len(cut_s) // 2], 3) if cut_s else None,
+        "durable": DURABLE,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("keys", type=int)
+    parser.add_argument("rows", type=int, help="how many of the input's")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
+        print(json.dumps(measure(options, Path(name))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Spark's Structured Streaming, for `./run bench dataflow`: its aggregates, and its two kinds of Python
+state.
+
+    benchmarks/dataflow_spark.py {builtin,batch,row} FOLDER KEYS ROWS [--cap SECONDS]
+
+builtin   groupBy().agg(count, sum, max)
+batch     applyInPandasWithState
+row       transformWithState (wants protobuf, see `own_environment.py`)
+
+Settings that are good for it: RocksDB state with changelog checkpoints, as many shuffle partitions as slots,
+no sink, the next micro-batch as soon as one is done; of the files as many a micro-batch as make it last about
+a second where it can (each one is a checkpoint). Prints one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from dataflow_input import FILE_ROWS
+from dataflow_meter import Meter
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SLOTS = 2
+ROW = "key string, number long"
+TOTALS = "rows long, total long, largest long"
+RESULT = f"key string, {TOTALS}"
+FILES_A_BATCH = {"builtin": 4, "batch": 1, "row": 1}
+DURABLE = "one copy on the local disk, not synced"
+
+
+def built_in(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").agg(F.count("*").alias("rows"), F.sum("number"), F.max("number"))
+
+
+def added(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """One key's new totals."""
+    rows, total, largest = state.get if state.exists else (0, 0, 0)
+    for frame in frames:
+        rows += len(frame)
+        total += int(frame["number"].sum())
+        largest = max(largest, int(frame["number"].max()))
+    state.update((rows, total, largest))
+    yield pd.DataFrame({"key": [key[0]], "rows": [rows], "total": [total], "largest": [largest]})
+
+
+def batches(rows: DataFrame) -> DataFrame:
+    groups = rows.groupBy("key")
+    return groups.applyInPandasWithState(added, RESULT, TOTALS, "update", GroupStateTimeout.NoTimeout)
+
+
+class Totals(StatefulProcessor):
+    """One key's totals, a row at a time."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.kept = handle.getValueState("totals", TOTALS)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+        count, total, largest = self.kept.get() if self.kept.exists() else (0, 0, 0)
+        for row in rows:
+            count, total, largest = count + 1, total + row.number, max(largest, row.number)
+        self.kept.update((count, total, largest))
+        yield Row(key=key[0], rows=count, total=total, largest=largest)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def by_row(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").transformWithState(Totals(), RESULT, "update", "none")
+
+
+WAYS = {"builtin": built_in, "batch": batches, "row": by_row}
+
+
+def session(folder: Path) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": str(SLOTS),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("dos yardstick")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    files = -(-options.rows // FILE_ROWS)
+    source = folder / "input"
+    source.mkdir()
+    for path in sorted(options.folder.glob("*.csv"))[:files]:
+        os.link(path, source / path.name)
+    spark = session(folder)
+    reader = spark.readStream.schema(ROW).option("maxFilesPerTrigger", FILES_A_BATCH[options.way])
+    query = (
+        WAYS[options.way](reader.csv(str(source)))
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .start()
+    )
+    seen: dict[int, int] = {}
+
+    def rows_so_far() -> int:
+        """Of the micro-batches that are committed."""
+        failure = query.exception()
+        if failure is not None:
+            raise RuntimeError(str(failure))
+        seen.update({one["batchId"]: one["numInputRows"] for one in query.recentProgress})
+        return sum(seen.values())
+
+    figures = Meter(files * FILE_ROWS, options.cap).watch(rows_so_far)
+    spark.sparkContext._gateway.proc.kill()  # `stop` waits for the micro-batch under way, perhaps for minutes
+    return {**figures, "batches": len(seen), "durable": DURABLE}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("keys", type=int)
+    parser.add_argument("rows", type=int, help="how many of the input's")
+    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(
+        prefix="dos-yardstick-", dir=options.folder.parent, ignore_cleanup_errors=True
+    ) as name:
+        print(json.dumps(measure(options, Path(name))), flush=True)
+    os._exit(0)  # nothing to say good-bye to
+
+
+if __name__ == "__main__":
+    main()
