@@ -16,7 +16,7 @@ Blocks are not compressed: on words and counts lz4 takes a quarter off the size 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -263,10 +263,3 @@ def slices(block: Any, rows_max: int = limits.state_block_rows_max) -> Iterator[
     """The block in pieces, for a snapshot."""
     for start in range(0, block.num_rows, rows_max):
         yield block.slice(start, rows_max)
-
-
-def encoded(blocks: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, bytes]]:
-    """(operator, IPC stream) of each block, in order."""
-    for operator, block in blocks:
-        for data in encode_block(block):
-            yield operator, data

@@ -18,18 +18,21 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from checkpoint.core.layout import Layout
+from checkpoint.state_blocks import slices
 from dataflow.circuit_time import CircuitTime
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import KIND_RULES, Kind, NodePlan, StagePlan
 from dataflow.errors import OperatorError, OperatorFailure
 from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
+from dataflow.keyed_table import KeyedTable
 from dataflow.operators.base import Operator, OperatorContext, StateTable, UserFault
 from dataflow.operators.control import ControlOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.key_by import KeyBySpec, wire_schema
 from dataflow.operators.side import SideSpec
 from dataflow.sinks.base import SinkWriter
+from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.base import SourceBatch, SourceReader
 
 
@@ -56,13 +59,12 @@ class Origin:
 class Checkpoint:
     """What the cut `cut` takes from this worker: changes of state by operator, and what each sink prepared.
 
-    `snapshots`: all of the state as of this cut, if that was asked for.
+    `snapshot`: all of the state as of this cut goes there, if that was asked for.
     """
 
     cut: int = 0
-    with_snapshot: bool = False
+    snapshot: SnapshotSpool | None = None
     blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
-    snapshots: dict[str, pa.RecordBatch] = field(default_factory=dict)
     sinks: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +91,7 @@ class Circuit:
         store_id: bytes,
         layout: Layout,
         incarnation: int = 0,
+        scratch: str = "",
     ) -> None:
         self.graph = graph
         self._workers = workers
@@ -132,6 +135,7 @@ class Circuit:
                     incarnation,
                     graph.triggers_cuts,
                     control,
+                    scratch,
                 )
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)
@@ -268,10 +272,10 @@ class Circuit:
             for suffix, table in self._operators[node.name].tables().items():
                 try:
                     into.blocks[node.name + suffix] = table.checkpoint()
+                    if into.snapshot is not None:
+                        into.snapshot.add(node.name + suffix, _pieces(table))
                 except UserFault as fault:
                     raise _operator_error(node.name, "a cut", fault) from fault
-                if into.with_snapshot:
-                    into.snapshots[node.name + suffix] = table.snapshot()
             if node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
 
@@ -357,6 +361,10 @@ class Circuit:
         except UserFault as fault:
             where = inputs[0].origin.coarse().say(None) if len(inputs) == 1 else f"step {run.step}"
             raise _operator_error(node.name, where, fault) from fault
+
+
+def _pieces(table: StateTable) -> Iterable[pa.RecordBatch]:
+    return table.snapshot_pieces() if isinstance(table, KeyedTable) else slices(table.snapshot())
 
 
 class _Run(NamedTuple):

@@ -1,6 +1,7 @@
 """What user functions keep for each key, in slots: a value of the declared columns, and a timer.
 
-Rules of this file: values and their columns; when a function is called is the operator's.
+Rules of this file: values and their columns; when a function is called is the operator's, where the values
+lie is `kept_values.py`'s. Timers and times of calls are in memory in any case.
 
 Time to live. With it, each slot also has the event time of the last call that left a value, and the value is
 there for calls before that time + ttl. Calls come in the order of event time, so what a function finds
@@ -18,8 +19,9 @@ from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, s
 from dataflow.accumulators import SlotNumbers
 from dataflow.columns import Slots
 from dataflow.core.event_time import END, Mark
+from dataflow.kept_values import KeptValues, MemoryValues, columns_of
 from dataflow.keyed_table import SlotValues
-from dataflow.migration import StateHistory, check_value
+from dataflow.migration import StateHistory
 
 TIMER: Final = "_timer"
 IS_SET: Final = "_is_set"
@@ -41,13 +43,17 @@ class KeyState:
 
 
 class KeyStates(SlotValues):
-    """A `KeyState` per slot; timers and times of calls are microseconds. ttl: in microseconds, or None."""
+    """What a `KeyState` has, per slot; timers and times of calls are microseconds."""
 
-    def __init__(self, history: StateHistory, ttl: int | None = None) -> None:
+    def __init__(
+        self, history: StateHistory, ttl: int | None = None, values: KeptValues | None = None
+    ) -> None:
+        """ttl: in microseconds, or None. values: where they lie, in memory if it is not said."""
         self._history = history
         self._schema = history.columns
         self._ttl = ttl
-        self.states: list[KeyState] = []
+        self._values = MemoryValues(history.columns) if values is None else values
+        self._slots = 0
         self.timers = SlotNumbers(np.int64, NONE)
         self._called = SlotNumbers(np.int64, NONE)
         """With a time to live: when a call last left a value."""
@@ -59,68 +65,81 @@ class KeyStates(SlotValues):
         return [*self._schema, pa.field(IS_SET, pa.bool_()), *(pa.field(one, pa.int64()) for one in numbers)]
 
     def reach(self, slots: int) -> None:
-        missing = slots - len(self.states)
-        self.states += [KeyState() for _ in range(missing)]
+        self._slots = slots
+        self._values.reach(slots)
         self.timers.reach(slots)
         self._called.reach(slots)
 
     def clear(self, slots: Slots) -> None:
-        for slot in slots.tolist():
-            self.states[slot] = KeyState()
+        self._values.clear(slots)
         self.timers.clear(slots)
         self._called.clear(slots)
 
     def keep(self, slots: Slots) -> None:
-        self.states = [self.states[slot] for slot in slots.tolist()]
+        self._slots = len(slots)
+        self._values.keep(slots)
         self.timers.keep(slots)
         self._called.keep(slots)
 
     def store(self, slots: Slots) -> list[pa.Array]:
-        values = [self.states[slot].value for slot in slots.tolist()]
-        is_set = pa.array([value is not None for value in values], pa.bool_())
         numbers = [self.timers] if self._ttl is None else [self.timers, self._called]
-        columns = _columns_of(values, self._schema)
-        return [*columns, is_set, *(pa.array(one.values[slots]) for one in numbers)]
+        columns = [*self._values.store(slots), pa.array(self._values.has(slots))]
+        return [*columns, *(pa.array(one.values[slots]) for one in numbers)]
 
     def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         width = len(self._schema)
-        *values, is_set = [column.to_pylist() for column in columns[: width + 1]]
+        is_set = columns[width].to_numpy(zero_copy_only=False)
         self.timers.values[slots] = columns[width + 1].to_numpy()
         if self._ttl is not None:
             self._called.values[slots] = columns[width + 2].to_numpy()
-        for row, slot in enumerate(slots.tolist()):
-            value = {f.name: column[row] for f, column in zip(self._schema, values, strict=True)}
-            self.states[slot] = KeyState(value if is_set[row] else None)
+        rows = pa.array(np.flatnonzero(is_set))
+        self._values.load(slots[is_set], [column.take(rows) for column in columns[:width]])
 
     def check(self, value: Any) -> None:
         """Raises UserFault for what is no state."""
         if value is not None:
-            check_value(value, self._schema)
+            self._history.check(value)
+
+    def settle(self) -> None:
+        """A punctuation's calls are over. Raises UserFault if what they left cannot be kept."""
+        self._values.settle()
+
+    def empty(self, slots: Slots) -> Slots:
+        """Those of these slots in which nothing is kept."""
+        found: Slots = slots[~self._values.has(slots) & (self.timers.values[slots] == NONE)]
+        return found
+
+    def counters(self) -> dict[str, int]:
+        """Numbers for people."""
+        return self._values.counters()
+
+    def close(self) -> None:
+        """Let go of files."""
+        self._values.close()
 
     # --- time to live ---------------------------------------------------------------------------------------
 
     def begin(self, slot: int, time: int) -> KeyState:
         """What a call for event time `time` finds."""
-        state = self.states[slot]
         called = int(self._called.values[slot])
         if self._ttl is not None and called != NONE and called + self._ttl <= time:
-            state.value = None
-        return state
+            return KeyState()
+        return KeyState(self._values.get(slot))
 
-    def end(self, slot: int, time: int) -> None:
-        """The call is over."""
+    def end(self, slot: int, time: int, state: KeyState) -> None:
+        """The call is over, and left this."""
+        self._values.put(slot, state.value)
         if self._ttl is not None:
-            self._called.values[slot] = NONE if self.states[slot].value is None else time
+            self._called.values[slot] = NONE if state.value is None else time
 
     def expire(self, mark: Mark) -> Slots:
         """Forget the values that no call after `mark` would find; their slots."""
         if self._ttl is None:
             return np.empty(0, np.int64)
-        called = self._called.values[: len(self.states)]
+        called = self._called.values[: self._slots]
         begin = mark if mark == END else mark + 1
         over: Slots = np.flatnonzero((called != NONE) & (called <= begin - self._ttl))
-        for slot in over.tolist():
-            self.states[slot].value = None
+        self._values.clear(over)
         self._called.clear(over)
         return over
 
@@ -129,9 +148,8 @@ class KeyStates(SlotValues):
         if not self._undated:
             return np.empty(0, np.int64)
         self._undated = False
-        called = self._called.values[: len(self.states)]
-        has_value = [state.value is not None for state in self.states]
-        slots: Slots = np.flatnonzero((called == NONE) & np.array(has_value, np.bool_))
+        called = self._called.values[: self._slots]
+        slots: Slots = np.flatnonzero((called == NONE) & self._values.has(np.arange(self._slots)))
         called[slots] = mark
         return slots
 
@@ -152,16 +170,9 @@ class KeyStates(SlotValues):
         ]
         keys = pa.schema([block.schema.field(name) for name in key_columns(block.schema)])
         schema = block_schema(keys, pa.schema(self.fields()), state_version=self._history.version)
-        made = dict(zip(self._schema.names, _columns_of(values, self._schema), strict=True))
+        made = dict(zip(self._schema.names, columns_of(values, self._schema), strict=True))
         if self._ttl is not None and CALLED not in block.schema.names:
             made[CALLED] = pa.array(np.full(block.num_rows, NONE))
             self._undated = True
         columns = [made[name] if name in made else block.column(name) for name in schema.names]
         return pa.record_batch(columns, schema=schema)
-
-
-def _columns_of(values: Sequence[dict[str, Any] | None], columns: pa.Schema) -> list[pa.Array]:
-    return [
-        pa.array([None if value is None else value[field.name] for value in values], field.type)
-        for field in columns
-    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dataflow.aggregates import Aggregate
+from dataflow.kept_values import Place
 from dataflow.migration import Migration, parse_state
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.base import OperatorSpec
@@ -121,6 +122,7 @@ class KeyedOperators(ABC):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
+        state_on: Place = "memory",
         sides: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
         """Functions that keep something for each key: `on_row(row, state)` for each row, in the order of
@@ -132,6 +134,7 @@ class KeyedOperators(ABC):
         output "late". state_version, migrations: when the schema `state` changes (`Migration`).
         sides: side outputs, name -> columns, for which both functions get `emit(port, row)` as their last
         argument. ttl: how long a value is kept in event time, from the last call for its key on.
+        state_on: "memory"; or "disk", for more values than fit into it, on the local disk of each worker.
         """
         spec = MapStateSpec(
             self._keys(),
@@ -143,6 +146,7 @@ class KeyedOperators(ABC):
             state_version=state_version,
             migrations=tuple(migrations),
             ttl=ttl,
+            state_on=state_on,
             side_outputs=side_outputs(sides),
         )
         return self._then(name, spec)
@@ -160,6 +164,7 @@ class KeyedOperators(ABC):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
+        state_on: Place = "memory",
     ) -> "Stream":
         """A function written for Spark's `applyInPandasWithState`, as it is: called with (key, DataFrames,
         GroupState) for each row, in the order of event time, and when a timeout has passed. docs/state.md
@@ -176,6 +181,7 @@ class KeyedOperators(ABC):
             state_version=state_version,
             migrations=tuple(migrations),
             ttl=ttl,
+            state_on=state_on,
             timeout=timeoutConf,
         )
         return self._then(name, spec)
@@ -193,6 +199,7 @@ class KeyedOperators(ABC):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
+        state_on: Place = "memory",
     ) -> "Stream":
         """A `StatefulProcessor` written for Spark's `transformWithState`, or with takes="pandas" for
         `transformWithStateInPandas`, as it is: `handleInputRows` is called for each row, in the order of
@@ -212,6 +219,7 @@ class KeyedOperators(ABC):
             state_version=state_version,
             migrations=tuple(migrations),
             ttl=ttl,
+            state_on=state_on,
             processor=processor,
             takes=takes,
             timers=timers,

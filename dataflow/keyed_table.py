@@ -10,7 +10,7 @@ longer live: a key that came and went between two cuts leaves no trace. Slots of
 away by themselves, so when most of them are dead, a new index is made of the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
+from dataflow import limits
 from dataflow.columns import Slots
 from dataflow.exchange import hashes_of
 from dataflow.state import Hashes, KeyIndex, SlotArray
@@ -209,6 +210,15 @@ class KeyedTable:
         self.upgraded = False
         slots = self.live()
         return self._block(slots, np.zeros(len(slots), np.bool_))
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        """The same in several blocks, each made when it is asked for: nothing may change meanwhile."""
+        slots = self.live()
+        slots = slots[np.argsort(self.hashes(slots))]
+        for begin in range(0, len(slots), limits.snapshot_piece_rows):
+            piece = slots[begin : begin + limits.snapshot_piece_rows]
+            yield self._block(piece, np.zeros(len(piece), np.bool_))
+        self.upgraded = False
 
     def _block(self, slots: Slots, deleted: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         values = [column for one in self._values for column in one.store(slots)]

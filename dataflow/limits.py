@@ -68,6 +68,18 @@ frame_bytes_aim: Final = 8 * MIB
 state_rows_max: Final = 1 << 31
 """Keys of one operator on one worker."""
 
+held_values_max: Final = 4_096
+held_values_min: Final = 16
+held_bytes_max: Final = 8 * MIB
+"""Values of a state on disk that are in memory as objects. A write touches a page of 4 KiB for each of them.
+"""
+disk_map_bytes_min: Final = 16 * MIB
+"""How much of a state on disk is mapped at first; doubled whenever it is full."""
+snapshot_piece_rows: Final = 64 * 1024
+"""Rows of a keyed state that become a block of a snapshot at a time."""
+snapshot_memory_bytes_max: Final = 32 * MIB
+"""A snapshot of a worker's state that waits to be sent lies in the scratch directory from this size on."""
+
 control_rows_max: Final = 1_000_000
 """Keys of one control table, which every worker holds whole, as Python objects."""
 
@@ -119,6 +131,7 @@ class WorkerLimits:
             raise ValueError(f"steps_ahead is at most {steps_ahead}, not {self.steps_ahead}")
 
 
+assert held_values_min <= held_values_max
 assert batch_bytes_min <= batch_bytes_max <= step_bytes_max
 assert batch_bytes_max <= line_bytes_max
 assert step_bytes_max <= feed_split_bytes_max <= feed_bytes_max

@@ -32,6 +32,7 @@ from dataflow.errors import SchemaError
 from dataflow.graph import Graph, GraphPlan
 from dataflow.operators.base import OperatorContext, OperatorSpec
 from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
@@ -82,7 +83,7 @@ class Trial:
                 self._circuits[index % self._workers].feed(
                     self._step, name, SourceBatch(batch, (), batch.nbytes)
                 )
-        taken = [Checkpoint(self._cuts + 1, with_snapshot=snapshot) for _ in self._circuits]
+        taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
         self._run(cut=cut, taken=taken, end=end)
         for circuit in self._circuits:
             for name, batches in self._kept.items():
@@ -90,7 +91,7 @@ class Trial:
                 assert isinstance(sink, _Keeping)
                 batches += [(self._step, batch) for batch in sink.take()]
         if cut:
-            self._commit(taken, snapshot=snapshot)
+            self._commit(taken)
 
     def _take(self, plan: GraphPlan) -> None:
         self._schemas = {
@@ -181,15 +182,15 @@ class Trial:
                 for circuit, into in zip(self._circuits, taken, strict=True):
                     circuit.take_checkpoint(stage, into)
 
-    def _commit(self, taken: Sequence[Checkpoint], *, snapshot: bool) -> None:
+    def _commit(self, taken: Sequence[Checkpoint]) -> None:
         self._cuts += 1
         self._cut_operators = self._plan.operators
         self._cut_step = self._step
         for blocks, made in zip(self._blocks, taken, strict=True):
-            if snapshot:
-                blocks.clear()
-            found = made.snapshots if snapshot else made.blocks
-            blocks += [(name, data) for name, block in found.items() for data in encode_block(block)]
+            if made.snapshot is not None:
+                blocks[:] = made.snapshot
+                continue
+            blocks += [(name, data) for name, block in made.blocks.items() for data in encode_block(block)]
 
 
 def _received(sends: Sequence[Sends], worker: int) -> dict[int, list[tuple[int, pa.RecordBatch]]]:

@@ -23,3 +23,5 @@ class Identity(NamedTuple):
     region: str
     worker: int
     workers: int
+    scratch: str = ""
+    """A directory for what need not last; '': the one for temporary files."""

@@ -22,6 +22,7 @@ from checkpoint.core.messages import FailureKind
 from dataflow.core.schedule import CutMark
 from dataflow.feed_buffer import FeedBuffer
 from dataflow.sinks.base import SinkWriter
+from dataflow.snapshot_spool import SnapshotSpool
 
 # --- to the circuit thread ----------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class CutTaken:
     step: int
     mark: CutMark
     blocks: tuple[tuple[str, bytes], ...]
-    snapshot: tuple[tuple[str, bytes], ...] | None
+    snapshot: SnapshotSpool | None
     sources: dict[str, dict[str, SplitPosition]]
     sinks: dict[str, Any]
     writers: tuple[SinkWriter, ...]

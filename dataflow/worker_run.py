@@ -15,7 +15,7 @@ from checkpoint.core.divisions import Division
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.messages import job_digest
 from checkpoint.errors import StepOrderError
-from checkpoint.state_blocks import decode_block, encode_block, encoded, slices
+from checkpoint.state_blocks import decode_block, encode_block
 from dataflow.circuit import Checkpoint, Circuit, Sends
 from dataflow.core.event_time import Mark, decode_mark, encode_mark
 from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule
@@ -23,6 +23,7 @@ from dataflow.exchange import decode_batch, encode_batch, frames_of
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.log import LogWriter
+from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.fed import FedReader
 from dataflow.worker_identity import Clock, Identity
 from dataflow.worker_messages import (
@@ -92,6 +93,7 @@ class Incarnation:
             store_id=order.store_id,
             layout=order.layout,
             incarnation=order.incarnation,
+            scratch=identity.scratch,
         )
         self._reading = Reading(self._circuit, worker_limits, shared, self._clock, order.incarnation)
         try:
@@ -307,7 +309,8 @@ class Incarnation:
     def _checkpoint(self, stage: int, step: int, cut: int, *, aligned_s: float, drained_s: float) -> None:
         if step not in self._checkpoints:
             due = self._shared.snapshot_due or self._circuit.wants_snapshot
-            self._checkpoints[step] = (Checkpoint(cut, with_snapshot=due), {})
+            spool = SnapshotSpool(self._me.scratch) if due else None
+            self._checkpoints[step] = (Checkpoint(cut, spool), {})
         taken, phases = self._checkpoints[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)
@@ -330,15 +333,11 @@ class Incarnation:
         self._cut_taken(step)
         taken, phases = self._checkpoints.pop(step)
         begin = self._clock.seconds()
-        snapshot = None
-        if taken.with_snapshot:
-            pieces = ((name, piece) for name, block in taken.snapshots.items() for piece in slices(block))
-            snapshot = tuple(encoded(pieces))
         blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
         phases["write"] += self._clock.seconds() - begin
         writers = tuple(self._circuit.sinks.values())
         self._post(
-            CutTaken(self.number, step, mark, blocks, snapshot, positions, taken.sinks, writers, phases)
+            CutTaken(self.number, step, mark, blocks, taken.snapshot, positions, taken.sinks, writers, phases)
         )
         self._shared.cuts += 1
 

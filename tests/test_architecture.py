@@ -45,7 +45,7 @@ CLIENT_ROOMS: dict[str, set[str]] = {
 
 CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_cli")
 """`./run dos` installs no Spark: these packages work without the extras below."""
-EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil", "datasketches", "sqlalchemy"}
+EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil", "datasketches", "lmdb", "sqlalchemy"}
 SPARK = {"pyspark", "py4j"}
 
 IMPURE_MODULES = {

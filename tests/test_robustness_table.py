@@ -24,6 +24,7 @@ SCENARIOS = (
     "executor killed",
     "connection between workers broken",
     "operator raises `OperatorFailure`",
+    'the disk of a state on disk (`state_on="disk"`) is full',
     "`reset()`",
     "server lost",
     "no quorum",

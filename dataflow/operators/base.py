@@ -48,6 +48,8 @@ class OperatorContext:
     """Whether a source is to ask for cuts at the places it finds fit."""
     control: Mapping[Any, Any] | None = None
     """The control table that it reads, if it was given one."""
+    scratch: str = ""
+    """A directory on the worker's machine for what need not last; '': the one for temporary files."""
 
 
 class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's

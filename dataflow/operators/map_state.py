@@ -11,11 +11,11 @@ do not.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,10 @@ from checkpoint.core.fingerprint import declared_state
 from dataflow.columns import Slots
 from dataflow.core.event_time import END, Mark
 from dataflow.core.plan import Kind
+from dataflow.disk_values import DiskValues
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
+from dataflow.kept_values import Place, check_place
 from dataflow.key_states import NONE, KeyState, KeyStates
 from dataflow.keyed_table import KeyedTable
 from dataflow.migration import Migration, StateHistory, columns_text
@@ -46,6 +48,9 @@ Emit: TypeAlias = Callable[[str, Any], None]
 OnRow: TypeAlias = Callable[[Row, KeyState], Any] | Callable[[Row, KeyState, Emit], Any]
 OnTimer: TypeAlias = Callable[[Row, Any, KeyState], Any] | Callable[[Row, Any, KeyState, Emit], Any]
 """The last argument comes where side outputs are declared."""
+
+
+_rows_at_once: Final = 4_096
 
 
 class Calls(NamedTuple):
@@ -71,10 +76,13 @@ class MapStateSpec(OperatorSpec):
     state_version: int = 1
     migrations: tuple[Migration, ...] = ()
     ttl: timedelta | None = None
+    state_on: Place = field(default="memory", kw_only=True)
+    """Not part of what the state is: a cut is restored to either."""
     side_outputs: tuple[tuple[str, pa.Schema], ...] = field(default=(), kw_only=True)
     """Port, columns, of those that the functions fill."""
 
     def __post_init__(self) -> None:
+        check_place(self.state_on)
         self.states()
         if LATE in dict(self.side_outputs):
             raise SchemaError(f"side output {LATE!r} of map_state has late rows; name yours otherwise")
@@ -111,12 +119,13 @@ class MapStateSpec(OperatorSpec):
             for ttl in (None, timedelta(days=1))
         ]
 
-    def states(self) -> KeyStates:
-        """What it keeps, of no key yet. Raises SchemaError."""
+    def states(self, scratch: str = "") -> KeyStates:
+        """What it keeps, of no key yet. scratch: a directory for a state on disk. Raises SchemaError."""
         ttl = None if self.ttl is None else micros_of(self.ttl, "ttl")
         if ttl == 0:
             raise SchemaError("ttl is a timedelta above 0; leave it out to keep states for ever")
-        return KeyStates(self.history(), ttl)
+        values = DiskValues(self.state, scratch) if self.state_on == "disk" else None
+        return KeyStates(self.history(), ttl, values)
 
     def table(self, columns: pa.Schema, states: KeyStates) -> KeyedTable:
         """Keys of a stream of these columns, with their states. Raises ValueError for columns of one name."""
@@ -129,18 +138,18 @@ class MapStateSpec(OperatorSpec):
         return Calls(self.on_row, self.on_timer)
 
     def open(self, context: OperatorContext) -> "MapStateOperator":
-        return MapStateOperator(self, context.inputs[0])
+        return MapStateOperator(self, context.inputs[0], context.scratch)
 
 
 class MapStateOperator(TimedOperator):
     """State: the rows that wait, and what is kept for each key."""
 
-    def __init__(self, spec: MapStateSpec, columns: pa.Schema) -> None:
+    def __init__(self, spec: MapStateSpec, columns: pa.Schema, scratch: str = "") -> None:
         super().__init__(columns)
         self._spec = spec
         self._time_type = pa.timestamp("us", columns.field(spec.time).type.tz)
         self._rows = RowTable(columns)
-        self._states = spec.states()
+        self._states = spec.states(scratch)
         self._table = spec.table(columns, self._states)
         self.calls = spec.calls(columns)
         self._emitter = Emitter(dict(spec.side_outputs))
@@ -164,7 +173,7 @@ class MapStateOperator(TimedOperator):
         slots = self._table.find_or_add(keys, rows.hashes)
         run = _Run(self, self._due(mark))
         on_row: Callable[..., Any] = self.calls.on_row
-        for row, time, slot in zip(rows.batch.to_pylist(), rows.times.tolist(), slots.tolist(), strict=True):
+        for row, time, slot in zip(_each(rows.batch), rows.times.tolist(), slots.tolist(), strict=True):
             run.timers_before(time)
             run.call(slot, time, partial(on_row, row))
         run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
@@ -172,11 +181,13 @@ class MapStateOperator(TimedOperator):
         over = self._states.expire(mark)
         self._table.change(over)
         self._forget({*run.called, *over.tolist()})
+        self._states.settle()
         made = run.made
         self._emitter.settle()
         return [batch_of_rows(made, [0] * len(made), self._spec.schema)] if made else ()
 
     def close(self) -> None:
+        self._states.close()
         self.calls.close()
 
     def _due(self, mark: Mark) -> list[Timer]:
@@ -191,10 +202,9 @@ class MapStateOperator(TimedOperator):
 
     def _forget(self, called: set[int]) -> None:
         """Keys for which nothing is kept any more."""
-        states, timers = self._states.states, self._states.timers.values
-        empty = [slot for slot in sorted(called) if states[slot].value is None and timers[slot] == NONE]
-        if empty:
-            self._table.remove(np.array(empty, np.int64))
+        empty = self._states.empty(np.array(sorted(called), np.int64))
+        if len(empty):
+            self._table.remove(empty)
 
     # --- what a run asks for --------------------------------------------------------------------------------
 
@@ -248,7 +258,14 @@ class MapStateOperator(TimedOperator):
             "rows": len(self._rows),
             "late_rows": self.late_rows,
             "state_bytes": self._rows.bytes_held + self._table.bytes_held,
+            **self._states.counters(),
         }
+
+
+def _each(batch: pa.RecordBatch) -> Iterator[Row]:
+    """The rows, few of them as objects at a time."""
+    for begin in range(0, batch.num_rows, _rows_at_once):
+        yield from batch.slice(begin, _rows_at_once).to_pylist()
 
 
 class _Run:
@@ -278,7 +295,7 @@ class _Run:
         except FAULTS as error:
             raise UserFault(say(error)) from error
         states.check(state.value)
-        states.end(slot, time)
+        states.end(slot, time, state)
         states.timers.values[slot] = after = operator.micros(state.timer)
         if after not in (NONE, before):
             heapq.heappush(self._timers, (after, key or operator.keys_of(np.array([slot]))[0], slot))
