@@ -136,6 +136,7 @@ class Circuit:
                     graph.triggers_cuts,
                     control,
                     scratch,
+                    graph.delivery,
                 )
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)

@@ -31,6 +31,10 @@ class SchemaError(DosError):
     """A schema that cannot be read, or that an operator cannot work on. Nothing was started."""
 
 
+class DeliveryError(DosError):
+    """A sink cannot give what its region promises (`consistent(delivery=...)`). Nothing was started."""
+
+
 class OperatorFailure(DosError):  # noqa: N818 - the paper's word for what an operator reports
     """For user functions to raise: what they find is not right now, and may be if the region goes back.
 
@@ -181,6 +185,7 @@ class CircuitStoppedError(DosError):
 
 __all__ = [
     "CircuitStoppedError",
+    "DeliveryError",
     "GraphError",
     "InputChangedError",
     "InputEncodingError",

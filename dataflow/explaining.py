@@ -4,14 +4,14 @@ Rules of this file: text only, a line an operator; what is told was decided in `
 `core/plan.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dataflow.core.plan import NodePlan, Plan
 from dataflow.core.regions import Choice
 
 
-def explain(name: str, plan: Plan, choice: Choice) -> str:
-    """Several lines, without a newline at the end."""
+def explain(name: str, plan: Plan, choice: Choice, sinks: Mapping[str, str]) -> str:
+    """Several lines, without a newline at the end. sinks: sink -> its delivery."""
     lines = [
         f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
     ]
@@ -21,7 +21,7 @@ def explain(name: str, plan: Plan, choice: Choice) -> str:
         runs = f" (NAME.{region.members[0]})" if apart else ""
         lines += ["", f"region {number}{runs}: {region.settings}"]
         lines += [
-            _line(plan.node(member), width, starts=region.starts, ends=region.ends)
+            _line(plan.node(member), width, sinks, starts=region.starts, ends=region.ends)
             for member in region.members
         ]
     if choice.outside:
@@ -29,7 +29,7 @@ def explain(name: str, plan: Plan, choice: Choice) -> str:
             "",
             "outside of any region: without cuts; after a failure it begins anew, at the present",
         ]
-        lines += [_line(plan.node(member), width) for member in choice.outside]
+        lines += [_line(plan.node(member), width, sinks) for member in choice.outside]
     return "\n".join(lines)
 
 
@@ -37,8 +37,16 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _line(node: NodePlan, width: int, *, starts: Sequence[str] = (), ends: Sequence[str] = ()) -> str:
+def _line(
+    node: NodePlan,
+    width: int,
+    sinks: Mapping[str, str],
+    *,
+    starts: Sequence[str] = (),
+    ends: Sequence[str] = (),
+) -> str:
     roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
     inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
     table = f", steered by {', '.join(node.controls)}" if node.controls else ""
-    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}"
+    shown = f", {sinks[node.name]}" if node.name in sinks else ""
+    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}{shown}"

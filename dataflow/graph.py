@@ -24,7 +24,12 @@ from dataflow.core.plan import Kind, NodeSpec, find_problems, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
 from dataflow.errors import GraphError
 from dataflow.explaining import explain
-from dataflow.graph_checks import shown_by_step_problems, time_problems
+from dataflow.graph_checks import (
+    delivery_problems,
+    shown_by_step_problems,
+    sink_deliveries,
+    time_problems,
+)
 from dataflow.graph_plan import GraphPlan
 from dataflow.graph_schemas import find_schemas
 from dataflow.keyed import KeyedOperators
@@ -124,7 +129,7 @@ class Graph:
     def explain(self) -> None:
         """Print the regions of this graph, with their operators. Raises GraphError as `plan` does."""
         plan = self.plan()
-        print(explain(self.name, plan.plan, plan.choice))
+        print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
 
     def plot(self, path: "str | Path") -> None:
         """Write a picture of this graph, an SVG file: operators, regions, exchanges, side outputs, control
@@ -145,6 +150,7 @@ class Graph:
             raise GraphError(self.name, choice.problems)
         described = [node.spec for node in self._nodes]
         unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
+        unfit += delivery_problems(choice, {node.name: node.spec for node in self._nodes})
         if unfit:
             raise GraphError(self.name, tuple(unfit))
         schemas = find_schemas(self.name, specs, described)

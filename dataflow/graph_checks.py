@@ -3,12 +3,16 @@
 Rules of this file: operators and their inputs to words; nothing runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from checkpoint.core.outputs import Publish
+from dataflow.core.delivery import Delivery
 from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import Kind, NodeSpec, in_order
+from dataflow.core.regions import Choice
+from dataflow.errors import DeliveryError
 from dataflow.operators.base import OperatorSpec
+from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 
 
@@ -31,6 +35,33 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
                 f" {found!r}; put stream.event_time(name, column, lateness=...) between them"
             )
     return problems
+
+
+def delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
+    """A region promises no more of its sinks than they can give."""
+    problems = []
+    for region in choice.regions:
+        for name in region.members:
+            spec, wanted = specs[name], region.settings.delivery
+            try:
+                if isinstance(spec, SinkSpec):
+                    spec.delivers(wanted)
+            except DeliveryError as error:
+                problems.append(
+                    f"sink {name!r} is in a region with delivery={wanted!r}, and a {type(spec).__name__}"
+                    f" {error.args[0]}; {error.remedy}"
+                )
+    return problems
+
+
+def sink_deliveries(choice: Choice, specs: Mapping[str, OperatorSpec]) -> dict[str, Delivery]:
+    """What each sink of a graph without such problems gives."""
+    found: dict[str, Delivery] = {}
+    for name, spec in specs.items():
+        if isinstance(spec, SinkSpec):
+            region = next((region for region in choice.regions if name in region.members), None)
+            found[name] = "at-most-once" if region is None else spec.delivers(region.settings.delivery)
+    return found
 
 
 def shown_by_step_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dataflow.core.delivery import Delivery
 from dataflow.core.plan import Kind, Plan
 from dataflow.core.regions import Choice, Consistent
 from dataflow.errors import GraphError
@@ -57,6 +58,11 @@ class GraphPlan:
             )
             raise GraphError(self.name, (problem,))
         return regions[0].settings
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """What the one region that this graph is promises of its sinks. None: their best; and outside."""
+        return self.choice.regions[0].settings.delivery if len(self.choice.regions) == 1 else None
 
     @property
     def triggers_cuts(self) -> bool:

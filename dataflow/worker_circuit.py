@@ -27,6 +27,7 @@ from dataflow.worker_messages import (
     CircuitFailed,
     CutCommitted,
     CutRequested,
+    DivisionsDurable,
     Inbox,
     LinksEnded,
     PauseRequested,
@@ -168,6 +169,8 @@ class CircuitLoop:
         elif isinstance(message, Started):
             run.start(message)
             self._state = LoopState.RUNNING
+        elif isinstance(message, DivisionsDurable):
+            run.divisions_durable(message)
         elif isinstance(message, CutRequested):
             run.request_cut(message)
         elif isinstance(message, PauseRequested):

@@ -35,6 +35,7 @@ from dataflow.worker_journals import Journals, NoJournals, after_step
 from dataflow.worker_messages import (
     BlockLoaded,
     CutTaken,
+    DivisionsDurable,
     Inbox,
     OutputMade,
     PausedAt,
@@ -81,7 +82,12 @@ class Life:
         self._shared = shared
         self._exchange = Exchange(spec, order.incarnation, inbox=inbox, shared=shared, lost=self.fail)
         self._plan = spec.graph.plan()
-        self._outputs = Outputs(self._plan, self._exchange, peers=spec.workers - 1)
+        self._outputs = Outputs(
+            self._plan,
+            self._exchange,
+            peers=spec.workers - 1,
+            durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
+        )
         self._exchange.on_durable = self._outputs.heard
         self._scope = trio.CancelScope()
         self._over = trio.Event()

@@ -102,6 +102,14 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class DivisionsDurable:
+    """Up to this step the divisions of all workers are: what it gives may be shown."""
+
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """One of the shared numbers changed."""
 
@@ -123,6 +131,7 @@ ToCircuit: TypeAlias = (
     | CutCommitted
     | PauseRequested
     | Arrived
+    | DivisionsDurable
     | Woken
     | LinksEnded
 )

@@ -4,6 +4,7 @@ ends at a cut.
 Rules of this file: trio only; what becomes of a step's output is decided in `checkpoint.core.outputs`. A sink
 with publish="step" waits here until the division of the step is durable at all workers: each tells the
 others with DURABLE(n), which means that its division of step n, and of all before, is synced on the quorum.
+In a region that shows rows at most once the circuit waits for that, and with it all sinks.
 """
 
 import math
@@ -30,11 +31,17 @@ from journal.ports import ClaimPort
 class Outputs:
     """See the top of this file. `open` it, run `publish_all` and `announce` in tasks."""
 
-    def __init__(self, graph: GraphPlan, exchange: Exchange, peers: int) -> None:
+    def __init__(
+        self, graph: GraphPlan, exchange: Exchange, peers: int, durable: Callable[[int], None]
+    ) -> None:
+        """durable: is told, in a region that shows rows at most once, up to which step divisions are."""
         self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
         self._exchange = exchange
         self._logs: dict[str, OutputLog] = {}
         self._durable = DurableSteps(peers)
+        self._tells_circuit = graph.delivery == "at-most-once"
+        self._tell_circuit = durable
+        self._told_circuit = 0
         self._to_publish, self._made = trio.open_memory_channel[OutputMade](math.inf)
         self._changed = trio.Event()
         self._recorded = 0
@@ -96,14 +103,19 @@ class Outputs:
         self._wake()
 
     def _wake(self) -> None:
+        durable = self._durable.everywhere
+        if self._tells_circuit and durable > self._told_circuit:
+            self._told_circuit = durable
+            self._tell_circuit(durable)
         self._changed.set()
         self._changed = trio.Event()
 
     # --- tasks --------------------------------------------------------------------------------------------
 
     async def announce(self, division_synced: Callable[[int], Awaitable[None]]) -> None:
-        """Tell the peers how far our divisions are durable, if a sink waits for that."""
-        if all(spec.publish is not Publish.STEP for spec in self._sinks.values()):
+        """Tell the peers how far our divisions are durable, if a sink waits for that, or all do."""
+        by_step = any(spec.publish is Publish.STEP for spec in self._sinks.values())
+        if not by_step and not self._tells_circuit:
             return
         told = 0
         while True:

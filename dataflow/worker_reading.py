@@ -43,12 +43,13 @@ class Reading:
         ready = [reader.can_replay(_parts(recorded, name)) for name, reader in self._circuit.sources.items()]
         return all(ready)
 
-    def replay(self, step: int, recorded: Division) -> None:
-        """Feed exactly what the division says."""
+    def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
+        """Feed exactly what the division says; dropped: read it, and feed nothing."""
         for name, reader in self._circuit.sources.items():
             for batch in reader.replay(_parts(recorded, name)):
                 self._shared.bytes_in += batch.bytes_read
-                self._circuit.feed(step, name, batch)
+                if not dropped:
+                    self._circuit.feed(step, name, batch)
 
     def take_division(self, recorded: Division | None) -> tuple[Sources, dict[str, Mark]]:
         """What the step took, and how far event time is at each source: at its end, as the recorded division

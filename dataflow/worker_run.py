@@ -4,6 +4,7 @@ Rules of this file: it turns the schedule's decisions into calls of the circuit,
 messages. It is made for one incarnation and thrown away with it; an error leaves it unusable.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
     CutTaken,
+    DivisionsDurable,
     OutputMade,
     PausedAt,
     PauseRequested,
@@ -42,6 +44,8 @@ from dataflow.worker_messages import (
     ToLinks,
 )
 from dataflow.worker_reading import Reading
+
+logger = logging.getLogger("dos.dataflow")
 
 Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Mark]"
 """(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs; or (sender, mark)."""
@@ -75,6 +79,9 @@ class Incarnation:
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
+        self._once_at_most = graph.delivery == "at-most-once"
+        self._durable = order.step
+        """Divisions up to here are durable at all workers."""
         self._pause_to_tell = 0
         """The order to pause that is not answered yet."""
         self._waiting: dict[str, int] = {}
@@ -137,6 +144,8 @@ class Incarnation:
         self._divisions = {division.step: division for division in order.divisions}
         if self._divisions:
             self._schedule.replay_until = max(self._divisions)
+            if self._once_at_most:
+                logger.warning("what %d steps had read is not given again", len(self._divisions))
         self._note_exhausted()
 
     # --- what comes from outside --------------------------------------------------------------------------
@@ -155,6 +164,10 @@ class Incarnation:
         if self._pause_to_tell and not self._schedule.replaying:
             self._post(PausedAt(self.number, self._pause_to_tell, self._schedule.produced))
             self._pause_to_tell = 0
+
+    def divisions_durable(self, order: DivisionsDurable) -> None:
+        """What those steps give may be shown."""
+        self._durable = max(self._durable, order.step)
 
     def committed(self, order: CutCommitted) -> None:
         """Sinks show what they prepared for the cut."""
@@ -205,6 +218,8 @@ class Incarnation:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
+        if self._once_at_most and step > self._durable:
+            return False  # a reset would read its rows again, and they would be shown twice
         alignment = self._aligned[channel]
         return alignment.step == step and not alignment.missing()
 
@@ -213,7 +228,7 @@ class Incarnation:
         time_ms = self._clock.wall_ms()
         recorded = self._divisions.pop(step) if action.replay else None
         if recorded is not None:
-            self._reading.replay(step, recorded)
+            self._reading.replay(step, recorded, dropped=self._once_at_most)
         elif not self._schedule.paused:
             self._reading.fill(step)
         taken, marks = self._reading.take_division(recorded)

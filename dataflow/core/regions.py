@@ -18,6 +18,7 @@ from math import isfinite
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from checkpoint.limits import drain_timeout_s, reset_attempts_max, reset_timeout_s
+from dataflow.core.delivery import DELIVERIES, Delivery
 from dataflow.core.plan import Kind, NodeSpec, in_order
 
 Trigger: TypeAlias = Literal["periodic", "operator"]
@@ -33,8 +34,9 @@ class Consistent:
     """An operator starts a consistent region. Times are seconds.
 
     trigger: "periodic", a cut each `period`; "operator", when the start operator says so (after a file, for
-    one). period: None takes the `checkpoint_interval` of `run`. The others are as in the paper, "Configuring
-    a consistent region".
+    one). period: None takes the `checkpoint_interval` of `run`. delivery: how often sinks show a row when
+    workers fail (`core/delivery.py`); None is exactly-once, and at-least-once of sinks that can do no better.
+    The others are as in the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"
@@ -42,10 +44,14 @@ class Consistent:
     drain_timeout: float = drain_timeout_s
     reset_timeout: float = reset_timeout_s
     max_consecutive_reset_attempts: int = reset_attempts_max
+    delivery: Delivery | None = None
 
     def __post_init__(self) -> None:
         if self.trigger not in TRIGGERS:
             raise ValueError(f"trigger is {' or '.join(map(repr, TRIGGERS))}, not {self.trigger!r}")
+        if self.delivery not in (None, *DELIVERIES):
+            known = " or ".join(map(repr, DELIVERIES))
+            raise ValueError(f"delivery is {known}, not {self.delivery!r}")
         if self.trigger == "operator" and self.period is not None:
             raise ValueError("a period is for trigger='periodic'; leave it out where an operator triggers")
         for name in ("period", "drain_timeout", "reset_timeout"):
@@ -68,7 +74,7 @@ class Consistent:
         attempts = self.max_consecutive_reset_attempts
         return (
             f"a cut {when}; drain within {self.drain_timeout:g} s, reset within {self.reset_timeout:g} s,"
-            f" at most {attempts} resets in a row"
+            f" at most {attempts} resets in a row{f', delivery {self.delivery}' if self.delivery else ''}"
         )
 
 
@@ -96,6 +102,7 @@ def consistent(
     drain_timeout: float = drain_timeout_s,
     reset_timeout: float = reset_timeout_s,
     max_consecutive_reset_attempts: int = reset_attempts_max,
+    delivery: Delivery | None = None,
 ) -> Consistent:
     """Start a consistent region at an operator. See `Consistent`; raises ValueError for a setting out of its
     range.
@@ -111,6 +118,7 @@ def consistent(
         drain_timeout=drain_timeout,
         reset_timeout=reset_timeout,
         max_consecutive_reset_attempts=max_consecutive_reset_attempts,
+        delivery=delivery,
     )
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.state_blocks import DELETED_COLUMN
+from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
@@ -50,6 +51,8 @@ class OperatorContext:
     """The control table that it reads, if it was given one."""
     scratch: str = ""
     """A directory on the worker's machine for what need not last; '': the one for temporary files."""
+    delivery: Delivery | None = None
+    """What the region promises of its sinks, None: the best that each can."""
 
 
 class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's

@@ -7,12 +7,18 @@ step runs, `sync`; upon the commit `publish`; after a failure `reset_to` what th
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from dataflow.core.delivery import Delivery
 from dataflow.core.plan import Kind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+
+not_once_only: Final = (
+    'take a LogSink, a ParquetSink or a sink of two phases; or say consistent(delivery="at-least-once")'
+)
+"""What to do about a sink whose rows are seen at once, where they are to be seen exactly once."""
 
 
 class SinkWriter(Operator):
@@ -55,6 +61,12 @@ class SinkSpec(OperatorSpec):
 
     def check_input(self, schema: pa.Schema) -> None:
         """Raises SchemaError if rows of this schema cannot be written."""
+
+    def delivers(self, wanted: Delivery | None) -> Delivery:
+        """How often a reader sees a row, in a consistent region that promises `wanted` (None: its best).
+        Raises DeliveryError, with what to do instead. Here: rows are seen when their cut is committed.
+        """
+        return "at-most-once" if wanted == "at-most-once" else "exactly-once"
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SinkWriter:

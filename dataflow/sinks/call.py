@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from dataflow.errors import SchemaError
+from dataflow.core.delivery import Delivery
+from dataflow.errors import DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext, UserFault
 from dataflow.operators.functions import Takes
-from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,14 @@ class CallSink(SinkSpec):
 
     def check_input(self, schema: pa.Schema) -> None:
         """Everything may be handed to a function."""
+
+    def delivers(self, wanted: Delivery | None) -> Delivery:
+        """What was done cannot be taken back."""
+        if wanted == "exactly-once":
+            raise DeliveryError(
+                "calls a function as rows come, and after a reset again", remedy=not_once_only
+            )
+        return wanted or "at-least-once"
 
     def open(self, context: OperatorContext) -> "CallWriter":
         del context

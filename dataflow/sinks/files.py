@@ -8,6 +8,8 @@ committed cut is what a run without failures would have written; what lies past 
 again. Bytes that are *missing* below the cut, or others than were written, are an error: this sink cannot
 write them again.
 
+In a region whose delivery is another, rows past the cut stay: they were seen.
+
 Each part knows the last incarnation that wrote it, and is cut back by no earlier one: a worker that is left
 over from one may get the lock long after a later one has committed more.
 """
@@ -22,7 +24,8 @@ import msgspec
 import pyarrow as pa
 
 from dataflow import limits
-from dataflow.errors import SinkFencedError, SinkWriteError
+from dataflow.core.delivery import Delivery
+from dataflow.errors import DeliveryError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.part_file import PartFile, PartPort
@@ -50,7 +53,7 @@ class FileSink(SinkSpec):
     """Writes tab-separated rows to one file per worker in `directory`, which is made if it is not there.
 
     truncate_on_reset: False is for tests only: a reset then leaves what lies past the cut, so rows come
-    twice.
+    twice. Regions with another delivery than exactly-once leave it too.
     """
 
     directory: str
@@ -63,9 +66,18 @@ class FileSink(SinkSpec):
     def check_input(self, schema: pa.Schema) -> None:
         check_columns(schema)
 
+    def delivers(self, wanted: Delivery | None) -> Delivery:
+        """Rows are in the file at once; a reset takes them back where that is wanted."""
+        if self.truncate_on_reset:
+            return wanted or "exactly-once"
+        if wanted == "exactly-once":
+            text = "with truncate_on_reset=False leaves rows in its files that come again"
+            raise DeliveryError(text, remedy='leave that out, or say consistent(delivery="at-least-once")')
+        return wanted or "at-least-once"
+
     def open(self, context: OperatorContext) -> "FileWriter":
         part = PartFile(self.directory, part_name(context.worker))
-        return FileWriter(context, part, truncate=self.truncate_on_reset)
+        return FileWriter(context, part, truncate=self.delivers(context.delivery) == "exactly-once")
 
 
 def part_name(worker: int) -> str:
@@ -152,7 +164,7 @@ class FileWriter(SinkWriter):
         size = part.size()
         if size < to.size:
             raise CorruptDataError(part.where, size, f"at least {to.size} bytes, as the cut says", f"{size}")
-        keep = to.size if self._truncate else size
+        keep = to.size if self._truncate else self._end_of_rows(to.size, size)
         self._digest = self._digest_of(to.size)
         if self._digest.value != to.digest:
             raise CorruptDataError(
@@ -161,6 +173,18 @@ class FileWriter(SinkWriter):
         if keep > to.size:
             self._digest = self._digest_of(keep)
         part.cut(keep)
+
+    def _end_of_rows(self, begin: int, end: int) -> int:
+        """Where the last whole row ends: a worker may have died in the middle of one."""
+        found = at = begin
+        while at < end:
+            block = self._part.read(at, min(limits.verify_read_bytes, end - at))
+            if not block:
+                break
+            if b"\n" in block:
+                found = at + block.rindex(b"\n") + 1
+            at += len(block)
+        return found
 
     def _digest_of(self, size: int) -> PrefixDigest:
         digest = PrefixDigest()

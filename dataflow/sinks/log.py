@@ -14,7 +14,8 @@ import pyarrow as pa
 from checkpoint.core.outputs import Publish
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
-from dataflow.errors import SchemaError
+from dataflow.core.delivery import Delivery
+from dataflow.errors import DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
@@ -49,6 +50,13 @@ class LogSink(SinkSpec):
                     f"column {field.name!r} is {field.type}, which is not compared after a replay; use"
                     ' publish="cut", or give a column of a plain type'
                 ) from error
+
+    def delivers(self, wanted: Delivery | None) -> Delivery:
+        """A log that shows steps compares what is made again, and at-most-once makes nothing again."""
+        if wanted == "at-most-once" and self.publish is Publish.STEP:
+            text = 'with publish="step" compares what a replay gives, of which there is none'
+            raise DeliveryError(text, remedy='use LogSink(publish="cut")')
+        return SinkSpec.delivers(self, wanted)
 
     def open(self, context: OperatorContext) -> "LogWriter":
         return LogWriter(context.inputs[0], compared=self.publish is Publish.STEP)

@@ -22,10 +22,11 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from dataflow import limits
+from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import TransactionName, parse_name
-from dataflow.errors import SchemaError, SinkFencedError, SinkWriteError
+from dataflow.errors import DeliveryError, SchemaError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
 from dataflow.sinks.sql_tables import UPSERTS, make_tables, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 from dos_protocol.digests import digest64
@@ -68,6 +69,15 @@ class SqlSink(SinkSpec):
                 f"a SqlSink has key column {missing[0]!r}, and rows have {', '.join(map(repr, schema.names))}"
             )
         target_table(self.table, schema, self.key)
+
+    def delivers(self, wanted: Delivery | None) -> Delivery:
+        """With a key, rows are seen at once, and replaced by those that come again."""
+        if not self.key:
+            return SinkSpec.delivers(self, wanted)
+        if wanted == "exactly-once":
+            text = "with key= shows rows at once, and after a reset older ones again"
+            raise DeliveryError(text, remedy=f"leave key= out; or {not_once_only}")
+        return wanted or "at-least-once"
 
     def open(self, context: OperatorContext) -> SinkWriter:
         if self.key:

@@ -23,6 +23,7 @@ from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
     CutTaken,
+    DivisionsDurable,
     OutputMade,
     Restoring,
     Shared,
@@ -127,6 +128,7 @@ class OneThreadRegion:
             divisions = tuple(side.divisions[n] for n in range(step + 1, until + 1))
             self.steps_replayed += len(divisions)
             side.run.start(Started(self.incarnation, divisions))
+        self._tell_durable()
 
     def _any_limits(self) -> WorkerLimits:
         """What a step takes is a matter of time, and so of chance: a step divided anew is another one."""
@@ -169,8 +171,17 @@ class OneThreadRegion:
         side.divisions[division.step] = division
         for one in self.sides:
             self._show(one)
+        self._tell_durable()
         self._count_votes()
         return True
+
+    def _tell_durable(self) -> None:
+        """Divisions are durable at all workers."""
+        begin = self.cut.step if self.cut else 0
+        step = min(self._last_recorded(side, begin) for side in self.sides)
+        for side in self.sides:
+            assert side.run is not None
+            side.run.divisions_durable(DivisionsDurable(self.incarnation, step))
 
     def _show(self, side: WorkerSide) -> None:
         """Output by step, as far as divisions are durable at all workers."""
@@ -190,6 +201,8 @@ class OneThreadRegion:
 
     def _cut_taken(self, index: int, message: CutTaken) -> None:
         number = message.mark.cut
+        for writer in message.writers:
+            writer.sync()
         self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
         votes = self.votes.setdefault(number, {})
         votes[index] = message
@@ -248,7 +261,8 @@ class OneThreadRegion:
     def finish(self) -> None:
         """Run to the end without further trouble, and take the final cut."""
         while not self.exhausted():
-            assert self.turn(), "the region is stuck before its sources are exhausted"
+            going = self.turn() or self.exhausted()  # that all was read may be noticed in doing nothing
+            assert going, "the region is stuck before its sources are exhausted"
         while self.cut is None or not self.cut.final:
             self.ask_cut(final=True)
             while self.turn():

@@ -1,4 +1,6 @@
-"""Every example of operators.md, state.md and sources-and-sinks.md in docs runs, as it stands there."""
+"""Every example of operators.md, state.md and sources-and-sinks.md in docs runs, as it stands there; and those
+of operating-regions.md that need no Spark.
+"""
 
 import re
 from pathlib import Path
@@ -8,15 +10,17 @@ import pytest
 _docs = Path(__file__).parents[2] / "docs"
 _pages = ("operators.md", "state.md", "sources-and-sinks.md")
 _text = "".join((_docs / page).read_text(encoding="utf-8") for page in _pages)
-_examples = dict(re.findall(r"<!-- example: (\w+) -->\n```python\n(.*?)```", _text, re.DOTALL))
+_marked = re.compile(r"<!-- example: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
+_examples = dict(_marked.findall(_text))
+_regions = dict(_marked.findall((_docs / "operating-regions.md").read_text(encoding="utf-8")))
 
 
 def test_every_example_is_marked() -> None:
     assert _text.count("```python") == len(_examples) > 0
 
 
-@pytest.mark.parametrize("name", _examples)
+@pytest.mark.parametrize("name", [*_examples, *_regions])
 def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code = compile(_examples[name], f"the manual, {name}", "exec")
+    code = compile({**_examples, **_regions}[name], f"the manual, {name}", "exec")
     exec(code, {"__name__": "example"})

@@ -148,11 +148,11 @@ region 1 (NAME.records): a cut every 30 s; drain within 180 s, reset within 180 
   start+end  records    source
              by_number  key_by from records
              calls      count from by_number
-  end        bills      sink from calls
+  end        bills      sink from calls, exactly-once
 
 outside of any region: without cuts; after a failure it begins anew, at the present
              shown      map from records
-             board      sink from shown
+             board      sink from shown, at-most-once
 """
     )
     with pytest.raises(GraphError, match="it has 1 consistent region, with 'shown', 'board' outside"):
