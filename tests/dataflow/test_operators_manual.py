@@ -1,4 +1,4 @@
-"""Every example of operators.md, state.md and sources-and-sinks.md in docs runs, as it stands there; and those
+"""Every example of operators.md, state.md and sources-and-sinks.md in docs runs as it stands there; and those
 of operating-regions.md that need no Spark.
 """
 
