@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.core.region import ResetReport
@@ -64,7 +64,7 @@ _actions = st.lists(
     st.tuples(st.just("put"), st.integers(0, 7), _value)
     | st.tuples(st.just("clear"), _slots)
     | st.tuples(st.just("keep"), _slots)
-    | st.tuples(st.sampled_from(["settle", "reload"])),
+    | st.tuples(st.sampled_from(["settle", "swap"])),
     max_size=30,
 )
 
@@ -76,6 +76,7 @@ def as_stored(values: KeptValues, slots: int) -> list[Any]:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=_actions)
+@example([("put", 6, {"n": 1, "tags": []}), ("put", 7, {"n": 2, "tags": []}), ("swap",)])
 @pytest.mark.usefixtures("tight")
 def test_values_on_disk_are_those_in_memory(actions: list[Any]) -> None:
     both: list[KeptValues] = [MemoryValues(COLUMNS), DiskValues(COLUMNS)]
@@ -99,7 +100,7 @@ def test_values_on_disk_are_those_in_memory(actions: list[Any]) -> None:
                 kept = np.flatnonzero(one.has(np.arange(slots)))
                 columns = one.store(kept)
                 one.clear(np.arange(slots))
-                one.load(kept, columns)
+                one.load(kept[::-1], columns)
         assert [both[1].get(slot) for slot in range(slots)] == [both[0].get(slot) for slot in range(slots)]
     assert as_stored(both[1], slots) == as_stored(both[0], slots)
     both[1].close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkpoint.key_hash import hash_keys
 from checkpoint.state_blocks import DELETED_COLUMN, newest_rows
-from dataflow import keyed_table
+from dataflow import keyed_table, limits
 from dataflow.accumulators import CountAccumulator
 from dataflow.keyed_table import KeyedTable
 
@@ -57,8 +57,9 @@ _actions = st.lists(
 
 @given(actions=_actions, few=st.booleans())
 def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: list[Any], few: bool) -> None:
-    before = keyed_table._dead_min
+    before, rows_before = keyed_table._dead_min, limits.snapshot_piece_rows
     keyed_table._dead_min = 1 if few else before
+    limits.snapshot_piece_rows = 2 if few else rows_before
     try:
         table, counts = made()
         model: dict[tuple[str, int], int] = {}
@@ -76,13 +77,14 @@ def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: li
                 blocks.append(table.checkpoint())
                 assert content(*loaded(blocks)) == model
                 assert content(*loaded([table.snapshot()])) == model
+                assert content(*loaded(list(table.snapshot_pieces()))) == model
                 assert content(*loaded([newest_rows(blocks)])) == model
             else:
                 table.take_touched()
             assert content(table, counts) == model
             assert len(table) == len(model)
     finally:
-        keyed_table._dead_min = before
+        keyed_table._dead_min, limits.snapshot_piece_rows = before, rows_before
 
 
 def test_keys_that_came_and_went_between_two_cuts_leave_no_trace() -> None:
