@@ -54,7 +54,8 @@ def run_local(
     """Run the graph as region `name` on subprocesses of this one. Returns at once; `wait`, `stop`, `status`
     it.
 
-    store: URL of an initialised store. scratch: directory for the workers' local caches, None for none.
+    store: URL of an initialised store. scratch: directory for the workers' local caches, None for none;
+    and for states on disk, None for that of temporary files.
     logs: directory for what workers print, None for the terminal. standby: processes of each region that
     have imported everything and wait to take the place of a worker that is lost (some 120 MB each).
     options: further fields of `RegionSpec`, such as checkpoint_interval_s=1.0. listeners: told what

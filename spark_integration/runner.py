@@ -69,7 +69,8 @@ def run(
     - `retain`: how many cuts stay restorable, at least 2; 5 when not given. What only older ones need is
       deleted from the store by itself.
     - `scratch`: a directory on the executors' machines where workers cache; none when not given. Recovery
-      never needs it, it makes it faster.
+      never needs it, it makes it faster. States with `state_on="disk"` lie there, or else in the
+      directory for temporary files.
     - `coordinator_address`: the host at which workers dial this driver; `spark.driver.host` when not given.
     - `port_range`: the first and last port that this driver, and each worker, may listen on.
       Executors whose machines go by another name for others say so in DOS_ADVERTISE_HOST.
