@@ -93,6 +93,7 @@ async def serve_lines(
     port: int = 0,
     insecure: bool = False,
     clock: Callable[[], int] = _wall_us,
+    recorded: Callable[[int], None] = lambda _: None,
     task_status: "trio.TaskStatus[int]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Take lines until cancelled; `task_status` gets the port. Read them by `InputSource(handle,
@@ -100,12 +101,12 @@ async def serve_lines(
 
     application: the name that `run` has. producer: a name for this entry point; of one name, the one that
     was started last serves. insecure: listen where others than this machine can reach it, without
-    encryption or tokens.
+    encryption or tokens. recorded: is told how many lines are on stable storage now that were not before.
 
     Raises SchemaError for such an address without `insecure`; FencedError when another entry point took the
     name; what `open_producer` raises. What was not acknowledged then may be recorded or not.
     """
-    if not (insecure or host == "localhost" or _is_loopback(host)):
+    if not insecure and not is_loopback(host):
         raise SchemaError(
             f"an entry point at {host!r} takes lines from anybody who reaches it; say insecure=True, or use"
             " 127.0.0.1"
@@ -114,15 +115,16 @@ async def serve_lines(
         to_record, lines = trio.open_memory_channel[_Lines](limits.entry_chunks_waiting)
         listeners = await trio.open_tcp_listeners(port, host=host)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_record, writer, lines)
+            nursery.start_soon(_record, writer, lines, recorded)
             serve = partial(_serve, to_record=to_record, clock=clock)
             await nursery.start(trio.serve_listeners, serve, listeners)
             task_status.started(listeners[0].socket.getsockname()[1])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
     try:
-        return ip_address(host).is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -154,7 +156,9 @@ async def _serve(
         await connection.wait_recorded(count)
 
 
-async def _record(writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]") -> None:
+async def _record(
+    writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]", recorded: Callable[[int], None]
+) -> None:
     """What waits goes together; then it is told. Times do not go back, whatever the clock does."""
     mark = writer.last.mark
     last = _mark.unpack(mark)[0] if len(mark) == _mark.size else 0
@@ -171,6 +175,7 @@ async def _record(writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]")
             rows += [{"at": last, "line": line} for line in chunk.lines]
         number = await writer.send(_batch(rows, writer.schema), mark=_mark.pack(last))
         await writer.wait_recorded(number)
+        recorded(len(rows))
         counts: Counter[int] = Counter()
         connections = {id(chunk.connection): chunk.connection for chunk in taken}
         for chunk in taken:

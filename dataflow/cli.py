@@ -1,0 +1,240 @@
+"""`dos input`: lines over TCP into an input handle, and the end of one.
+
+Rules of this file: arguments in, text or JSON out. What an entry point promises is `entry_point.py`'s. Exit
+codes are those of every `dos` command: 0 done, also when stopped by SIGTERM or SIGINT; 1 a negative answer
+(another has taken the name, the handle is closed); 2 usage, or refused; 3 the store cannot be reached.
+"""
+
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import trio
+import typer
+
+from checkpoint.cli.support import StoreUrl
+from checkpoint.core.inputs import check_input_name
+from checkpoint.errors import InputClosedError
+from checkpoint.input_log import close_input
+from dataflow.entry_point import is_loopback, serve_lines
+from dataflow.worker_failures import first_error
+from dos_client import BadUrlError, Store, open_store, parse_url
+from dos_client.cli.support import (
+    NEGATIVE,
+    REFUSED,
+    AsJson,
+    TokenFile,
+    fail,
+    fill_help,
+    print_json,
+    read_token,
+    run,
+)
+from dos_protocol.errors import BadNameError, FencedError
+from dos_protocol.names import check_name
+
+_PATIENCE_S: Final = 3.0
+"""Whoever waits for the store is told so after this."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Take lines over TCP into an input of an application, or say that no more will come."
+    "\n\nExample: dos input serve dos://h1,h2,h3 shop lines --listen 127.0.0.1:7777",
+)
+Application = Annotated[
+    str, typer.Argument(help="The application's name, as `run` is given it.", metavar="APPLICATION")
+]
+Handle = Annotated[
+    str, typer.Argument(help="The input, as InputSource(HANDLE, ENTRY_SCHEMA) names it.", metavar="HANDLE")
+]
+
+
+@dataclass(slots=True)
+class _Counted:
+    lines: int = 0
+
+    def add(self, lines: int) -> None:
+        self.lines += lines
+
+
+@app.command()
+def serve(
+    url: StoreUrl,
+    application: Application,
+    handle: Handle,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")
+    ] = "127.0.0.1:7777",
+    name: Annotated[
+        str,
+        typer.Option(
+            help="This entry point's name; of one name the one started last serves, the other ends when a"
+            " line comes. Without it: entry-HOSTNAME.",
+            metavar="NAME",
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Allow an address other machines can reach. Anybody who reaches it may write."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Take lines over TCP until SIGTERM or SIGINT: each is on stable storage of a quorum before it is
+    acknowledged, and gets the time at which it came.
+
+    What comes back is how many lines of the connection are recorded. Send again, on another connection, what
+    was not acknowledged. The region need not run meanwhile.
+
+    Example: dos input serve dos://h1,h2,h3 shop lines
+
+    Then, elsewhere: printf 'tea 3\\nrice 7\\n' | nc -N 127.0.0.1 7777
+
+    Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the handle is closed, 2
+    usage or the address is refused, 3 the store cannot be reached.
+    """
+    host, port = _address(listen)
+    if not insecure and not is_loopback(host):
+        fail(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1", REFUSED)
+    producer = name or _own_name()
+    counted = _Counted()
+
+    async def work(store: Store) -> None:
+        entry = partial(
+            serve_lines,
+            store,
+            application,
+            handle,
+            producer,
+            host=host,
+            port=port,
+            insecure=insecure,
+            recorded=counted.add,
+        )
+        await _until_signal(
+            entry, partial(_announce, host, application, handle, producer, as_json=as_json), listen
+        )
+
+    _check_names(application, handle, producer)
+    _in_store(url, token_file, work)
+    if as_json:
+        print_json({"stopped": True, "lines": counted.lines})
+    else:
+        print(f"dos: stopped; lines recorded: {counted.lines}", flush=True)
+
+
+@app.command()
+def close(
+    url: StoreUrl,
+    application: Application,
+    handle: Handle,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Say that no more rows will come, for ever: what was recorded is still read, then the input is at its
+    end, and nobody can write to it.
+
+    Example: dos input close dos://h1,h2,h3 shop lines
+
+    Exit codes: 0 closed, also when it was already; 2 usage; 3 the store cannot be reached.
+    """
+    _check_names(application, handle)
+    _in_store(url, token_file, lambda store: close_input(store, application, handle))
+    if as_json:
+        print_json({"application": application, "handle": handle, "closed": True})
+    else:
+        print(f"dos: input {handle} of {application} is closed", flush=True)
+
+
+def _own_name() -> str:
+    return "entry-" + re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        fail(f"--listen takes HOST:PORT with a port from 0 to 65535, not {text!r}", REFUSED)
+    return host, int(port)
+
+
+def _check_names(application: str, *others: str) -> None:
+    try:
+        check_name(application)
+        for name in others:
+            check_input_name("an input or entry point", name)
+    except BadNameError as error:
+        fail(str(error), REFUSED)
+
+
+def _in_store(url: str, token_file: Path | None, work: Callable[[Store], Awaitable[object]]) -> None:
+    try:
+        if parse_url(url).directory is not None:
+            fail(f"{url} names a directory: give the store alone, and the application after it", REFUSED)
+    except BadUrlError as error:
+        fail(str(error), REFUSED)
+
+    async def opened() -> None:
+        try:
+            async with open_store(url, token=read_token(token_file), client="dos") as store:
+                await work(store)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def told() -> None:
+        try:
+            await opened()
+        except (FencedError, InputClosedError) as error:
+            fail(str(error), NEGATIVE)
+
+    run(told)
+
+
+async def _until_signal(
+    entry: Callable[..., Awaitable[None]], announce: Callable[[int], None], listen: str
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_at, signals, nursery.cancel_scope)
+            started = trio.Event()
+            nursery.start_soon(_say_that_it_waits, started)
+            try:
+                port = await nursery.start(entry)
+            except OSError as error:
+                raise OSError(f"cannot listen at {listen}: {error.strerror or error}") from error
+            started.set()
+            announce(port)
+
+
+async def _stop_at(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        break
+    scope.cancel()
+
+
+async def _say_that_it_waits(started: trio.Event) -> None:
+    with trio.move_on_after(_PATIENCE_S):
+        await started.wait()
+        return
+    print("dos: waiting for the store; `dos store status` says who is away", file=sys.stderr, flush=True)
+
+
+def _announce(host: str, application: str, handle: str, producer: str, port: int, *, as_json: bool) -> None:
+    """One line, once it listens; programs that start an entry point wait for it."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if as_json:
+        print_json({"address": address, "application": application, "handle": handle, "name": producer})
+    else:
+        print(f"dos: lines to {address} go to input {handle} of {application}, from {producer}", flush=True)
+
+
+fill_help(app)
