@@ -20,7 +20,7 @@ from dos_client.core.recovery import Standing, forced
 from dos_client.errors import LossError, ReplacementError
 from dos_client.membership.filling import Progress
 from dos_client.membership.record_log import open_record_log
-from dos_client.membership.replacing import Teller, add_to, must_be_new
+from dos_client.membership.replacing import Teller, add_to, install_decided, must_be_new
 from dos_client.membership.surviving import (
     claim_above,
     cut_damage,
@@ -139,6 +139,7 @@ async def _finish(store: Store, override: Override, new: Sequence[str], tell: Te
     details = await cut_damage(store)
     async with open_record_log(store) as records:
         await records.note(override)
+        await install_decided(store, records)
         tell.phase("fencing")
         details += await claim_above(store)
         for address in new:

@@ -140,8 +140,7 @@ async def _replace(
     async with open_record_log(store) as records:
         if override is not None:
             await records.note(override)
-        if records.last.generation > store.record.generation:
-            await _install(store, records.last)
+        await install_decided(store, records)
         step, record = _plan(store.record, old, new)
         if step is Step.BEGIN:
             await must_be_new(new.address, store.token, store.client)
@@ -169,8 +168,7 @@ async def add_member(
     async with open_store(parse_url(url), token=token, client=client) as store:
         try:
             async with open_record_log(store) as records:
-                if records.last.generation > store.record.generation:
-                    await _install(store, records.last)
+                await install_decided(store, records)
                 await add_to(store, records, parse_address(new), tell)
         except QuorumUnavailableError as error:
             raise _all_are_needed(store.record, error) from error
@@ -282,6 +280,12 @@ async def decide_and_install(store: Store, records: RecordLog, record: StoreReco
     """Decide a record, and give it to its members until it counts."""
     await records.decide(record)
     await _install(store, record)
+
+
+async def install_decided(store: Store, records: RecordLog) -> None:
+    """What another run had decided, and given to too few: it counts before anything else is decided."""
+    if records.last.generation > store.record.generation:
+        await _install(store, records.last)
 
 
 async def _install(store: Store, record: StoreRecord) -> None:

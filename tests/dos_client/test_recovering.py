@@ -18,7 +18,8 @@ from dos_client import (
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, PREFIX
 from dos_client.core.record_log import DIRECTORY
 from dos_client.core.recovery import era
-from dos_client.membership.record_log import read_overrides
+from dos_client.core.replacement import add
+from dos_client.membership.record_log import open_record_log, read_overrides
 from dos_client.membership.recovering import recover_store
 from dos_client.membership.replacing import add_member, replace_member
 from dos_client.mending.verifying import verify_store
@@ -217,6 +218,26 @@ async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str
         assert (await read_overrides(store))[-1].finished
         assert (await store.look("idle")).epoch_seen > 1 << 20
         assert not (await verify_store(store)).findings
+
+
+async def test_a_recovery_that_had_decided_a_record_and_given_it_to_nobody_goes_on(
+    five: Threads,
+) -> None:
+    # EVIDENCE-OF: P-10
+    last, new = five[0], five[3]
+    url = url_of(five[:3])
+    await init_store(url)
+    await off(*five[1:3])
+    with trio.CancelScope() as scope:
+        await recover_store(
+            url,
+            accept_loss=True,
+            progress=lambda now: scope.cancel() if now.phase == "fencing" else None,
+        )
+    async with open_store(last.url) as store, open_record_log(store) as records:
+        await records.decide(add(store.record, bytes.fromhex(new.server_id), new.location))
+    done = await recover_store(last.url, accept_loss=True, new=[new.location])
+    assert [m.address for m in done.record.voters] == [last.location, new.location]
 
 
 async def test_a_recovery_whose_own_log_is_damaged_goes_on_by_word(five: Threads) -> None:

@@ -157,4 +157,32 @@ REGRESSIONS: Final = (
         "a wait by a skewed clock of the simulator ended a rounding too early, and time stood still",
         "tests/sim/test_world.py",
     ),
+    Regression(
+        43656,
+        "2026-11-22",
+        "31c5695",
+        "O12 missed once more what damage had taken from a file of visitors, when the server told of 0 bytes",
+        "tests/sim/test_visitors.py",
+    ),
+    Regression(
+        49327,
+        "2026-11-22",
+        "0207c1d",
+        "O7 missed an incarnation's start, removed by a newer one before its own driver heard of it",
+        "tests/sim/test_regions.py",
+    ),
+    Regression(
+        31869,
+        "2026-11-22",
+        "0207c1d",
+        "an accepted loss counted only when its command had ended; another of the person's ended first",
+        "tests/sim/test_membership.py",
+    ),
+    Regression(
+        51637,
+        "2026-11-22",
+        "0207c1d",
+        "a recovery killed between deciding a record and giving it out could not be gone on with",
+        "tests/dos_client/test_recovering.py",
+    ),
 )

@@ -103,6 +103,7 @@ ROOMS: Final = (
     Room("reader", ("looked",)),
     Room("operator is done", ("replace", "add", "repair", "recover")),
     Room("operator", ("refused without --accept-loss",)),
+    Room("loss", ("acknowledged records are gone", "nothing is gone")),
     Room(
         "coordinator",
         _steps(PHASES),

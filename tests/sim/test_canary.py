@@ -4,19 +4,15 @@ the table, makes a test here red.
 
 import logging
 from collections.abc import Callable, Iterator
-from random import Random
 
 import pytest
 
 from dos_protocol.messages import ObjectInfo
 from tests.sim.bugs import planted
-from tests.sim.engine.network import Network
-from tests.sim.engine.trace import Trace
-from tests.sim.engine.world import World
 from tests.sim.history import History, ViolationError
 from tests.sim.oracles import ORACLES, bench, without
 from tests.sim.run import run_seed
-from tests.sim.store.server import Machine
+from tests.sim.store.alone import machine
 
 NUMBERS = ["O1", "O2", "O3", "O4", "O5", "O6", "O9", "O10", "O11", "O12"]
 
@@ -34,12 +30,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
-
-
-def machine() -> Machine:
-    """With an empty disk."""
-    world, chance = World(Trace()), Random(1)
-    return Machine(world, Network(world, chance, lambda here, there: 0.0), "s0", chance)
 
 
 def _line(history: History, *epochs: int) -> list[int]:

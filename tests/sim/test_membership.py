@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from dos_client.core.recovery import GENERATIONS_PER_ERA
 from dos_protocol.store_record import Member, StoreRecord
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
@@ -17,6 +19,8 @@ from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
 from tests.sim.engine.world import World
 from tests.sim.history import History
+from tests.sim.membership.cluster import MembershipCluster
+from tests.sim.membership.jobs import Job
 from tests.sim.membership.kind import has_operator
 from tests.sim.oracles.accepted import Loss
 from tests.sim.oracles.members import check_records
@@ -121,7 +125,7 @@ def test_two_records_of_one_generation_are_noticed(world: World) -> None:
 
 def test_after_an_accepted_loss_all_that_the_survivors_held_is_found_and_no_more_is_asked_for() -> None:
     # EVIDENCE-OF: P-5
-    history = History(loss=Loss({"d"}, {"d": [1, 2]}))
+    history = History(loss=Loss({"d"}, held={"d": [1, 2]}))
     line = history.line("d")
     line.appended.update(dict.fromkeys(range(1, 6), 1))
     line.acknowledged, line.shown = [1, 2, 3], [1, 2, 3]
@@ -133,6 +137,16 @@ def test_after_an_accepted_loss_all_that_the_survivors_held_is_found_and_no_more
     assert (line.acknowledged, line.shown) == ([1, 2], [1, 2])
     history.begins_anew("d", [1])
     assert line.acknowledged == [1, 2], "from then on it is a directory as any other"
+
+
+def test_an_accepted_loss_counts_from_the_record_on_that_was_forced_for_it() -> None:
+    cluster = MembershipCluster(SEEDS[0], Trace())
+    cluster.history.durable["d", "x"] = 10
+    cluster.history.loss = Loss(set(), era=0, bytes={("d", "x"): 0})
+    repair = Job("repair", record=replace(cluster.record, generation=GENERATIONS_PER_ERA + 1))
+    cluster._changed_to(repair)
+    assert cluster.history.durable["d", "x"] == 0
+    cluster.end()
 
 
 # EVIDENCE-OF: P-4, P-5, P-10

@@ -2,17 +2,24 @@
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from checkpoint.core.region import coordinator_directory
+from dos_server.core.vocabulary import RemoveObject
 from tests.sim.bugs import BUGS, planted
 from tests.sim.campaign import digest_elsewhere
 from tests.sim.engine.chance import Chance
+from tests.sim.history import ViolationError
 from tests.sim.nemesis import plan_of
 from tests.sim.nemesis.region_plays import REGION_PLAYS
 from tests.sim.nemesis.regions import REGION_KINDS
-from tests.sim.regions.region import has_region
+from tests.sim.regions.record import Record
+from tests.sim.regions.region import Region, has_region
 from tests.sim.run import run_seed
+from tests.sim.store.alone import machine
 
 FOUND_SOON = {
     "a_vote_may_be_missing": 2,
@@ -68,6 +75,19 @@ def test_what_released_cuts_needed_goes_from_the_servers() -> None:
     result = run_seed(SEEDS[1])
     assert not result.violation
     assert result.history.sometimes["collected"] > 10
+
+
+def test_a_start_of_which_a_driver_hears_late_may_have_been_removed_by_a_newer_one() -> None:
+    one = machine()
+    region = SimpleNamespace(spec=SimpleNamespace(name="region"), machines=[one], quorum=1)
+    record = Record(cast("Region", region))
+    place = (coordinator_directory("region"), "manifest.0000000000000002.0000000000000000")
+    one.notes(RemoveObject(1, 1, *place, 0, damaged=False))
+    with pytest.raises(ViolationError, match="0 members have its start"):
+        record.started(2, None)
+    one.told[place] = 175
+    one.notes(RemoveObject(1, 1, *place, 0, damaged=False))
+    record.started(2, None)
 
 
 def test_a_run_with_a_region_is_the_same_in_another_process() -> None:

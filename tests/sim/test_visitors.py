@@ -11,6 +11,8 @@ from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere
 from tests.sim.engine.chance import Chance
 from tests.sim.run import run_seed
+from tests.sim.store.alone import machine
+from tests.sim.visitors import LOOSE
 from tests.sim.visitors.crowd import has_visitors
 
 SEEDS = [seed for seed in range(1, 400) if has_visitors(Chance(seed))][:8]
@@ -41,6 +43,18 @@ def test_who_comes_without_a_claim_is_told_the_truth() -> None:
     assert seen["visitor: appended by version 1"] > 50
     assert seen["answer: BEING_APPENDED"]
     assert seen["answer: DIGEST_MISMATCH"]
+
+
+def test_what_damage_has_taken_from_a_file_is_not_missed_again_when_its_server_tells_of_less() -> None:
+    one = machine()
+    file = one.loose["f"]
+    file.streamed(bytes(30))
+    file.told(30, 30)
+    one.damaged[file.path], one.told[LOOSE, "f"] = True, 0
+    file.told(0, 0)
+    assert one.told[LOOSE, "f"] == 0
+    file.told(20, 20)
+    assert one.told[LOOSE, "f"] == 20
 
 
 def test_a_run_with_visitors_is_the_same_in_another_process() -> None:

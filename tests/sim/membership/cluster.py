@@ -11,6 +11,7 @@ from random import Random
 from dos_client import ReplacementError
 from dos_client.core.membership import ServerAnswer, decide
 from dos_client.core.quorum import filled_member, replaced_member
+from dos_client.core.recovery import era
 from dos_protocol.errors import DosError
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, claims_needed
@@ -187,7 +188,7 @@ class MembershipCluster(Cluster):
                 self.network.unblock(path)
             if not sound:
                 return
-            self.history.loss = Loss(set(self.directories))
+            self.history.loss = Loss(set(self.directories), era(self.record.generation))
             for machine in going:
                 self.lost[machine] = machine.identity
                 machine.kill()
@@ -373,8 +374,9 @@ class MembershipCluster(Cluster):
         assert record is not None
         if record.generation > self.record.generation:
             self.record = record
-        if job.what == "recover" and self.history.loss is not None:
-            self.history.loss.clamp(self.history)
+        loss = self.history.loss
+        if loss is not None and (job.what == "recover" or era(record.generation) > loss.era):
+            loss.clamp(self.history)
         check_records(self.machines)
         check_copies(self, record)
         if job is self.closing:

@@ -78,9 +78,10 @@ OF_OPERATORS: Final[dict[str, Kind]] = {
 ACTS: Final[dict[str, Kind]] = {
     "two_replacements": membership.two_replacements,
     "damaged_ahead": membership.damaged_ahead,
+    "lose_too_many": membership.lose_too_many,
 }
 """Kinds that come there once a run, in some runs, by a stream of their own."""
-_ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2}
+_ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2, "lose_too_many": 0.25}
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
 """Other kinds that they have. Plays know no change of members."""
 ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **REGION_ACTS, **OF_OPERATORS, **ACTS}

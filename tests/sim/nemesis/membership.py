@@ -120,6 +120,5 @@ def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def lose_too_many(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """As many disks are lost as acknowledge. A person goes on with what is left, by a word. In no plan yet:
-    what it found is open (docs/simulation.md)."""
+    """As many disks are lost as acknowledge. A person goes on with what is left, by a word."""
     _of(cluster).lose_too_many(rng)

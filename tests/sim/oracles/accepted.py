@@ -29,10 +29,12 @@ ANY_GENERATION = 1 << 40
 @dataclass
 class Loss:
     """More disks were lost than the store is made for. `pending`: directories that nobody took over since;
+    `era`: of the store's records until then;
     `held`: the records of each that the survivors had when the person was told, and `bytes` of each object;
     `broken`: whose chain names bytes that no survivor has, so that it is refused for ever."""
 
     pending: set[str]
+    era: int = 0
     held: dict[str, list[int]] = field(default_factory=dict)
     bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)

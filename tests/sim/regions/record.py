@@ -61,14 +61,12 @@ class Record:
         self.votes.setdefault((incarnation, vote.cut), {})[worker] = vote.positions
 
     def started(self, incarnation: int, last: Cut | None) -> None:
-        """A manifest segment's start counts as acknowledged."""
+        """A manifest segment's start counts as acknowledged. (Who hears of that late may find it removed: a
+        newer incarnation has its own start behind it.)"""
         name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
         holders = sum(
             machine.wiped
-            or any(
-                place == directory and segment.startswith(name) and told
-                for (place, segment), told in machine.told.items()
-            )
+            or any(place == directory and segment.startswith(name) for place, segment in machine.ever_told())
             for machine in self._region.machines
         )
         if holders < self._region.quorum:

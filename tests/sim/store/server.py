@@ -282,6 +282,7 @@ class Machine:
         self.damaged: dict[str, bool] = {}
         self.removing: set[tuple[str, str]] = set()
         self.removed = 0
+        self.told_and_removed: set[tuple[str, str]] = set()
         self.had_errors = False
         self.copies_mended = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
@@ -309,8 +310,13 @@ class Machine:
         self.tails_judged += isinstance(effect, v.LoadObject)
         if isinstance(effect, v.RemoveObject):
             self.removing.add((effect.directory, effect.name))
-            self.told.pop((effect.directory, effect.name), None)
+            if self.told.pop((effect.directory, effect.name), 0):
+                self.told_and_removed.add((effect.directory, effect.name))
             self.removed += 1
+
+    def ever_told(self) -> set[tuple[str, str]]:
+        """Objects of which it told to have some, on this disk; those it was asked to remove since, too."""
+        return {key for key, synced in self.told.items() if synced} | self.told_and_removed
 
     def mended(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
@@ -356,6 +362,7 @@ class Machine:
         self.disk = SimDisk()
         self.wiped = True
         self.told.clear()
+        self.told_and_removed.clear()
         self.damaged.clear()
         self.fresh_id = fresh_id
         self._note("lost its disk")
@@ -364,6 +371,7 @@ class Machine:
         """The disk is one from a backup that was made when the machine had just become a member."""
         self.disk = SimDisk()
         self.told.clear()
+        self.told_and_removed.clear()
         self.damaged.clear()
         self.prepare(record)
         self._note("has the disk of its first day again")

@@ -55,7 +55,8 @@ class LooseFile:
         if not synced <= written <= len(self.content):
             self._object(f"it tells {written} written, {synced} synced of at most {len(self.content)} bytes")
         self.synced = max(self.synced, synced)
-        self.machine.told[LOOSE, self.name] = self.synced
+        told = self.machine.told  # which damage may have made less than what was once told
+        told[LOOSE, self.name] = max(told.get((LOOSE, self.name), 0), synced)
 
     def cut_to(self, size: int) -> None:
         """It was damaged, and a person had it cut to what is good."""

@@ -1,0 +1,14 @@
+"""A machine by itself, in a world in which nothing else happens: for tests of what is noted of one."""
+
+from random import Random
+
+from tests.sim.engine.network import Network
+from tests.sim.engine.trace import Trace
+from tests.sim.engine.world import World
+from tests.sim.store.server import Machine
+
+
+def machine() -> Machine:
+    """With an empty disk; nothing runs there."""
+    world, chance = World(Trace()), Random(1)
+    return Machine(world, Network(world, chance, lambda here, there: 0.0), "s0", chance)
