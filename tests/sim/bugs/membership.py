@@ -20,11 +20,11 @@ from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import plan
 
 
-def _has(kind: str) -> Callable[[Chance], bool]:
-    """Runs with an operator in which that happens."""
+def _has(*kinds: str) -> Callable[[Chance], bool]:
+    """Runs with an operator in which one of those happens."""
 
     def has(chance: Chance) -> bool:
-        return has_operator(chance) and any(fault.kind == kind for fault in plan(Chance(chance.seed)))
+        return has_operator(chance) and any(fault.kind in kinds for fault in plan(Chance(chance.seed)))
 
     return has
 
@@ -106,7 +106,10 @@ def new_copies_are_not_synced() -> list[Patch]:
     return [(side_files, "sync", sync)]
 
 
-@bug("O12: repair believes what servers say of themselves", where=has_operator)
+@bug(
+    "O12: repair believes what servers say of themselves",
+    where=_has("flip", "zero_sector", "swap_sectors", "older_sector"),
+)
 def repair_reads_nothing() -> list[Patch]:
     async def read_all(self: _Repairer, directory: str) -> None:
         await self._walk.enter(directory)
