@@ -121,9 +121,10 @@ class KeyStates(SlotValues):
 
     def begin(self, slot: int, time: int) -> KeyState:
         """What a call for event time `time` finds."""
-        called = int(self._called.values[slot])
-        if self._ttl is not None and called != NONE and called + self._ttl <= time:
-            return KeyState()
+        if self._ttl is not None:
+            called = int(self._called.values[slot])
+            if called != NONE and called + self._ttl <= time:
+                return KeyState()
         return KeyState(self._values.get(slot))
 
     def end(self, slot: int, time: int, state: KeyState) -> None:

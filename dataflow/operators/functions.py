@@ -28,6 +28,7 @@ from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
 from dataflow.operators.threads import ThreadedOperator
+from dataflow.python_rows import rows_of
 from dataflow.schema import check_schema
 
 Takes: TypeAlias = Literal["row", "batch", "pandas"]
@@ -161,7 +162,7 @@ class _RowFunction(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         rows: list[Any] = []
         sources: list[int] = []
-        for index, row in enumerate(batch.to_pylist()):
+        for index, row in enumerate(rows_of(batch)):
             try:
                 result = self._function(row)
                 made = [*several(result)] if self._many else [result]
@@ -198,7 +199,7 @@ class _RowFilter(Operator):
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         keep = []
-        for index, row in enumerate(batch.to_pylist()):
+        for index, row in enumerate(rows_of(batch)):
             try:
                 keep.append(bool(self._function(row)))
             except FAULTS as error:

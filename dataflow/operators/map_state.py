@@ -36,6 +36,7 @@ from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.results import FAULTS, batch_of_rows, say, several
+from dataflow.python_rows import rows_of
 from dataflow.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.schema import check_schema
 
@@ -265,7 +266,7 @@ class MapStateOperator(TimedOperator):
 def _each(batch: pa.RecordBatch) -> Iterator[Row]:
     """The rows, few of them as objects at a time."""
     for begin in range(0, batch.num_rows, _rows_at_once):
-        yield from batch.slice(begin, _rows_at_once).to_pylist()
+        yield from rows_of(batch.slice(begin, _rows_at_once))
 
 
 class _Run:
@@ -275,6 +276,8 @@ class _Run:
         self._operator = operator
         self._timers = list(timers)
         heapq.heapify(self._timers)
+        self._set = operator.states.timers.values
+        """Of each slot: no slots come while functions are called."""
         self._at_end = False
         self.made: list[Any] = []
         self.called: set[int] = set()
@@ -286,7 +289,7 @@ class _Run:
         states = operator.states
         state = states.begin(slot, time)
         self.called.add(slot)
-        before = int(states.timers.values[slot])
+        before: int = self._set.item(slot)
         state.timer, state.at_end = operator.as_time(before), self._at_end
         try:
             self.made += several(function(state, *operator.more))
@@ -296,8 +299,11 @@ class _Run:
             raise UserFault(say(error)) from error
         states.check(state.value)
         states.end(slot, time, state)
-        states.timers.values[slot] = after = operator.micros(state.timer)
-        if after not in (NONE, before):
+        after = operator.micros(state.timer)
+        if after == before:
+            return
+        self._set[slot] = after
+        if after != NONE:
             heapq.heappush(self._timers, (after, key or operator.keys_of(np.array([slot]))[0], slot))
 
     def timers_before(self, end: Mark, *, at_end: bool = False) -> None:
@@ -313,9 +319,9 @@ class _Run:
 
     def _fire(self, time: int, key: tuple[Any, ...], slot: int) -> None:
         operator = self._operator
-        if operator.states.timers.values[slot] != time:
+        if self._set[slot] != time:
             return  # it was set to another time since, or to none
-        operator.states.timers.values[slot] = NONE
+        self._set[slot] = NONE
         operator.table.change(np.array([slot]))
         on_timer: Callable[..., Any] | None = operator.calls.on_timer
         if on_timer is not None:

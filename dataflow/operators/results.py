@@ -24,6 +24,8 @@ def say(error: BaseException) -> str:
 
 def several(result: Any) -> Iterable[Any]:
     """The rows that a function returned or yields. Raises TypeError for one alone."""
+    if type(result) is list:  # what nearly all give: to ask whether it is a Mapping takes as long as the call
+        return result
     if result is None:
         return ()
     if isinstance(result, (str, bytes, Mapping)):
@@ -36,10 +38,15 @@ def several(result: Any) -> Iterable[Any]:
 
 def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
     """Rows as users give them, each made of the row `sources` says. Raises UserFault."""
-    columns: list[list[Any]] = [[] for _ in schema]
-    for row, source in zip(rows, sources, strict=True):
-        for column, value in zip(columns, _values(row, source, schema), strict=True):
-            column.append(value)
+    names = schema.names
+    wanted = set(names)
+    if all(type(row) is dict and row.keys() == wanted for row in rows):
+        columns = [[row[name] for row in rows] for name in names]
+    else:
+        columns = [[] for _ in names]
+        for row, source in zip(rows, sources, strict=True):
+            for column, value in zip(columns, _values(row, source, schema), strict=True):
+                column.append(value)
     arrays = [_array_of(values, sources, field) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

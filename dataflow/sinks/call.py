@@ -15,6 +15,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.errors import DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext, UserFault
 from dataflow.operators.functions import Takes
+from dataflow.python_rows import rows_of
 from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
 
 
@@ -58,7 +59,7 @@ class CallWriter(SinkWriter):
         self._by_row = by_row
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        calls = batch.to_pylist() if self._by_row else [batch]
+        calls = rows_of(batch) if self._by_row else [batch]
         for index, given in enumerate(calls):
             try:
                 self._function(given)

@@ -1,0 +1,49 @@
+"""Batches as rows of Python values, for functions of rows: what `RecordBatch.to_pylist` gives, sooner.
+
+Rules of this file: the same values, of the same types; whatever is not known to be the same is left to
+pyarrow. Times are what it is slow at, 5 microseconds each in the zone UTC: numpy makes them several times
+faster.
+"""
+
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
+_FIRST_S: Final = int((datetime.min - datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001, DTZ901
+_END_S: Final = int((datetime(9999, 12, 31) - datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Its rows, each a dict by column name."""
+    names = batch.schema.names
+    if not names or len(set(names)) != len(names):
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+    columns = [_values(column) for column in batch.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(column.type) and column.type.unit in _SECOND and column.type.tz in (None, "UTC"):
+        times = _times(column)
+        if times is not None:
+            return times
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _times(column: pa.Array) -> list[Any] | None:
+    """None: not known to be the same."""
+    if not len(column) or column.null_count:
+        return None
+    numbers, per_s = column.view(pa.int64()), _SECOND[column.type.unit]
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] < _FIRST_S * per_s or ends["max"] >= _END_S * per_s:
+        return None
+    naive = numbers.to_numpy().astype(np.dtype(f"M8[{column.type.unit}]")).tolist()
+    zone = column[0].as_py().tzinfo
+    return naive if zone is None else [time.replace(tzinfo=zone) for time in naive]

@@ -1,0 +1,76 @@
+"""Rows for functions of rows: the values that pyarrow would give, and of the same types."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.python_rows import rows_of
+
+TIMES = st.datetimes() | st.none()
+
+
+def same(batch: pa.RecordBatch) -> None:
+    found, wanted = rows_of(batch), batch.to_pylist()
+    assert found == wanted
+    assert [[type(value) for value in row.values()] for row in found] == [
+        [type(value) for value in row.values()] for row in wanted
+    ]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+02:00"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@given(times=st.lists(st.integers(-(2**40), 2**40) | st.none()))
+def test_times_are_those_of_arrow(unit: str, zone: str | None, times: list[int | None]) -> None:
+    column = pa.array(times, pa.int64()).cast(pa.timestamp(unit, zone))
+    small = (
+        column if unit != "s" else pa.array([t and t % 2**37 for t in times]).cast(pa.timestamp(unit, zone))
+    )
+    same(pa.RecordBatch.from_arrays([small], names=["at"]))
+
+
+@given(st.lists(TIMES))
+def test_any_time_that_python_has_comes_back(times: list[datetime | None]) -> None:
+    for zone in (None, UTC):
+        given_times = [time and time.replace(tzinfo=zone) for time in times]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(given_times, pa.timestamp("us", zone and "UTC"))], ["at"]
+        )
+        assert [row["at"] for row in rows_of(batch)] == given_times
+        same(batch)
+
+
+def test_the_zone_is_the_same_object_that_arrow_gives() -> None:
+    column = pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC"))
+    (row, _) = rows_of(pa.RecordBatch.from_arrays([column], ["at"]))
+    assert row["at"].tzinfo is column[0].as_py().tzinfo
+    assert row["at"].utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None, -5], pa.int64()),
+        (["a", None, "ä"], pa.string()),
+        ([b"a", b""], pa.binary()),
+        ([1.5, None, float("inf")], pa.float64()),
+        ([True, None], pa.bool_()),
+        ([[1], [], None], pa.list_(pa.int32())),
+        ([{"a": 1}, None], pa.struct([("a", pa.int8())])),
+    ],
+)
+def test_other_values_are_those_of_arrow(values: list[Any], kind: pa.DataType) -> None:
+    same(pa.RecordBatch.from_arrays([pa.array(values, kind), pa.array(range(len(values)))], ["a", "b"]))
+
+
+def test_a_slice_is_only_its_rows() -> None:
+    column = pa.array([*range(8)], pa.timestamp("ms"))
+    same(pa.RecordBatch.from_arrays([column], ["at"]).slice(3, 2))
+
+
+def test_a_batch_without_rows_or_columns_has_none() -> None:
+    assert rows_of(pa.RecordBatch.from_arrays([pa.array([], pa.timestamp("us"))], ["at"])) == []
+    assert rows_of(pa.RecordBatch.from_arrays([], [])) == []
