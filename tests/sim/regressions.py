@@ -185,4 +185,11 @@ REGRESSIONS: Final = (
         "a recovery killed between deciding a record and giving it out could not be gone on with",
         "tests/dos_client/test_recovering.py",
     ),
+    Regression(
+        66114,
+        "2026-11-22",
+        "9c1ca5e",
+        "O7 missed a cut whose segment a newer incarnation had removed before its own driver heard of it",
+        "tests/sim/test_regions.py",
+    ),
 )

@@ -1,7 +1,8 @@
 """What was promised in a region on the way, and what contradicts it at once.
 
 Rules of this file: it hears of votes, orders, appends and commits as they happen, from the tasks that
-carry them out, and looks itself at what the machines have told to be synced. It asks no core.
+carry them out, and looks itself at what the machines have told to be synced. It asks no core. Who hears late
+that something was synced may find it removed: a newer incarnation has put its own in the place of that.
 """
 
 from typing import TYPE_CHECKING
@@ -61,8 +62,7 @@ class Record:
         self.votes.setdefault((incarnation, vote.cut), {})[worker] = vote.positions
 
     def started(self, incarnation: int, last: Cut | None) -> None:
-        """A manifest segment's start counts as acknowledged. (Who hears of that late may find it removed: a
-        newer incarnation has its own start behind it.)"""
+        """A manifest segment's start counts as acknowledged."""
         name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
         holders = sum(
             machine.wiped
@@ -135,7 +135,7 @@ class Record:
             end = _end_in(bytes(content), cut.cut)
             if end is None:
                 continue
-            told = [machine.told.get((place, segment), 0) for machine in self._region.machines]
+            told = [machine.ever_told().get((place, segment), 0) for machine in self._region.machines]
             wiped = sum(machine.wiped for machine in self._region.machines)
             most = max(most, sum(size >= end for size in told) + wiped)
         if most < self._region.quorum:
@@ -152,7 +152,7 @@ class Record:
 
     @staticmethod
     def _has(machine: "Machine", directory: str, chain: str, position: Position) -> bool:
-        for (place, segment), told in machine.told.items():
+        for (place, segment), told in machine.ever_told().items():
             name = parse_segment_name(segment) if place == directory else None
             if name is None or (name.chain, name.epoch) != (chain, position.epoch):
                 continue

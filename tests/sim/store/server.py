@@ -282,7 +282,7 @@ class Machine:
         self.damaged: dict[str, bool] = {}
         self.removing: set[tuple[str, str]] = set()
         self.removed = 0
-        self.told_and_removed: set[tuple[str, str]] = set()
+        self.told_and_removed: dict[tuple[str, str], int] = {}
         self.had_errors = False
         self.copies_mended = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
@@ -310,13 +310,14 @@ class Machine:
         self.tails_judged += isinstance(effect, v.LoadObject)
         if isinstance(effect, v.RemoveObject):
             self.removing.add((effect.directory, effect.name))
-            if self.told.pop((effect.directory, effect.name), 0):
-                self.told_and_removed.add((effect.directory, effect.name))
+            key = effect.directory, effect.name
+            if key in self.told:
+                self.told_and_removed[key] = self.told.pop(key)
             self.removed += 1
 
-    def ever_told(self) -> set[tuple[str, str]]:
-        """Objects of which it told to have some, on this disk; those it was asked to remove since, too."""
-        return {key for key, synced in self.told.items() if synced} | self.told_and_removed
+    def ever_told(self) -> dict[tuple[str, str], int]:
+        """How much it told to have of each object on this disk; of what it was asked to remove, until then."""
+        return {key: synced for key, synced in (self.told_and_removed | self.told).items() if synced}
 
     def mended(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
