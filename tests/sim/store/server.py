@@ -316,7 +316,7 @@ class Machine:
             self.removed += 1
 
     def ever_told(self) -> dict[tuple[str, str], int]:
-        """How much it told to have of each object on this disk; of what it was asked to remove, until then."""
+        """How much it told to have of each object on this disk; of what it was to remove, until then."""
         return {key: synced for key, synced in (self.told_and_removed | self.told).items() if synced}
 
     def mended(self, directory: str, name: str, size: int) -> None:
