@@ -10,7 +10,7 @@ in the cut before. Row -1 holds nothing and says that there is a state, though i
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final
 
@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 
 from checkpoint.core.fingerprint import declared_state
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import block_schema, make_block, newest_rows
+from checkpoint.state_blocks import block_schema, make_block, newest_rows, state_version_of
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError, nearest
-from dataflow.migration import columns_text
+from dataflow.migration import StateHistory, columns_text
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
 from dataflow.operators.emitting import Emitter, sides_of
 from dataflow.operators.event_time import MarkTable
@@ -47,15 +47,17 @@ class ApplySpec(OperatorSpec):
     kind: ClassVar[Kind] = Kind.APPLY
     operator: UserOperator
     deterministic: bool = True
+    as_of: int | None = None
+    """The version of its state that is described; None: the present one."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         own = self.operator
         _check_needs(own, inputs[0])
         _check_methods(own)
-        state = self.state
-        if state is not None:
+        history = self.history()
+        if history is not None:
             try:
-                block_schema(pa.schema([(ROW, pa.int64())]), state)
+                block_schema(pa.schema([(ROW, pa.int64())]), history.columns)
             except ValueError as error:
                 raise SchemaError(f"state: {error}") from None
         sides_of(own.sides)
@@ -68,17 +70,34 @@ class ApplySpec(OperatorSpec):
             ) from None
         return inputs[0] if own.schema is None else _parsed("schema", own.schema)
 
-    @property
-    def state(self) -> pa.Schema | None:
-        """The columns of its state. Raises SchemaError."""
-        return None if self.operator.state is None else _parsed("state", self.operator.state)
+    def history(self) -> StateHistory | None:
+        """The columns of its state, today and before. Raises SchemaError."""
+        own = self.operator
+        if own.state is None:
+            if own.state_version != 1 or own.migrations:
+                raise SchemaError(
+                    "it has a state_version or migrations and declares no state; write state = ..."
+                )
+            return None
+        try:
+            return StateHistory(own.state, own.state_version, own.migrations)
+        except SchemaError as error:
+            raise SchemaError(f"state: {error}") from None
 
     def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         del inputs
         return sides_of(self.operator.sides)
 
     def detail(self) -> str:
-        return "" if self.state is None else declared_state(1, columns_text(self.state))
+        history = self.history()
+        if history is None:
+            return ""
+        version = self.as_of or history.version
+        return declared_state(version, columns_text(history.columns_of(version)))
+
+    def earlier(self) -> "Sequence[ApplySpec]":
+        history = self.history()
+        return [replace(self, as_of=version) for version in history.versions[:-1]] if history else ()
 
     def open(self, context: OperatorContext) -> "ApplyOperator":
         return ApplyOperator(self, context)
@@ -158,7 +177,8 @@ class ApplyOperator(Operator):
         self._place = Place(context.operator, context.worker, context.workers, context.inputs[0])
         self._is_open = False
         self._time = MarkTable(1) if spec.needs_time else None
-        self._state = None if spec.state is None else _OwnState(spec.state, self._checkpoint)
+        history = spec.history()
+        self._state = None if history is None else _OwnState(history, self._checkpoint)
         self._renew()
 
     def _renew(self) -> None:
@@ -208,6 +228,10 @@ class ApplyOperator(Operator):
     def tables(self) -> Mapping[str, StateTable]:
         own: dict[str, StateTable] = {} if self._state is None else {"": self._state}
         return own if self._time is None else {**own, "~time": self._time}
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._state is not None and self._state.migrated
 
     def close(self) -> None:
         if self._is_open:
@@ -261,9 +285,11 @@ def _datetime(mark: Mark) -> datetime:
 class _OwnState:
     """See the top of this file."""
 
-    def __init__(self, columns: pa.Schema, ask: Callable[[pa.Schema], pa.RecordBatch]) -> None:
-        self._columns = pa.schema([pa.field(field.name, field.type) for field in columns])
-        self._blocks = block_schema(pa.schema([(ROW, pa.int64())]), self._columns)
+    def __init__(self, history: StateHistory, ask: Callable[[pa.Schema], pa.RecordBatch]) -> None:
+        self._history = history
+        self._columns = _bare(history.columns)
+        keys = pa.schema([(ROW, pa.int64())])
+        self._blocks = block_schema(keys, self._columns, state_version=history.version)
         self._ask = ask
         self.reset()
 
@@ -272,6 +298,8 @@ class _OwnState:
         self._stored: pa.RecordBatch | None = None
         """What the blocks that were handed over make."""
         self._restored: list[pa.RecordBatch] = []
+        self.migrated = False
+        """What is stored is of an older version: the next cut writes all of it anew."""
 
     def checkpoint(self) -> pa.RecordBatch:
         before, after = self._stored, self._ask(self._columns)
@@ -279,7 +307,10 @@ class _OwnState:
         if before is None:
             return self._block(after, [-1, *range(after.num_rows)])
         both = min(before.num_rows, after.num_rows)
-        changed = np.flatnonzero(~_same(before.slice(0, both), after.slice(0, both))).tolist()
+        changed = (
+            [-1, *range(both)] if self.migrated else _others(before.slice(0, both), after.slice(0, both))
+        )
+        self.migrated = False
         gone = range(after.num_rows, before.num_rows)
         return self._block(after, [*changed, *range(both, after.num_rows), *gone])
 
@@ -295,12 +326,19 @@ class _OwnState:
         """The state in the blocks that came; None if none came."""
         if not self._restored:
             return None
-        rows = newest_rows(self._restored)
-        self._restored = []
+        blocks, self._restored = self._restored, []
+        version = state_version_of(blocks[-1].schema)
+        columns = _bare(self._history.columns_of(version))
+        # The first cut of a version holds all rows and what is gone: blocks of older ones say nothing more.
+        rows = newest_rows([block for block in blocks if state_version_of(block.schema) == version])
         numbers = rows.column(ROW).to_numpy()
         order = np.argsort(numbers)
-        found = rows.select(self._columns.names).take(pa.array(order[numbers[order] >= 0]))
-        self._stored = pa.RecordBatch.from_arrays(found.columns, schema=self._columns)
+        found = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
+        self._stored = pa.RecordBatch.from_arrays(found.columns, schema=columns)
+        if version != self._history.version:
+            values = [self._history.migrated(version, row) for row in self._stored.to_pylist()]
+            self._stored = pa.RecordBatch.from_pylist(values, self._columns)
+            self.migrated = True
         return self._stored
 
     def _block(self, rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
@@ -309,6 +347,16 @@ class _OwnState:
         deleted = np.array([n >= rows.num_rows for n in numbers], np.bool_)
         values = [column.take(there) for column in rows.columns]
         return make_block(self._blocks, [keys], hash_keys([keys]), values, deleted)
+
+
+def _bare(columns: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in columns])
+
+
+def _others(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
+    """The numbers of the rows that are not the same."""
+    changed: list[int] = np.flatnonzero(~_same(before, after)).tolist()
+    return changed
 
 
 def _same(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_]:

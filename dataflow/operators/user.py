@@ -7,7 +7,7 @@ operator is told twice: `drain`, when all rows before the cut are in, and behind
 failure it is told once, `reset`, and only when all operators above it have been.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import OperatorFailure
+from dataflow.migration import Migration
 
 Made: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[Any] | None"
 """Rows: a batch, a table, or any number of rows, each a dict by column name, a tuple in the order of the
@@ -71,6 +72,12 @@ class UserOperator:
     """Columns of what it gives; None: those of its input."""
     state: "ClassVar[Columns | None]" = None
     """Columns of what `checkpoint` gives and `reset` gets; None: it keeps nothing."""
+    state_version: ClassVar[int] = 1
+    """Count it up when the columns of the state change, or what they mean; `migrations` lead there."""
+    migrations: "ClassVar[Sequence[Migration]]" = ()
+    """`Migration(version, state, function)` for each older version that may lie in a cut: the function makes
+    one row of the next version from one of that, both as dicts.
+    """
     sides: ClassVar[Mapping[str, Columns]] = NO_SIDES
     """Its side outputs: name -> columns. `emit` puts rows there; `stream.side(name, port)` takes them."""
     deterministic: ClassVar[bool] = True
