@@ -49,6 +49,11 @@ class ChainFollower:
         return self._directory
 
     @property
+    def segment(self) -> str | None:
+        """The segment in which the last record given lies; None before the first."""
+        return self._reading or None
+
+    @property
     def frontier(self) -> tuple[str, int] | None:
         """The newest segment known, and how much of it was given; None while there is none."""
         return None if self._head is None else (str(self._head), max(self.at - self._head.base, 0))
