@@ -1,4 +1,5 @@
-"""Puts a graph on Spark: `run(spark, graph, ...)` gives a handle like Spark's own `StreamingQuery`.
+"""Puts a graph on Spark: `run(spark, graph, ...)` gives a handle like Spark's own `StreamingQuery`. And reads
+what is in a store as DataFrames: `register(spark)`, then `spark.read.format("dos")`.
 
 The names below are imported on first use, because executors import this package for `worker_task` alone and
 need neither a server nor a coordinator.
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoint.listening import RegionListener
+    from spark_integration.data_source import register
     from spark_integration.handle import RegionHandle
     from spark_integration.runner import run
 
-__all__ = ["RegionHandle", "RegionListener", "run"]
+__all__ = ["RegionHandle", "RegionListener", "register", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from spark_integration.runner import run
 
         return run
+    if name == "register":
+        from spark_integration.data_source import register
+
+        return register
     if name == "RegionHandle":
         from spark_integration.handle import RegionHandle
 

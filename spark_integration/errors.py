@@ -1,4 +1,9 @@
-"""What can be wrong before a region runs, each with its remedy in the message. All of them are DosError."""
+"""What can be wrong before a region runs, and in what the data source is asked for, each with its remedy in
+the message. All of them are DosError.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from dos_protocol.errors import DosError
 
@@ -31,3 +36,66 @@ class ExecutorMismatchError(DosError):
 
 class UnreachableWorkerError(DosError):
     """A worker cannot be dialled by another worker or by the driver. The message names both."""
+
+
+class UnknownOptionError(DosError):
+    """The source `dos` has no such option. Nothing was read."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        by_lower = {one.lower(): one for one in known}
+        found = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+        hint = f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+        super().__init__(
+            f"the source dos has no option {name!r}{hint} (it has {', '.join(by_lower.values())})"
+        )
+
+
+class BadOptionError(DosError):
+    """An option of the source `dos` has a value that it cannot have, or does not go with another. Nothing was
+    read.
+    """
+
+
+class FilterError(DosError):
+    """The option `filter` cannot be read, or does not fit the columns. Nothing was read."""
+
+
+class MalformedOffsetError(DosError):
+    """An offset, or `startingOffset`, is nothing that this source can begin at. Nothing was read."""
+
+
+class OtherSourceError(DosError):
+    """An offset of another store, or of something else in this one. Nothing was read."""
+
+    remedy = "give the query another checkpointLocation, or the URL and options that it had"
+
+
+class NothingThereError(DosError):
+    """What was named is not in the store. Nothing was read."""
+
+
+class NoSchemaError(DosError):
+    """Nothing tells the columns: the data does not, or there is none yet."""
+
+    remedy = 'name them: .schema("word string, count bigint")'
+
+
+class SchemaMismatchError(DosError):
+    """The columns that were asked for are not those that are there. What was read of the batch may not be
+    used.
+    """
+
+
+class DataLossError(DosError):
+    """What the stream had not read yet is not there any more, or what it had read was taken back. Nothing was
+    passed over.
+    """
+
+    remedy = (
+        'to go on with what there is, and lose what is not, set .option("failOnDataLoss", "false"); otherwise'
+        " start a new query with another checkpointLocation"
+    )
+
+
+class NotReadableError(DosError):
+    """The bytes of an object are not what the option `content` says."""

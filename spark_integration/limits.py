@@ -26,5 +26,21 @@ JOBS_END_TIMEOUT_S = 15.0
 """How long the jobs of a region that has ended may take to end by themselves, and again after a cancel."""
 
 STORE_ANSWER_S = 30.0
+
+# --- the data source ------------------------------------------------------------------------------
+PARTITION_BYTES = 64 * 1024 * 1024
+"""What one task reads, unless the user says otherwise: about a segment of an output log."""
+BATCH_ROWS = 64 * 1024
+BATCH_BYTES = 8 * 1024 * 1024
+"""Small record batches are put together until there is so much: each costs Spark a fixed time."""
+READ_BYTES = 1024 * 1024
+SEEK_BYTES = 64 * 1024
+"""How much of an object is read at a time to find where a record ends."""
+SAMPLE_BYTES = 1024 * 1024
+"""From so much of an object its columns are guessed, where they must be."""
+OBJECT_RECORD_BYTES_MAX = 64 * 1024 * 1024
+"""A record has to fit into memory; a longer one is taken for bytes that are something else."""
+PIECES_PER_TRIGGER = 8
+"""A micro-batch with a limit on rows takes objects in pieces of so small a part of it."""
 WATCH_S = 1.0
 """How often a handle to which no event comes looks whether the region is over."""

@@ -1,0 +1,215 @@
+"""Filters of rows: the option `filter`, as text, and which rows pass.
+
+Rules of this file: text to comparisons, comparisons to a mask. All must hold (AND). The meaning is SQL's, as
+Spark has it: a comparison with NULL is not true, and of doubles NaN equals itself and is above all others.
+Values are compared as the column's type; what does not fit it is refused before anything is read.
+
+    filter ::= comparison (AND comparison)*
+    comparison ::= column (= | == | <> | != | < | <= | > | >=) value | column [NOT] IN (value, ...)
+                 | column IS [NOT] NULL
+    value ::= 12 | -1.5 | 'text, with '' for a quote' | true | false
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_integration.core.wording import nearest, type_text
+from spark_integration.errors import FilterError
+
+Value = bool | int | float | str
+_TOKEN: Final = re.compile(
+    r"\s*(?:('(?:[^']|'')*')|(`(?:[^`]|``)+`)|(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|([A-Za-z_]\w*)"
+    r"|(<>|!=|==|<=|>=|[=<>(),]))"
+)
+_ALIKE: Final = {"==": "=", "!=": "<>"}
+_OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=")
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One condition on one column. operator: `= <> < <= > >=`, `in`, `is null`; or, from Spark alone,
+    `starts`, `ends`, `contains`. negated: its opposite; of NULL neither is true.
+    """
+
+    column: str
+    operator: str
+    values: tuple[Any, ...] = ()
+    negated: bool = False
+
+
+def parse_filter(text: str) -> tuple[Comparison, ...]:
+    """The comparisons of a filter. Raises FilterError."""
+    return tuple(_Parser(text).all())
+
+
+def check_filter(comparisons: Sequence[Comparison], schema: pa.Schema) -> None:
+    """Raises FilterError for a column that is not there, or a value that is none of its type."""
+    for one in comparisons:
+        if one.column not in schema.names:
+            raise FilterError(
+                f"the filter names column {one.column!r}{nearest(one.column, schema.names)}; there are"
+                f" {', '.join(schema.names)}"
+            )
+        for value in one.values:
+            _scalar(value, schema.field(one.column))
+
+
+def passing(batch: pa.RecordBatch, comparisons: Sequence[Comparison]) -> pa.RecordBatch:
+    """The rows for which all are true."""
+    for one in comparisons:
+        field = batch.schema.field(one.column)
+        batch = batch.filter(_mask(batch.column(field.name), one, field), null_selection_behavior="drop")
+    return batch
+
+
+def _mask(column: pa.Array, one: Comparison, field: pa.Field) -> pa.Array:
+    mask = _true_where(column, one, [_scalar(value, field) for value in one.values])
+    return pc.invert(mask) if one.negated else mask
+
+
+def _true_where(column: pa.Array, one: Comparison, values: list[pa.Scalar]) -> pa.Array:
+    if one.operator == "is null":
+        return pc.is_null(column)
+    if one.operator == "in":
+        masks = [_compare("=", column, value) for value in values]
+        found = masks[0]
+        for mask in masks[1:]:
+            found = pc.or_(found, mask)
+        return found
+    if one.operator in _TEXTUAL:
+        return _TEXTUAL[one.operator](column, pattern=one.values[0])
+    return _compare(one.operator, column, values[0])
+
+
+_TEXTUAL: Final = {"starts": pc.starts_with, "ends": pc.ends_with, "contains": pc.match_substring}
+_COMPARE: Final = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+def _compare(operator: str, column: pa.Array, value: pa.Scalar) -> pa.Array:
+    mask = _COMPARE[operator](column, value)
+    if operator in (">", ">=") and pa.types.is_floating(column.type):
+        return pc.or_(mask, pc.is_nan(column))  # no value of a filter is NaN
+    return mask
+
+
+def _scalar(value: Any, field: pa.Field) -> pa.Scalar:
+    try:
+        return _as_type(value, field.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise FilterError(
+            f"the filter compares column {field.name!r}, which is {type_text(field.type)}, with {value!r}:"
+            f" {error}"
+        ) from error
+
+
+def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar:
+    if isinstance(value, bool) != pa.types.is_boolean(kind):
+        raise TypeError("only booleans are true or false")
+    if isinstance(value, str):
+        return pa.scalar(value).cast(kind)
+    if isinstance(value, int | float) and (pa.types.is_string(kind) or pa.types.is_temporal(kind)):
+        raise TypeError("write it as text")
+    if isinstance(value, int | float) and pa.types.is_decimal(kind):
+        return pa.scalar(str(value)).cast(kind)
+    if isinstance(value, float) and not pa.types.is_floating(kind):
+        raise TypeError("write a whole number")
+    return pa.scalar(value, kind)
+
+
+class _Parser:
+    """Recursive descent over the grammar at the top."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(self._split(text.rstrip()))
+        self._at = 0
+
+    def all(self) -> Iterator[Comparison]:
+        yield self._comparison()
+        while self._at < len(self._tokens):
+            if not self._word("and"):
+                raise self._error(f"AND was expected where {self._peek()!r} stands")
+            yield self._comparison()
+
+    def _split(self, text: str) -> Iterator[str]:
+        at = 0
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise self._error(f"it cannot be read at character {at}, {text[at:][:20]!r}")
+            yield match.group().strip()
+            at = match.end()
+
+    def _peek(self) -> str:
+        return self._tokens[self._at] if self._at < len(self._tokens) else "its end"
+
+    def _take(self) -> str:
+        token = self._peek()
+        self._at += 1
+        return token
+
+    def _word(self, word: str) -> bool:
+        if self._at < len(self._tokens) and self._peek().lower() == word:
+            self._at += 1
+            return True
+        return False
+
+    def _error(self, what: str) -> FilterError:
+        return FilterError(
+            f"filter {self._text!r}: {what}",
+            remedy="write it like: word <> 'the' AND count >= 10 AND day IS NOT NULL AND shop IN (1, 2)",
+        )
+
+    def _comparison(self) -> Comparison:
+        column = self._take()
+        if column.startswith("`"):
+            column = column[1:-1].replace("``", "`")
+        elif not re.fullmatch(r"[A-Za-z_]\w*", column):
+            raise self._error(f"a column was expected where {column!r} stands")
+        if self._word("is"):
+            negated = self._word("not")
+            self._expect("null")
+            return Comparison(column, "is null", negated=negated)
+        negated = self._word("not")
+        if self._word("in"):
+            return Comparison(column, "in", self._list(), negated)
+        operator = self._take()
+        operator = _ALIKE.get(operator, operator)
+        if negated or operator not in _OPERATORS:
+            raise self._error(f"a comparison was expected behind {column!r}, not {operator!r}")
+        return Comparison(column, operator, (self._value(),))
+
+    def _list(self) -> tuple[Value, ...]:
+        self._expect("(")
+        values = [self._value()]
+        while self._word(","):
+            values.append(self._value())
+        self._expect(")")
+        return tuple(values)
+
+    def _value(self) -> Value:
+        token = self._take()
+        if token.startswith("'"):
+            return token[1:-1].replace("''", "'")
+        if token.lower() in ("true", "false"):
+            return token.lower() == "true"
+        if re.fullmatch(r"-?\d+", token):
+            return int(token)
+        if re.match(r"-?[\d.]", token):
+            return float(token)
+        raise self._error(f"a value was expected where {token!r} stands (text is written 'so')")
+
+    def _expect(self, word: str) -> None:
+        if not self._word(word):
+            raise self._error(f"{word.upper()!r} was expected where {self._peek()!r} stands")

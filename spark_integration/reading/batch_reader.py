@@ -1,0 +1,97 @@
+"""`spark.read.format("dos")`: Spark's class for a batch, around `planning` and `tasks`.
+
+Rules of this file: Spark's calls in, ours out. Both objects are pickled to every task: they hold options,
+columns and conditions, nothing that was opened.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from spark_integration.core.row_filter import Comparison
+from spark_integration.core.source_options import SourceOptions
+from spark_integration.reading.planning import plan_batch
+from spark_integration.reading.ranges import DosPartition
+from spark_integration.reading.tasks import rows_of
+
+
+class DosReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
+    """Reads all there is when Spark plans the query."""
+
+    def __init__(self, options: SourceOptions, wanted: pa.Schema) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._comparisons = options.filter
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return plan_batch(self._options, self._wanted, self._comparisons)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, DosPartition):
+            return iter(())  # Spark's own, where there are none of ours
+        return rows_of(self._options, self._wanted, self._comparisons, partition)
+
+
+class PushingReader(DosReader):
+    """The same for sessions with `spark.sql.python.filterPushdown.enabled`; without it Spark refuses a reader
+    that has `pushFilters`, and with it it believes what the reader says and does not look again.
+    """
+
+    def pushFilters(self, filters: "list[datasource.Filter]") -> "Iterable[datasource.Filter]":  # noqa: N802
+        """Takes those that are applied in full, and gives back the others."""
+        for one in filters:
+            comparison = comparison_of(one, self._wanted)
+            if comparison is None:
+                yield one
+            else:
+                self._comparisons = (*self._comparisons, comparison)
+
+
+_OPERATORS = {
+    datasource.EqualTo: "=",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
+    datasource.In: "in",
+    datasource.StringStartsWith: "starts",
+    datasource.StringEndsWith: "ends",
+    datasource.StringContains: "contains",
+}
+
+
+def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> Comparison | None:
+    """The same condition here; None if it is not known to mean exactly the same."""
+    negated = isinstance(spark_filter, datasource.Not)
+    inner = spark_filter.child if negated else spark_filter
+    attribute: tuple[str, ...] = getattr(inner, "attribute", ())
+    if len(attribute) != 1 or attribute[0] not in columns.names:
+        return None
+    column, kind = attribute[0], columns.field(attribute[0]).type
+    if type(inner) in (datasource.IsNull, datasource.IsNotNull):
+        return Comparison(column, "is null", negated=negated != (type(inner) is datasource.IsNotNull))
+    operator = _OPERATORS.get(type(inner))
+    if operator is None:
+        return None
+    values = tuple(inner.value) if operator == "in" else (inner.value,)
+    if not values or not all(_alike(value, kind) for value in values):
+        return None
+    return Comparison(column, operator, values, negated)
+
+
+def _alike(value: Any, kind: pa.DataType) -> bool:
+    """Whether the value is of exactly that type, and of one whose order is Spark's too."""
+    if isinstance(value, bool):
+        return bool(pa.types.is_boolean(kind))
+    if isinstance(value, int):
+        return bool(
+            pa.types.is_signed_integer(kind)
+            and -(2 ** (kind.bit_width - 1)) <= value < 2 ** (kind.bit_width - 1)
+        )
+    if isinstance(value, str):
+        return bool(pa.types.is_string(kind))
+    return type(value) is date and bool(pa.types.is_date32(kind))

@@ -1,0 +1,205 @@
+"""What is written in chains, one for each split: outputs of regions and input handles. Here is what they
+share.
+
+Rules of this file: points and pieces of a chain, as a reader without a claim may see them. Which records
+count as pieces is for `outputs` and `inputs`.
+
+A chain is scanned once, by the driver, to find where pieces end; a look that only follows what was known
+costs one question to the members. What tasks read is planned by the back pointers from a point, without
+reading records.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from dos_client import Store
+from journal import ChainFollower, ChainState, LostBytesError, Position, Record, look_chain, look_chain_at
+from journal.core.chain import SegmentSpan
+from spark_integration.core.admission import Piece
+from spark_integration.core.source_offsets import BEGINNING, Point
+from spark_integration.errors import DataLossError
+from spark_integration.reading.origin import Scan
+from spark_integration.reading.ranges import Range, end_of, epoch_of, follows, ranges_of, resumed
+
+log = logging.getLogger("dos.spark_integration")
+
+
+class PieceReader(ABC):
+    """Knows which records of one chain end a piece. `rows`, `bytes`, `order`, `time_ms`: of the last
+    piece.
+    """
+
+    rows = 0
+    bytes = 0
+    order = 0
+    time_ms = 0
+
+    @abstractmethod
+    def take(self, begin: int, end: int, record: Record) -> bool:
+        """The next record of the chain; whether a piece ends with it."""
+
+
+class ChainScan(Scan):
+    """One chain from a point on. `at`: just past the last piece."""
+
+    def __init__(self, origin: "ChainOrigin", split: str, start: Point) -> None:
+        self.at = start
+        self._origin = origin
+        self._split = split
+        self._pieces = origin.piece_reader(split, start)
+        directory, chain = origin.directory(split), origin.chain
+        self._follower = ChainFollower(origin.store, directory, chain, at=start.size)
+        self._poll: AsyncGenerator[tuple[int, Record]] | None = None
+
+    async def next(self) -> Piece | None:
+        begin = self._follower.at
+        if self._poll is None:
+            shown = await self._origin.shown(self._split)
+            if shown is None:
+                return None
+            self._poll = self._follower.poll(None if shown is ALL else shown)
+        async for end, record in self._poll:
+            if self._pieces.take(begin, end, record):
+                segment = self._follower.segment
+                assert segment is not None, "a record was given"
+                self.at = Point(epoch_of(segment), end)
+                pieces = self._pieces
+                return Piece(self.at, pieces.rows, pieces.bytes, pieces.order, pieces.time_ms)
+            begin = end
+        self._poll = None
+        return None
+
+    async def aclose(self) -> None:
+        if self._poll is not None:
+            await self._poll.aclose()
+            self._poll = None
+
+
+ALL = Position(0, -1, 0)
+"""As what is shown of a chain: all that a quorum holds."""
+
+
+class ChainOrigin(ABC):
+    """See the head of this file; the methods are those of `Origin`."""
+
+    chain: str
+
+    def __init__(self, store: Store, *, fail_on_loss: bool = True) -> None:
+        self.store = store
+        self._fail_on_loss = fail_on_loss
+        self._tails: dict[str, ChainScan] = {}
+
+    @abstractmethod
+    def directory(self, split: str) -> str:
+        """Where the chain of a split lies."""
+
+    @abstractmethod
+    def piece_reader(self, split: str, start: Point) -> PieceReader:
+        """A new one that begins there."""
+
+    @abstractmethod
+    async def shown(self, split: str) -> Position | None:
+        """Up to where the chain is shown: a position in a committed cut; ALL; None for nothing yet."""
+
+    @abstractmethod
+    def data_of(self, record: Record) -> bytes:
+        """The Arrow stream in a record; b"" if it has none."""
+
+    @abstractmethod
+    def extra(self) -> pa.Schema:
+        """See `Origin`."""
+
+    async def whole(self, split: str) -> list[Range]:
+        spans = (await self._now(split)).segments
+        return ranges_of(self.directory(split), spans, BEGINNING)
+
+    async def begin(self, split: str) -> Point:
+        spans = (await self._now(split)).segments
+        if not spans or not spans[0].base:
+            return BEGINNING
+        return Point(epoch_of(spans[0].name), spans[0].base)
+
+    async def end(self, split: str) -> Point:
+        shown = await self.shown(split)
+        if shown is None:
+            return BEGINNING
+        if shown is not ALL:
+            return Point(shown.epoch, shown.size)
+        tail = self._tails.get(split)
+        if tail is None:
+            spans = (await self._now(split)).segments
+            tail = self._tails[split] = ChainScan(self, split, _head_begin(spans))
+        while await tail.next() is not None:
+            pass
+        return tail.at
+
+    async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
+        if end == start or end.size == 0:
+            return []
+        try:
+            state = await look_chain_at(
+                self.store,
+                self.directory(split),
+                self.chain,
+                Position(end.epoch, end.size, 0),
+                floor=max(start.size - 1, 0),  # where the last byte lies that was read
+            )
+        except LostBytesError as error:
+            self._lost(split, f"what lies up to {end.size} is not there any more: {error}")
+            return []
+        return ranges_of(self.directory(split), state.segments, self._joined(split, state.segments, start))
+
+    async def scan(self, split: str, start: Point) -> ChainScan:
+        spans = (await self._now(split)).segments
+        return ChainScan(self, split, self._joined(split, spans, start))
+
+    async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
+        state = await self._now(split)
+        for span in state.segments[:1]:
+            follower = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
+            upto = await self.shown(split)
+            async with aclosing(follower.poll(None if upto is ALL else upto)) as records:
+                async for _, record in records:
+                    if data := self.data_of(record):
+                        yield data
+                        return
+
+    async def _now(self, split: str) -> ChainState:
+        """The chain as it is shown now."""
+        directory, shown = self.directory(split), await self.shown(split)
+        if shown is None:
+            return ChainState(self.chain)
+        if shown is ALL:
+            return await look_chain(self.store, directory, self.chain)
+        return await look_chain_at(self.store, directory, self.chain, shown)
+
+    def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: Point) -> Point:
+        """Where reading goes on behind `start`, on these spans."""
+        if follows(spans, start):
+            return start
+        if spans and spans[0].base > start.size:
+            self._lost(split, f"what lies between {start.size} and {spans[0].base} was trimmed away")
+        else:
+            self._lost(
+                split,
+                f"what was read up to {start.size} was taken back since (its writer had epoch"
+                f" {start.epoch}; what is there ends at {end_of(spans).size})",
+            )
+        return resumed(spans, start)
+
+    def _lost(self, split: str, what: str) -> None:
+        text = f"{split} of {self.directory(split)}, chain {self.chain}: {what}"
+        if self._fail_on_loss:
+            raise DataLossError(text)
+        log.warning("%s; going on, as failOnDataLoss=false allows", text)
+
+
+def _head_begin(spans: tuple[SegmentSpan, ...]) -> Point:
+    """Where the newest segment begins: no piece reaches over it."""
+    if len(spans) > 1:
+        return end_of(spans[:-1])
+    return Point(epoch_of(spans[0].name), spans[0].base) if spans and spans[0].base else BEGINNING

@@ -1,0 +1,342 @@
+"""Rows of bytes: what each kind of content holds, as record batches.
+
+Rules of this file: bytes of whole records in, record batches out, with the columns that the data has and
+those that tell where a row comes from, if they are asked for. No store: whoever reads hands the chunks in.
+"""
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from checkpoint.core.inputs import InputLine, InputPiece, decode_part
+from checkpoint.core.outputs import decode_output
+from journal import Op
+from journal.core.decoder import RecordDecoder
+from spark_integration.core.framing import PREFIX_BYTES, PrefixFramer
+from spark_integration.core.source_options import Content, SourceOptions
+from spark_integration.errors import NotReadableError
+from spark_integration.reading.ranges import Range
+
+LINES: Final = pa.schema([("value", pa.string())])
+PREFIXED: Final = pa.schema([("value", pa.binary())])
+JOURNAL: Final = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("op", pa.string()),
+        ("ints", pa.list_(pa.int64())),
+        ("strings", pa.list_(pa.binary())),
+    ]
+)
+_PLAIN: Final = {Content.LINES: LINES, Content.LENGTH_PREFIXED: PREFIXED, Content.JOURNAL: JOURNAL}
+
+
+def schema_in(data: bytes, options: SourceOptions, split: str) -> pa.Schema:
+    """The columns of the first rows, of which `data` are some bytes. Raises NotReadableError."""
+    if options.content is None or options.content is Content.ARROW:
+        try:
+            with pa.ipc.open_stream(data) as reader:
+                return reader.schema
+        except pa.ArrowInvalid as error:
+            raise NotReadableError(f"{options.what}, {split}: no Arrow stream: {error}") from error
+    if options.content is Content.JSON:
+        return _json_schema(data, f"{options.directory}/{split}")
+    return _PLAIN[options.content]
+
+
+def _json_schema(data: bytes, where: str) -> pa.Schema:
+    """As the values of some lines look; what is null in all of them is taken for a string."""
+    try:
+        found = pajson.read_json(io.BytesIO(data)).schema
+    except pa.ArrowInvalid as error:
+        raise NotReadableError(f"{where} is not JSON lines: {error}") from error
+    return pa.schema([(field.name, _spark_type(field.type)) for field in found])
+
+
+def _spark_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_null(kind) or pa.types.is_temporal(kind):
+        return pa.string()  # JSON has no times: what looks like one stays the text that it is
+    if pa.types.is_list(kind):
+        return pa.list_(_spark_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _spark_type(field.type)) for field in kind])
+    return kind
+
+
+class Decoder(ABC):
+    """Of one range. Feed its bytes in order."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        """The rows that are whole by now."""
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """All bytes were fed: what is left."""
+        yield from ()
+
+
+def decoder_of(
+    options: SourceOptions, split: str, part: Range, names: frozenset[str], wanted: pa.Schema
+) -> Decoder:
+    """The one for a range. names: of the columns that anybody asks for; wanted: those that are given."""
+    extra = frozenset(name for name in names if name.startswith("_"))
+    if options.output is not None:
+        return OutputDecoder(split, part, extra)
+    if options.input is not None:
+        return InputDecoder(split, part, extra)
+    assert options.content is not None, "one of the three"
+    return _OBJECTS[options.content](part, extra, wanted)
+
+
+def arrow_batches(data: bytes, where: str) -> list[pa.RecordBatch]:
+    """The batches of a whole Arrow stream. Raises NotReadableError."""
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            return list(reader)
+    except pa.ArrowInvalid as error:
+        raise NotReadableError(f"{where} is no Arrow stream: {error}") from error
+
+
+def _with(
+    batch: pa.RecordBatch, extra: frozenset[str], values: dict[str, Any], types: dict[str, pa.DataType]
+) -> Any:
+    for name, value in values.items():
+        if name in extra and name not in batch.schema.names:
+            column = pa.repeat(pa.scalar(value, types[name]), batch.num_rows)
+            batch = batch.append_column(pa.field(name, types[name]), column)
+    return batch
+
+
+_TYPES: Final = {
+    "_split": pa.string(),
+    "_step": pa.int64(),
+    "_batch": pa.int64(),
+    "_written": pa.timestamp("us", "UTC"),
+    "_object": pa.string(),
+}
+
+
+class OutputDecoder(Decoder):
+    """Records of an output log."""
+
+    def __init__(self, split: str, part: Range, extra: frozenset[str]) -> None:
+        self._split, self._extra = split, extra
+        self._where = f"{part.directory}/{part.object}"
+        self._records = RecordDecoder(where=self._where, offset=part.begin)
+
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        for end, record in self._records.feed(data):
+            if record.op is not Op.OUTPUT:
+                continue
+            output = decode_output(record.ints, record.strings, where=self._where, at=end)
+            told = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
+            if output.rows:
+                for batch in arrow_batches(output.data, f"step {output.step} of {self._where}"):
+                    yield _with(batch, self._extra, told, _TYPES)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        _refuse_torn(self._records)
+        yield from ()
+
+
+class InputDecoder(Decoder):
+    """Records of a producer's chain: the batches that are whole within the range."""
+
+    def __init__(self, split: str, part: Range, extra: frozenset[str]) -> None:
+        self._split, self._extra = split, extra
+        self._where = f"{part.directory}/{part.object}"
+        self._base, self._at = part.base, part.base + part.begin
+        self._records = RecordDecoder(where=self._where, offset=part.begin)
+        self._line = InputLine(split, at=self._at, digest=None, where=self._where, bytes_max=1 << 62)
+
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        for end, record in self._records.feed(data):
+            begin, self._at = self._at, self._base + end
+            if record.op is not Op.INPUT:
+                continue
+            part = decode_part(record.ints, record.strings, where=self._where, at=end)
+            pieces = self._line.add(part, begin, self._at)
+            assert isinstance(pieces, list), "nothing is too large here"
+            told = {"_split": self._split, "_batch": part.batch, "_written": part.time_ms * 1000}
+            yield from self._rows(pieces, told)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        _refuse_torn(self._records)
+        yield from ()
+
+    def _rows(self, pieces: Sequence[InputPiece], told: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        for piece in pieces:
+            for batch in arrow_batches(piece.data, f"{self._where}, {piece.begin} to {piece.end}"):
+                yield _with(batch, self._extra, told, _TYPES)
+
+
+def _refuse_torn(records: RecordDecoder) -> None:
+    torn = records.finish()
+    if torn is not None:
+        raise torn
+
+
+class ObjectDecoder(Decoder):
+    """Of a range of an object that is no chain's. Whole records are turned into rows, a chunk at a time."""
+
+    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+        self.where = f"{part.directory}/{part.object}"
+        self.wanted = wanted
+        self._object, self._extra = part.object, extra
+        self.at = part.begin
+        self._rest = b""
+
+    def told(self, batch: pa.RecordBatch, offsets: Sequence[int] | None = None) -> pa.RecordBatch:
+        """With the columns that tell where a row comes from."""
+        batch = _with(batch, self._extra, {"_object": self._object}, _TYPES)
+        if "_offset" in self._extra and offsets is not None:
+            batch = batch.append_column(pa.field("_offset", pa.int64()), pa.array(offsets, pa.int64()))
+        return batch
+
+    @property
+    def wants_offsets(self) -> bool:
+        return "_offset" in self._extra
+
+
+class LinesDecoder(ObjectDecoder):
+    """Text in UTF-8, a row for each line. The last one of a batch may lack its newline."""
+
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        held = self._rest + data
+        end = held.rfind(b"\n") + 1
+        self._rest = held[end:]
+        if end:
+            yield self._rows(held[:end])
+            self.at += end
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        if self._rest:
+            yield self._rows(self._rest)
+
+    def _rows(self, data: bytes) -> pa.RecordBatch:
+        lines = data.removesuffix(b"\n").split(b"\n")
+        try:
+            text = pa.array(lines, pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise NotReadableError(
+                f"{self.where} is no UTF-8 between bytes {self.at} and {self.at + len(data)}: {error}"
+            ) from error
+        if b"\r" in data:
+            text = pa.compute.replace_substring_regex(text, r"\r\z", "")
+        return self.told(pa.RecordBatch.from_arrays([text], schema=LINES), self._offsets(lines))
+
+    def _offsets(self, lines: list[bytes]) -> list[int] | None:
+        if not self.wants_offsets:
+            return None
+        offsets, at = [], self.at
+        for line in lines:
+            offsets.append(at)
+            at += len(line) + 1
+        return offsets
+
+
+class JsonDecoder(LinesDecoder):
+    """A JSON object on each line, with the columns that are asked for; others are passed over."""
+
+    def _rows(self, data: bytes) -> pa.RecordBatch:
+        names = [field for field in self.wanted if field.name not in self._extra]
+        options = pajson.ParseOptions(explicit_schema=pa.schema(names), unexpected_field_behavior="ignore")
+        try:
+            table = pajson.read_json(io.BytesIO(data), parse_options=options)
+        except pa.ArrowInvalid as error:
+            raise NotReadableError(
+                f"{self.where}, bytes {self.at} to {self.at + len(data)}, is not JSON lines with these"
+                f" columns:"
+                f" {error}"
+            ) from error
+        batches = table.combine_chunks().to_batches()
+        batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+        offsets = self._offsets(data.removesuffix(b"\n").split(b"\n"))
+        return self.told(batch, offsets if offsets is None or len(offsets) == batch.num_rows else None)
+
+
+class PrefixedDecoder(ObjectDecoder):
+    """A row for each record; see `core/framing`."""
+
+    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+        super().__init__(part, extra, wanted)
+        self._framer = PrefixFramer(self.where, part.begin)
+
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        held = self._rest + data
+        values, offsets, begin = [], [], self.at
+        for end in self._framer.feed(data):
+            values.append(held[self.at - begin + PREFIX_BYTES : end - begin])
+            offsets.append(self.at)
+            self.at = end
+        self._rest = held[self.at - begin :]
+        if values:
+            batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=PREFIXED)
+            yield self.told(batch, offsets)
+
+
+class JournalDecoder(ObjectDecoder):
+    """A row for each record of a journal file or segment."""
+
+    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+        super().__init__(part, extra, wanted)
+        self._records = RecordDecoder(None, where=self.where, offset=part.begin)
+
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        decoded = self._records.feed(data)
+        if not decoded:
+            return
+        begins = [self.at, *(end for end, _ in decoded[:-1])]
+        self.at = decoded[-1][0]
+        records = [record for _, record in decoded]
+        columns = [
+            pa.array(begins, pa.int64()),
+            pa.array([record.op.name for record in records], pa.string()),
+            pa.array([_signed(record.ints) for record in records], pa.list_(pa.int64())),
+            pa.array([list(map(bytes, record.strings)) for record in records], pa.list_(pa.binary())),
+        ]
+        yield self.told(pa.RecordBatch.from_arrays(columns, schema=JOURNAL), begins)
+
+
+def _signed(ints: Sequence[int]) -> list[int]:
+    """Spark has no unsigned 64 bits: what is above keeps its bits."""
+    return [one - (1 << 64) if one >> 63 else one for one in ints]
+
+
+class ArrowDecoder(ObjectDecoder):
+    """Whole Arrow IPC streams, one after another; one that is not finished is passed over."""
+
+    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        self._rest += data
+        yield from ()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        source = pa.BufferReader(self._rest)
+        while source.tell() < len(self._rest):
+            at = source.tell()
+            try:
+                reader = pa.ipc.open_stream(source)
+            except pa.ArrowInvalid as error:
+                if at == 0:
+                    raise NotReadableError(f"{self.where} holds no Arrow stream: {error}") from error
+                return
+            while True:
+                try:
+                    batch = reader.read_next_batch()
+                except StopIteration:
+                    break
+                except (pa.ArrowInvalid, OSError):
+                    return  # the rest is not there yet
+                yield self.told(batch)
+
+
+_OBJECTS: Final[dict[Content, type[ObjectDecoder]]] = {
+    Content.LINES: LinesDecoder,
+    Content.JSON: JsonDecoder,
+    Content.LENGTH_PREFIXED: PrefixedDecoder,
+    Content.JOURNAL: JournalDecoder,
+    Content.ARROW: ArrowDecoder,
+}

@@ -1,0 +1,250 @@
+"""Raw objects of a directory: a split is an object, a piece some of its records.
+
+Rules of this file: how far objects go, and where records end in them. What a record says is `decoding`'s.
+
+Every record that a stream gives is finished: of lines, those with their newline. A batch gives an object's
+last line also without one. An object has one line of history, so its points have no epoch; when it is shorter
+than what was read of it, or gone, data was lost.
+"""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from fnmatch import fnmatchcase
+
+import pyarrow as pa
+
+from dos_client import Store
+from dos_client.reading.committed import Committed
+from dos_client.reading.store_reads import patiently
+from dos_protocol.errors import NotFoundError
+from spark_integration.core.admission import Piece
+from spark_integration.core.framing import Framer, JournalFramer, LineFramer, PrefixFramer
+from spark_integration.core.source_offsets import BEGINNING, Point
+from spark_integration.core.source_options import Content, Read, SourceOptions
+from spark_integration.core.wording import nearest
+from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError
+from spark_integration.limits import PIECES_PER_TRIGGER, SAMPLE_BYTES, SEEK_BYTES
+from spark_integration.reading.origin import Scan
+from spark_integration.reading.ranges import Range
+
+log = logging.getLogger("dos.spark_integration")
+EXTRA = pa.schema([("_object", pa.string()), ("_offset", pa.int64())])
+_FRAMERS: "dict[Content, type[LineFramer | PrefixFramer | JournalFramer]]" = {
+    Content.LINES: LineFramer,
+    Content.JSON: LineFramer,
+    Content.LENGTH_PREFIXED: PrefixFramer,
+    Content.JOURNAL: JournalFramer,
+}
+_LINES = (Content.LINES, Content.JSON)
+
+
+class ObjectOrigin:
+    """See the head of this file; the methods are those of `Origin`."""
+
+    steps = False
+    times = False
+
+    def __init__(self, store: Store, options: SourceOptions) -> None:
+        assert options.content is not None, "said by the options"
+        self.store = store
+        self._options = options
+        self._content = options.content
+        self.directory = options.directory
+        self._tails: dict[str, ObjectScan] = {}
+        rows, size = options.rows_max, options.bytes_max
+        self.together = (
+            1 << 62 if rows is None else max(1, rows // PIECES_PER_TRIGGER),
+            1 << 62 if size is None else size // PIECES_PER_TRIGGER,
+        )
+        """So many records, and bytes, are one piece at most, which a micro-batch takes whole."""
+
+    def extra(self) -> pa.Schema:
+        return EXTRA if self._content is not Content.ARROW else pa.schema([EXTRA.field("_object")])
+
+    async def splits(self) -> list[str]:
+        view = await self.store.look(self.directory)
+        names = sorted({name for objects in view.answers.values() for name in objects})
+        if not names and not view.epoch_seen:
+            near = nearest(self.directory, await self.store.list_directories())
+            raise NothingThereError(
+                f"there is no directory {self.directory!r} in the store {self._options.servers}{near}",
+                remedy="see `dos ls` for what is there",
+            )
+        one = self._options.object
+        if one is not None:
+            if one not in names:
+                raise NothingThereError(
+                    f"there is no object {one!r} in directory {self.directory!r}{nearest(one, names)}",
+                    remedy="see `dos ls` for what is there",
+                )
+            return [one]
+        pattern = self._options.objects or "*"
+        return [name for name in names if fnmatchcase(name, pattern)]
+
+    async def size(self, split: str) -> int:
+        """How far it may be read now. Raises NotFoundError."""
+        if self._options.read is Read.SYNCED:
+            view = await self.store.look(self.directory)
+            sizes = [objects[split].synced for objects in view.answers.values() if split in objects]
+            return max(sizes, default=0)
+        return (await patiently(self.store, Committed(self.store, self.directory, split).reach)).held
+
+    async def bytes_at(self, split: str, offset: int, size: int) -> bytes:
+        """Some bytes from there on."""
+        committed = self._options.read is Read.COMMITTED
+        return await self.store.read(self.directory, split, offset, size, committed=committed)
+
+    async def whole(self, split: str) -> list[Range]:
+        size, found, begin = await self.size(split), [], 0
+        if self._content not in _LINES:
+            return [Range(self.directory, split, 0, size)] if size else []
+        while begin < size:
+            end = min(begin + self._options.partition_bytes, size)
+            end = await self._line_end_after(split, end, size) if end < size else size
+            found.append(Range(self.directory, split, begin, end))
+            begin = end
+        return found
+
+    async def begin(self, split: str) -> Point:
+        del split
+        return BEGINNING
+
+    async def end(self, split: str) -> Point:
+        if self._content in _LINES:
+            return Point(0, await self._line_end_before(split, await self.size(split)))
+        tail = self._tails.get(split)
+        if tail is None:
+            tail = self._tails[split] = ObjectScan(self, split, BEGINNING)
+        while await tail.next() is not None:
+            pass
+        return tail.at
+
+    async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
+        if start == end or not end.size:
+            return []
+        size = await self._size_now(split)
+        if size < end.size:
+            self._lost(split, f"is to be read to byte {end.size} and ends at {size}")
+            return []
+        if end.size < start.size:
+            self._lost(split, f"was read to byte {start.size} and ended at {end.size} later")
+        return [Range(self.directory, split, start.size if start.size < end.size else 0, end.size)]
+
+    async def scan(self, split: str, start: Point) -> "ObjectScan":
+        size = await self._size_now(split) if start.size else 0
+        if size < start.size:
+            self._lost(split, f"was read to byte {start.size} and ends at {size}")
+            return ObjectScan(self, split, BEGINNING)
+        return ObjectScan(self, split, start)
+
+    async def cut(self, number: int) -> dict[str, Point]:
+        raise MalformedOffsetError(
+            f"startingOffset cut:{number}: objects have no cuts, the output of a region has",
+            remedy="write earliest or latest",
+        )
+
+    async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
+        if self._content not in (Content.ARROW, Content.JSON):
+            yield b""  # these have the same columns always
+            return
+        data = b""
+        async with aclosing(self._from(split, 0, SAMPLE_BYTES)) as chunks:
+            async for chunk in chunks:
+                data += chunk
+        if self._content is Content.JSON:
+            data = data[: data.rfind(b"\n") + 1] or data
+        if data:
+            yield data
+
+    def framer(self, split: str, at: int) -> Framer:
+        """Finds the ends of its records from there on; of all contents that can be followed."""
+        return _FRAMERS[self._content](f"{self.directory}/{split}", at)
+
+    async def _from(self, split: str, offset: int, size: int) -> AsyncGenerator[bytes]:
+        end = min(offset + size, await self.size(split))
+        while offset < end:
+            chunk = await self.bytes_at(split, offset, end - offset)
+            if not chunk:
+                return
+            offset += len(chunk)
+            yield chunk
+
+    async def _line_end_after(self, split: str, offset: int, size: int) -> int:
+        """Just past the first newline at or behind the byte before `offset`."""
+        at = offset - 1
+        while at < size:
+            data = await self.bytes_at(split, at, min(SEEK_BYTES, size - at))
+            if not data:
+                break
+            found = data.find(b"\n")
+            if found >= 0:
+                return at + found + 1
+            at += len(data)
+        return size
+
+    async def _line_end_before(self, split: str, size: int) -> int:
+        """Just past the last newline below `size`; 0 if there is none."""
+        end = size
+        while end > 0:
+            begin = max(end - SEEK_BYTES, 0)
+            data = b""
+            while len(data) < end - begin:
+                more = await self.bytes_at(split, begin + len(data), end - begin - len(data))
+                if not more:
+                    break
+                data += more
+            found = data.rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+        return 0
+
+    async def _size_now(self, split: str) -> int:
+        try:
+            return await self.size(split)
+        except NotFoundError:
+            return 0
+
+    def _lost(self, split: str, what: str) -> None:
+        text = f"{self.directory}/{split} {what}"
+        if self._options.fail_on_data_loss:
+            raise DataLossError(text)
+        log.warning("%s; going on, as failOnDataLoss=false allows", text)
+
+
+class ObjectScan(Scan):
+    """One object from a boundary on; pieces of so many whole records as come at once, within the limits."""
+
+    def __init__(self, origin: ObjectOrigin, split: str, start: Point) -> None:
+        self.at = start
+        self._origin = origin
+        self._split = split
+        self._begun = start.size
+        self._read = start.size
+        self._framer = origin.framer(split, start.size)
+        self._ends: list[int] = []
+        self._rows_max, self._bytes_max = origin.together
+
+    async def next(self) -> Piece | None:
+        while not self._ends:
+            size = await self._origin.size(self._split)
+            if self._read >= size:
+                return None
+            chunk = await self._origin.bytes_at(self._split, self._read, min(SEEK_BYTES, size - self._read))
+            if not chunk:
+                return None
+            self._read += len(chunk)
+            self._ends = self._framer.feed(chunk)
+        rows, end = 1, self._ends[0]
+        for further in self._ends[1 : self._rows_max]:
+            if further - self.at.size > self._bytes_max:
+                break
+            rows, end = rows + 1, further
+        del self._ends[:rows]
+        size = end - self.at.size
+        self.at = Point(0, end)
+        return Piece(self.at, rows, size, end - self._begun)
+
+    async def aclose(self) -> None:
+        self._ends = []

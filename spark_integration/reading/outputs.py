@@ -1,0 +1,128 @@
+"""The output of a sink of a region: a split is the log of one worker, a piece the output of one step.
+
+Rules of this file: what of a log is shown. With publish="step" it is what a quorum holds, with publish="cut"
+what the last committed cut covers; with read="synced" the former in any case, which a reset may take back.
+"""
+
+from contextlib import aclosing
+
+import msgspec
+import pyarrow as pa
+
+from checkpoint.core.outputs import Publish, decode_output, output_chain
+from checkpoint.core.region import worker_directory
+from checkpoint.errors import NoRegionError
+from checkpoint.manifest_reading import read_manifest, regions_of
+from checkpoint.output_following import ShownOutput
+from dos_client import Store
+from journal import ChainFollower, Op, Position, Record, look_chain
+from spark_integration.core.source_offsets import Point
+from spark_integration.core.source_options import Read, SourceOptions
+from spark_integration.errors import MalformedOffsetError
+from spark_integration.reading.chains import ALL, ChainOrigin, PieceReader
+
+EXTRA = pa.schema([("_split", pa.string()), ("_step", pa.int64()), ("_written", pa.timestamp("us", "UTC"))])
+
+
+class OutputOrigin(ChainOrigin):
+    """See the head of this file."""
+
+    steps = True
+    times = True
+
+    def __init__(self, store: Store, options: SourceOptions) -> None:
+        super().__init__(store, fail_on_loss=options.fail_on_data_loss)
+        assert options.output is not None, "said by the options"
+        self._region, self._sink = options.directory, options.output
+        self._read = options.read
+        self.chain = output_chain(self._sink)
+        self._output = ShownOutput(store, self._region, self._sink)
+        self._published: dict[str, Publish] = {}
+        self._known = False
+
+    def directory(self, split: str) -> str:
+        return worker_directory(self._region, int(split[1:]))
+
+    def extra(self) -> pa.Schema:
+        return EXTRA
+
+    def piece_reader(self, split: str, start: Point) -> PieceReader:
+        del start
+        return _StepReader(self.directory(split))
+
+    async def splits(self) -> list[str]:
+        found = await self._output.splits()
+        if self._known:
+            return found
+        if not found:
+            known = await regions_of(self.store)
+            raise NoRegionError(self._region, known)
+        chains = set()
+        for split in found:
+            view = await self.store.look(self.directory(split))
+            chains |= {name.split(".")[0] for objects in view.answers.values() for name in objects}
+        if self.chain not in chains:
+            from dataflow.errors import NoOutputError  # see `core/wording`
+
+            raise NoOutputError(self._region, self._sink)
+        self._known = True
+        return found
+
+    async def shown(self, split: str) -> Position | None:
+        publish = self._published.get(split) or await self._publish(split)
+        if publish is None:
+            return None
+        if publish is Publish.STEP or self._read is Read.SYNCED:
+            return ALL
+        return await self._output.position(split)
+
+    async def cut(self, number: int) -> dict[str, Point]:
+        view = await read_manifest(self.store, self._region)
+        for cut in view.cuts:
+            if cut.cut == number:
+                break
+        else:
+            have = ", ".join(str(cut.cut) for cut in view.cuts[-5:]) or "none"
+            raise MalformedOffsetError(
+                f"startingOffset cut:{number}: region {self._region!r} has no such cut in its manifest; the"
+                f" last are"
+                f" {have}",
+                remedy="`dos cuts ls` lists them",
+            )
+        points = {}
+        for worker, part in cut.workers.items():
+            if (stands := part.sinks.get(self._sink)) is not None:
+                at = msgspec.convert(stands, Position)
+                points[f"w{worker:04d}"] = Point(at.epoch, at.size)
+        return points
+
+    def data_of(self, record: Record) -> bytes:
+        return record.strings[1] if record.op is Op.OUTPUT else b""
+
+    async def _publish(self, split: str) -> Publish | None:
+        """How the log is shown, as its first record says; None while there is none."""
+        chain = await look_chain(self.store, self.directory(split), self.chain)
+        for span in chain.segments[:1]:
+            first = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
+            async with aclosing(first.poll()) as records:
+                async for end, record in records:
+                    if record.op is Op.OUTPUT:
+                        output = decode_output(record.ints, record.strings, where=self.chain, at=end)
+                        self._published[split] = output.head.publish
+                        return output.head.publish
+        return None
+
+
+class _StepReader(PieceReader):
+    """Each record OUTPUT is a step."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def take(self, begin: int, end: int, record: Record) -> bool:
+        if record.op is not Op.OUTPUT:
+            return False
+        output = decode_output(record.ints, record.strings, where=self._where, at=end)
+        self.rows, self.bytes = output.rows, end - begin
+        self.order, self.time_ms = output.step, output.time_ms
+        return True

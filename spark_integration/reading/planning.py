@@ -1,0 +1,69 @@
+"""Planning on the driver: the columns, and which task reads what.
+
+Rules of this file: one store is opened, asked, and closed. What is wrong with the columns shows here, before
+a task runs, wherever there are rows to see it by.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from spark_integration.core.row_filter import Comparison, check_filter
+from spark_integration.core.source_options import Content, SourceOptions
+from spark_integration.errors import NoSchemaError
+from spark_integration.reading.decoding import schema_in
+from spark_integration.reading.origin import Origin
+from spark_integration.reading.ranges import DosPartition, partitions_of
+from spark_integration.reading.rows import check_columns, chosen
+from spark_integration.reading.session import opened, origin_of
+
+
+def columns_of(options: SourceOptions) -> pa.Schema:
+    """The columns of a DataFrame for which none were said. Raises NoSchemaError where nothing tells them,
+    NothingThereError, SchemaMismatchError.
+    """
+    with opened(options) as store:
+        there = store.portal.call(columns_there, origin_of(store, options), options)
+        if there is None:
+            raise NoSchemaError(f"{options.what} has no rows yet that would tell its columns")
+        extra = origin_of(store, options).extra()
+    return chosen(there, extra, options.columns)
+
+
+async def columns_there(origin: Origin, options: SourceOptions) -> pa.Schema | None:
+    """The columns of the first rows that are there; None if there are none."""
+    for split in await origin.splits():
+        async with aclosing(origin.first_rows(split)) as samples:
+            async for data in samples:
+                return schema_in(data, options, split)
+    return None
+
+
+async def check_against(
+    origin: Origin, options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[Comparison]
+) -> None:
+    """Whether the rows that are there have those columns. Raises SchemaMismatchError, FilterError."""
+    there = await columns_there(origin, options)
+    if options.content is Content.JSON:  # a value becomes what is asked for, or the task says why not
+        check_filter(comparisons, wanted)
+    elif there is not None:
+        every = pa.schema([*there, *(field for field in origin.extra() if field.name not in there.names)])
+        check_columns(wanted, every, options.what)
+        check_filter(comparisons, every)
+
+
+def plan_batch(
+    options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[Comparison]
+) -> list[DosPartition]:
+    """The partitions of all there is now."""
+
+    async def plan(origin: Origin) -> list[DosPartition]:
+        await check_against(origin, options, wanted, comparisons)
+        found = []
+        for split in await origin.splits():
+            found += partitions_of(split, await origin.whole(split), options.partition_bytes)
+        return found
+
+    with opened(options) as store:
+        return store.portal.call(plan, origin_of(store, options))

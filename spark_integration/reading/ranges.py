@@ -1,0 +1,93 @@
+"""What a task reads: ranges of bytes of objects, which never change.
+
+Rules of this file: the partition that travels to a task, and how ranges are dealt to partitions. A range
+begins and ends between two records, so a task needs nothing beside it. Partitions are pickled by Spark, one
+at a time: they hold names and numbers.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pyspark.sql.datasource import InputPartition
+
+from journal.core.chain import SegmentSpan
+from journal.core.segment import parse_segment_name
+from spark_integration.core.source_offsets import Point
+
+
+class Range(NamedTuple):
+    """Bytes from `begin` to `end` of an object; `base` is the offset of its first byte in its split."""
+
+    directory: str
+    object: str
+    begin: int
+    end: int
+    base: int = 0
+
+
+class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+    """Ranges of one split, in their order."""
+
+    def __init__(self, split: str, ranges: tuple[Range, ...]) -> None:
+        super().__init__(split)
+        self.split = split
+        self.ranges = ranges
+
+    def __repr__(self) -> str:
+        return f"DosPartition({self.split!r}, {sum(one.end - one.begin for one in self.ranges)} bytes)"
+
+
+def partitions_of(split: str, ranges: Iterable[Range], bytes_max: int) -> list[DosPartition]:
+    """Neighbours go together up to so many bytes; a longer range is one partition."""
+    found: list[list[Range]] = []
+    size = 0
+    for one in ranges:
+        length = one.end - one.begin
+        if not found or size + length > bytes_max:
+            found.append([])
+            size = 0
+        found[-1].append(one)
+        size += length
+    return [DosPartition(split, tuple(part)) for part in found]
+
+
+def follows(spans: Sequence[SegmentSpan], start: Point) -> bool:
+    """Whether a reader that has read up to `start` can go on with these spans of a chain: it is on their line
+    of history, and nothing between is missing.
+    """
+    if not spans or start.size == spans[0].base:
+        return start.size == 0 or bool(spans)
+    return any(
+        span.base <= start.size <= span.base + span.length and epoch_of(span.name) == start.epoch
+        for span in spans
+    )
+
+
+def resumed(spans: Sequence[SegmentSpan], start: Point) -> Point:
+    """Where a reader goes on that may lose what is lost: at the first span that it cannot have read."""
+    for span in spans:
+        if epoch_of(span.name) > start.epoch or span.base >= start.size:
+            return Point(epoch_of(span.name), span.base)
+    return end_of(spans)
+
+
+def end_of(spans: Sequence[SegmentSpan]) -> Point:
+    """Just past the last one."""
+    return Point(epoch_of(spans[-1].name), spans[-1].base + spans[-1].length) if spans else Point()
+
+
+def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: Point) -> list[Range]:
+    """What lies behind `start`, a range for each segment."""
+    found = []
+    for span in spans:
+        begin = max(start.size - span.base, 0)
+        if begin < span.length:
+            found.append(Range(directory, span.name, begin, span.length, span.base))
+    return found
+
+
+def epoch_of(segment: str) -> int:
+    """The epoch of the writer of a segment."""
+    parsed = parse_segment_name(segment)
+    assert parsed is not None, f"{segment} is no segment"
+    return parsed.epoch

@@ -1,0 +1,49 @@
+"""The one place where the source opens a store, on the driver and in tasks.
+
+Rules of this file: nothing it opens outlives its `with` block: a Python worker of Spark's is used again for
+other tasks, and is to hold no thread and no connection of ours between them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from dos_client import blocking
+from dos_client.blocking import BlockingStore
+from spark_integration.core.source_options import SourceOptions
+from spark_integration.errors import BadOptionError
+from spark_integration.reading.inputs import InputOrigin
+from spark_integration.reading.objects import ObjectOrigin
+from spark_integration.reading.origin import Origin
+from spark_integration.reading.outputs import OutputOrigin
+
+
+@contextmanager
+def opened(options: SourceOptions) -> Iterator[BlockingStore]:
+    """The store of the options. Raises StoreNotReadyError, and what opening a store raises."""
+    with blocking.open_store(options.servers, token=options.token, client="spark") as store:
+        yield store
+
+
+def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
+    """What is read there. Its methods belong to the store's trio thread."""
+    if options.output is not None:
+        return OutputOrigin(store.store, options)
+    if options.input is not None:
+        return InputOrigin(store.store, options)
+    return ObjectOrigin(store.store, options)
+
+
+def with_token(options: SourceOptions) -> SourceOptions:
+    """With the token itself in place of the name of its file, which tasks may not have. Raises
+    BadOptionError.
+    """
+    if options.token_file is None:
+        return options
+    try:
+        token = Path(options.token_file).read_bytes().split(b"\n")[0].strip()
+    except OSError as error:
+        raise BadOptionError(f"the file of the option 'tokenFile' cannot be read: {error}") from error
+    return msgspec.structs.replace(options, token=token, token_file=None)

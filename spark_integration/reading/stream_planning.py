@@ -1,0 +1,166 @@
+"""Planning of a stream, on the driver: where it begins, how far a micro-batch goes, and which task reads
+what.
+
+Rules of this file: points in, points out; JSON and Spark's classes are `stream_reader`'s. Which pieces a
+limited micro-batch takes is decided in `core/admission`.
+
+Without limits a micro-batch goes to the end of what is shown. With limits, and wherever only records tell
+where a piece ends, the driver reads ahead of the tasks; it reads nothing twice, unless a query begins again.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from spark_integration.core.admission import Admission, Limits, Piece
+from spark_integration.core.source_offsets import BEGINNING, Point, Starting, StartingKind, points_of
+from spark_integration.core.source_options import SourceOptions
+from spark_integration.errors import DataLossError, MalformedOffsetError
+from spark_integration.reading.origin import Origin, Scan
+from spark_integration.reading.planning import check_against
+from spark_integration.reading.ranges import DosPartition, partitions_of
+
+Points = dict[str, Point]
+
+
+class StreamPlanner:
+    """One query's. All methods run in the store's trio thread, one at a time."""
+
+    def __init__(self, origin: Origin, options: SourceOptions, wanted: pa.Schema, store_id: str) -> None:
+        self._origin = origin
+        self._options = options
+        self._wanted = wanted
+        self._store_id = store_id
+        self._scans: dict[str, _Ahead] = {}
+        self._target: Points | None = None
+        self._checked = False
+
+    async def initial(self) -> Points:
+        """Where a new query begins. Raises MalformedOffsetError, OtherSourceError."""
+        await self._check()
+        starting = self._options.starting or Starting(StartingKind.EARLIEST)
+        if starting.kind is StartingKind.OFFSET:
+            return points_of(starting.offset, self._store_id, self._options.what)
+        points = await self._origin.cut(starting.number) if starting.kind is StartingKind.CUT else {}
+        for split in await self._origin.splits():
+            if split not in points:
+                points[split] = await self._begin(split, starting)
+        return points
+
+    async def fix_target(self) -> None:
+        """From now on the end is what is there now."""
+        self._target = {split: await self._origin.end(split) for split in await self._origin.splits()}
+
+    async def latest(self, start: Points, limits: Limits) -> Points:
+        """How far the micro-batch that begins at `start` goes. Raises DataLossError."""
+        await self._check()
+        splits = list(self._target) if self._target is not None else await self._origin.splits()
+        self._refuse_gone(start, splits)
+        if limits:
+            return {**start, **await self._limited(start, splits, limits)}
+        ends = self._target or {split: await self._origin.end(split) for split in splits}
+        return {**start, **ends}
+
+    async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
+        """What lies between. Raises DataLossError."""
+        await self._check()
+        found = []
+        for split, to in sorted(end.items()):
+            ranges = await self._origin.ranges(split, start.get(split, BEGINNING), to)
+            found += partitions_of(split, ranges, self._options.partition_bytes)
+        return found
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        for ahead in self._scans.values():
+            await ahead.scan.aclose()
+        self._scans.clear()
+
+    async def _check(self) -> None:
+        if not self._checked:
+            await check_against(self._origin, self._options, self._wanted, self._options.filter)
+            self._checked = True
+
+    def _refuse_gone(self, start: Points, splits: Sequence[str]) -> None:
+        gone = sorted(split for split, at in start.items() if at.size and split not in splits)
+        if gone and self._options.fail_on_data_loss and self._target is None:
+            raise DataLossError(
+                f"{gone[0]!r} of {self._options.what} is not there any more; it was read to"
+                f" {start[gone[0]].size}, and whether that was its end nobody can tell"
+            )
+
+    # --- where to begin -------------------------------------------------------------------------------------
+
+    async def _begin(self, split: str, starting: Starting) -> Point:
+        if starting.kind is StartingKind.LATEST:
+            return await self._origin.end(split)
+        begin = await self._origin.begin(split)
+        if starting.kind not in (StartingKind.STEP, StartingKind.TIME):
+            return begin
+        return await self._behind(split, begin, starting)
+
+    async def _behind(self, split: str, begin: Point, starting: Starting) -> Point:
+        """Behind the step, or the last piece that was written before the time."""
+        by_step = starting.kind is StartingKind.STEP
+        if (by_step and not self._origin.steps) or (not by_step and not self._origin.times):
+            raise MalformedOffsetError(
+                f"startingOffset {starting}: {self._options.what} has no {starting.kind}s to begin at",
+                remedy="write earliest or latest",
+            )
+        at, last = begin, 0
+        scan = await self._origin.scan(split, begin)
+        while (piece := await scan.next()) is not None:
+            if (by_step and piece.order > starting.number) or (
+                not by_step and piece.time_ms >= starting.number
+            ):
+                break
+            at, last = piece.end, piece.order
+        await scan.aclose()
+        if piece is None and by_step and last < starting.number:
+            raise MalformedOffsetError(
+                f"startingOffset {starting}: {split} of {self._options.what} has {last} as its last step"
+            )
+        return at
+
+    # --- limits -------------------------------------------------------------------------------------------
+
+    async def _limited(self, start: Points, splits: Sequence[str], limits: Limits) -> Points:
+        admission = Admission(list(splits), limits)
+        while (split := admission.need()) is not None:
+            ahead = await self._ahead(split, start.get(split, BEGINNING))
+            piece = await ahead.next()
+            if piece is not None and self._beyond_target(split, piece):
+                ahead.held.append(piece)
+                piece = None
+            admission.offer(split, piece)
+        for split, piece in admission.left.items():
+            self._scans[split].held.append(piece)
+        for split, piece in admission.taken.items():
+            self._scans[split].stands = piece.end
+        return {split: piece.end for split, piece in admission.taken.items()}
+
+    def _beyond_target(self, split: str, piece: Piece) -> bool:
+        return self._target is not None and piece.end.size > self._target[split].size
+
+    async def _ahead(self, split: str, start: Point) -> "_Ahead":
+        ahead = self._scans.get(split)
+        if ahead is not None and start != ahead.stands:  # the query begins again
+            await ahead.scan.aclose()
+            ahead = None
+        if ahead is None:
+            ahead = self._scans[split] = _Ahead(await self._origin.scan(split, start), start)
+        return ahead
+
+
+class _Ahead:
+    """A scan that goes on from micro-batch to micro-batch. stands: where the last one that was planned ends;
+    held: the piece behind that, if it was read already.
+    """
+
+    def __init__(self, scan: Scan, start: Point) -> None:
+        self.scan = scan
+        self.stands = start
+        self.held: list[Piece] = []
+
+    async def next(self) -> Piece | None:
+        return self.held.pop() if self.held else await self.scan.next()

@@ -1,0 +1,78 @@
+"""What a task does: the bytes of the ranges that were planned for it, and the rows in them.
+
+Rules of this file: it decides nothing. A range was committed when it was planned, so a member of the store
+that is lost while it is read changes nothing but who is asked; a task that is tried again gives the same
+rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+
+from dos_client import QuorumUnavailableError
+from dos_client.blocking import BlockingStore
+from dos_protocol.errors import NotFoundError, PastEndError
+from spark_integration.core.row_filter import Comparison
+from spark_integration.core.source_options import Read, SourceOptions
+from spark_integration.errors import DataLossError
+from spark_integration.limits import READ_BYTES
+from spark_integration.reading.decoding import decoder_of
+from spark_integration.reading.ranges import DosPartition, Range
+from spark_integration.reading.rows import Shaper
+from spark_integration.reading.session import opened
+
+
+def rows_of(
+    options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[Comparison], partition: DosPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, exactly with the columns `wanted`. Raises NotReadableError,
+    SchemaMismatchError, DataLossError, and what reading raises; what was given before may not be used then.
+    """
+    where = f"{options.what}, {partition.split}"
+    names = frozenset([*wanted.names, *(one.column for one in comparisons)])
+    with opened(options) as store:
+        yield from Shaper(wanted, comparisons, where).shape(
+            _decoded(store, options, names, wanted, partition)
+        )
+
+
+def _decoded(
+    store: BlockingStore,
+    options: SourceOptions,
+    names: frozenset[str],
+    wanted: pa.Schema,
+    partition: DosPartition,
+) -> Iterator[pa.RecordBatch]:
+    for part in partition.ranges:
+        decoder = decoder_of(options, partition.split, part, names, wanted)
+        for chunk in chunks(store, options, part):
+            yield from decoder.feed(chunk)
+        yield from decoder.finish()
+
+
+def chunks(store: BlockingStore, options: SourceOptions, part: Range) -> Iterator[bytes]:
+    """The bytes of a range, in order. Raises DataLossError if they are not all there."""
+    at = part.begin
+    try:
+        if options.read is Read.COMMITTED or options.content is None:
+            with suppress(*_DOUBTS if options.content is None else ()):
+                for chunk in store.stream(part.directory, part.object, at, part.end):
+                    at += len(chunk)
+                    yield chunk
+        while at < part.end and (options.content is None or options.read is Read.SYNCED):
+            chunk = store.read(part.directory, part.object, at, min(part.end - at, READ_BYTES))
+            if not chunk:
+                break
+            at += len(chunk)
+            yield chunk
+    except (NotFoundError, PastEndError) as error:
+        raise DataLossError(f"{part.directory}/{part.object} is not there any more: {error}") from error
+    if at < part.end:
+        raise DataLossError(f"{part.directory}/{part.object} was planned to byte {part.end} and ends at {at}")
+
+
+_DOUBTS = (QuorumUnavailableError,)
+"""Records of a chain prove themselves, and were committed when they were planned: where too few members are
+left to agree on bytes, any one's will do.
+"""

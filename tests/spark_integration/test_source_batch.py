@@ -1,0 +1,280 @@
+"""What the source `dos` gives a batch, without Spark: its planner and its tasks on a store of three in
+memory.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.core.outputs import Publish
+from checkpoint.errors import NoRegionError
+from dataflow.errors import NoOutputError
+from dos_client.blocking import BlockingStore, open_store
+from dos_client.errors import StoreNotReadyError
+from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration.core.source_options import parse_options
+from spark_integration.errors import (
+    FilterError,
+    NoSchemaError,
+    NothingThereError,
+    NotReadableError,
+    SchemaMismatchError,
+)
+from spark_integration.reading.planning import columns_of, plan_batch
+from spark_integration.reading.ranges import DosPartition
+from spark_integration.reading.tasks import rows_of
+from tests.spark_integration.written import (
+    arrow,
+    lines,
+    write_batches,
+    write_cuts,
+    write_objects,
+    write_steps,
+)
+
+WORDS = pa.schema([("word", pa.string()), ("count", pa.int64())])
+
+
+def row(word: str, count: int) -> dict[str, Any]:
+    return {"word": word, "count": count}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers[ThreadedServer]]:
+    with threaded_store() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
+    """What all tests of this file read."""
+    with open_store(servers.url) as found:
+        first = write_steps(found, "words", "counts", 0, {1: [row("a", 1)], 2: [], 3: [row("b", 2)]}, WORDS)
+        write_steps(found, "words", "counts", 0, {4: [row("c", 3)]}, WORDS, epoch=2)
+        write_steps(found, "words", "counts", 1, {1: [], 2: [row("z", 9)], 3: []}, WORDS)
+        ends = write_steps(
+            found, "cut", "out", 0, {1: [row("a", 1)], 2: [row("b", 2)]}, WORDS, publish=Publish.CUT
+        )
+        write_cuts(found, "cut", "out", [{0: ends[0]}])
+        write_cuts(found, "words", "counts", [{0: first[0], 1: first[0]}])
+        write_steps(found, "quiet", "out", 0, {1: []}, WORDS)
+        write_batches(
+            found, "shop", "orders", "till", [[row("tea", 3), row("egg", 1)], [row("tea", 4)]], WORDS
+        )
+        write_batches(found, "shop", "orders", "web", [[row("oat", 2)]], WORDS)
+        write_objects(found, "logs", {"one.log": b"first\nsecond\nlast", "two.log": b"other\n"})
+        write_objects(found, "more", {"a.json": lines([row("a", 1), {**row("b", 2), "more": True}])})
+        write_objects(found, "bytes", {"b": b"\0\0\0\2hi\0\0\0\0\0\0\0\3you\0\0"})
+        write_objects(found, "arrow", {"a": arrow([row("a", 1)], WORDS) + arrow([row("b", 2)], WORDS)})
+        write_objects(found, "odd", {"o": b"\xff\xfe\n"})
+        yield found
+
+
+class Reading:
+    """`spark.read.format("dos")`, without Spark."""
+
+    def __init__(self, url: str, path: str, **options: str) -> None:
+        self.options = parse_options({"path": f"{url}/{path}", **options})
+        self.wanted: pa.Schema | None = None
+
+    def schema(self, wanted: pa.Schema) -> "Reading":
+        self.wanted = wanted
+        return self
+
+    def partitions(self) -> list[DosPartition]:
+        self.wanted = columns_of(self.options) if self.wanted is None else self.wanted
+        return plan_batch(self.options, self.wanted, self.options.filter)
+
+    def rows(self) -> list[dict[str, Any]]:
+        found = []
+        for one in self.partitions():
+            assert self.wanted is not None
+            for batch in rows_of(self.options, self.wanted, self.options.filter, one):
+                assert batch.schema.equals(self.wanted)
+                found += batch.to_pylist()
+        return found
+
+    def words(self) -> str:
+        return "".join(one["word"] for one in self.rows())
+
+
+def test_the_output_of_a_sink_is_read_with_the_columns_that_it_has(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    reading = Reading(servers.url, "words", output="counts")
+    assert reading.rows() == [row("a", 1), row("b", 2), row("c", 3), row("z", 9)]
+    assert reading.wanted == WORDS
+
+
+def test_partitions_are_by_worker_and_segment_up_to_a_size(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    together = Reading(servers.url, "words", output="counts").partitions()
+    assert [(one.split, len(one.ranges)) for one in together] == [("w0000", 2), ("w0001", 1)]
+    apart = Reading(servers.url, "words", output="counts", partitionBytes="1")
+    assert [one.split for one in apart.partitions()] == ["w0000", "w0000", "w0001"]
+    assert apart.words() == "abcz"
+
+
+def test_output_that_no_cut_covers_is_read_only_when_synced_will_do(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    assert Reading(servers.url, "cut", output="out").words() == "a"
+    assert Reading(servers.url, "cut", output="out", read="synced").words() == "ab"
+
+
+def test_rows_tell_by_option_where_they_come_from(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    reading = Reading(servers.url, "words", output="counts", columns="_step, word, _split, _written")
+    assert [(one["_step"], one["word"], one["_split"]) for one in reading.rows()] == [
+        (1, "a", "w0000"),
+        (3, "b", "w0000"),
+        (4, "c", "w0000"),
+        (2, "z", "w0001"),
+    ]
+    assert reading.rows()[1]["_written"].timestamp() == 3
+    assert Reading(servers.url, "words", output="counts", columns="*,_step").rows()[0] == {
+        **row("a", 1),
+        "_step": 1,
+    }
+
+
+def test_rows_that_do_not_pass_the_filter_are_not_given(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    both = Reading(servers.url, "words", output="counts", filter="count >= 2 AND word <> 'z'", columns="word")
+    assert both.rows() == [{"word": "b"}, {"word": "c"}]
+    assert Reading(servers.url, "words", output="counts", filter="_step = 2").words() == "z"
+
+
+def test_an_input_handle_is_read_producer_by_producer(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    reading = Reading(servers.url, "shop", input="orders", columns="word,_split,_batch")
+    assert [tuple(one.values()) for one in reading.rows()] == [
+        ("tea", "till", 1),
+        ("egg", "till", 1),
+        ("tea", "till", 2),
+        ("oat", "web", 1),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 1000])
+def test_lines_are_the_same_however_objects_are_cut_into_partitions(
+    servers: Servers[ThreadedServer], store: BlockingStore, size: int
+) -> None:
+    reading = Reading(
+        servers.url, "logs", content="lines", columns="value,_object,_offset", partitionBytes=str(size)
+    )
+    assert [tuple(one.values()) for one in reading.rows()] == [
+        ("first", "one.log", 0),
+        ("second", "one.log", 6),
+        ("last", "one.log", 13),
+        ("other", "two.log", 0),
+    ]
+    assert len(reading.partitions()) == {1: 4, 5: 4, 8: 3, 1000: 2}[size]
+
+
+@pytest.mark.parametrize("read", ["committed", "synced"])
+def test_one_object_or_those_that_fit_a_pattern_are_read(
+    servers: Servers[ThreadedServer], store: BlockingStore, read: str
+) -> None:
+    assert Reading(servers.url, "logs/two.log", content="lines", read=read).rows() == [{"value": "other"}]
+    assert len(Reading(servers.url, "logs", content="lines", objects="one*", read=read).rows()) == 3
+
+
+def test_json_lines_have_the_columns_that_a_sample_shows_or_that_are_asked_for(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    reading = Reading(servers.url, "more", content="json")
+    assert reading.rows() == [{**row("a", 1), "more": None}, {**row("b", 2), "more": True}]
+    narrow = pa.schema([("count", pa.int32()), ("_object", pa.string())])
+    asked = Reading(servers.url, "more", content="json").schema(narrow)
+    assert asked.rows() == [{"count": 1, "_object": "a.json"}, {"count": 2, "_object": "a.json"}]
+    wrong = Reading(servers.url, "more", content="json").schema(pa.schema([("word", pa.int64())]))
+    with pytest.raises(NotReadableError, match=r"more/a.json, bytes 0 to \d+, is not JSON lines"):
+        wrong.rows()
+
+
+def test_length_prefixed_records_are_rows_and_an_unfinished_one_is_not(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    reading = Reading(servers.url, "bytes", content="length-prefixed", columns="value,_offset")
+    assert [tuple(one.values()) for one in reading.rows()] == [(b"hi", 0), (b"", 6), (b"you", 10)]
+
+
+def test_arrow_streams_one_after_another_are_read(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    assert Reading(servers.url, "arrow", content="arrow").rows() == [row("a", 1), row("b", 2)]
+
+
+def test_records_of_a_journal_are_rows(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
+    found = Reading(servers.url, "words.w0001", content="journal").rows()
+    assert [one["op"] for one in found] == ["SEGMENT_START", "OUTPUT", "OUTPUT", "OUTPUT"]
+    assert [one["ints"][0] for one in found[1:]] == [1, 2, 3]
+    assert found[0]["offset"] == 0
+    assert found[1]["offset"] > 0
+
+
+def test_what_is_not_there_is_named_with_what_is_near(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    with pytest.raises(NoRegionError, match="no region 'wards': it has "):
+        Reading(servers.url, "wards", output="counts").partitions()
+    with pytest.raises(NoOutputError, match="no output of a sink 'count'"):
+        Reading(servers.url, "words", output="count").partitions()
+    with pytest.raises(NothingThereError, match=r"input handle 'order' .*\(did you mean 'orders'\?\)"):
+        Reading(servers.url, "shop", input="order").partitions()
+    with pytest.raises(NothingThereError, match=r"no directory 'log' .*\(did you mean 'logs'\?\)"):
+        Reading(servers.url, "log", content="lines").partitions()
+    with pytest.raises(NothingThereError, match=r"no object 'tow.log' .*\(did you mean 'two.log'\?\)"):
+        Reading(servers.url, "logs/tow.log", content="lines").partitions()
+
+
+def test_columns_that_do_not_fit_are_named_with_both_types_before_a_task_runs(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    asked = pa.schema([("word", pa.string()), ("count", pa.int32())])
+    with pytest.raises(
+        SchemaMismatchError, match="'count' was asked for as int, and output words/counts has it as bigint"
+    ):
+        Reading(servers.url, "words", output="counts").schema(asked).partitions()
+    with pytest.raises(SchemaMismatchError, match=r"'wort' \(string\) .*\(did you mean 'word'\?\)"):
+        Reading(servers.url, "words", output="counts").schema(pa.schema([("wort", pa.string())])).partitions()
+    with pytest.raises(SchemaMismatchError, match="'columns' names 'cuont'"):
+        Reading(servers.url, "words", output="counts", columns="cuont").partitions()
+    with pytest.raises(FilterError, match="column 'count', which is bigint, with 'x'"):
+        Reading(servers.url, "words", output="counts", filter="count = 'x'").partitions()
+    with pytest.raises(NoSchemaError, match="output quiet/out has no rows yet"):
+        Reading(servers.url, "quiet", output="out").partitions()
+
+
+def test_text_that_is_none_is_named_with_its_place(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    with pytest.raises(NotReadableError, match="odd/o is no UTF-8 between bytes 0 and 3"):
+        Reading(servers.url, "odd", content="lines").rows()
+
+
+def test_a_task_leaves_no_thread_behind(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
+    before = set(threading.enumerate())
+    reading = Reading(servers.url, "words", output="counts", partitionBytes="1")
+    assert reading.words() == "abcz"
+    left = rows_of(reading.options, WORDS, (), reading.partitions()[0])
+    next(left)
+    left.close()  # as Spark does where a limit is reached
+    assert set(threading.enumerate()) == before
+
+
+def test_a_token_that_is_wrong_is_said_at_once() -> None:
+    with threaded_store(1, token=b"right") as servers:
+        with open_store(servers.url, token=b"right") as store:
+            write_objects(store, "logs", {"a": b"x\n"})
+        assert Reading(servers.url, "logs", content="lines", token="right").rows() == [{"value": "x"}]
+        with pytest.raises(StoreNotReadyError, match="token"):
+            Reading(servers.url, "logs", content="lines", token="wrong").rows()

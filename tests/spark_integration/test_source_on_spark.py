@@ -1,0 +1,144 @@
+"""The source `dos` on a real Spark session, over a store of three in memory: what only Spark can show."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from dos_client.blocking import BlockingStore, open_store
+from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration import register
+from tests.spark_integration.written import lines, write_batches, write_objects, write_steps
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+WORDS = pa.schema([("word", pa.string()), ("count", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+COUNTS = pa.schema([("word", pa.string()), ("count", pa.int64())])
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers[ThreadedServer]]:
+    with threaded_store() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def store(servers: Servers[ThreadedServer], spark: SparkSession) -> Iterator[BlockingStore]:
+    """What all tests of this file read."""
+    register(spark)
+    with open_store(servers.url) as found:
+        steps = {step: [{"word": f"w{step}", "count": step, "at": step * 1_000_000}] for step in range(1, 7)}
+        write_steps(found, "words", "counts", 0, steps, WORDS)
+        write_steps(found, "words", "counts", 1, {step: [] for step in steps}, WORDS)
+        write_objects(found, "logs", {"a.log": b"one\ntwo\n", "b.json": lines([{"n": 1}, {"n": 2}])})
+        write_batches(found, "shop", "orders", "till", [[{"n": 7}]], pa.schema([("n", pa.int64())]))
+        yield found
+
+
+def words(spark: SparkSession, servers: Servers[ThreadedServer]) -> Any:
+    return spark.read.format("dos").option("output", "counts")
+
+
+def collected(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def test_an_output_is_a_table_with_the_columns_that_the_region_gave_it(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    frame = words(spark, servers).load(f"{servers.url}/words")
+    assert frame.schema.simpleString() == "struct<word:string,count:bigint,at:timestamp>"
+    assert collected(frame.where("count > 4").selectExpr("word", "unix_timestamp(at)")) == [
+        ("w5", 5),
+        ("w6", 6),
+    ]
+    assert frame.groupBy().sum("count").collect()[0][0] == 21
+
+
+def test_a_schema_is_a_ddl_string_or_a_struct_type_and_chooses_columns_by_name(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    ddl = words(spark, servers).schema("count bigint, _step bigint").load(f"{servers.url}/words")
+    assert collected(ddl)[:2] == [(1, 1), (2, 2)]
+    struct = StructType([StructField("word", StringType()), StructField("count", LongType())])
+    assert words(spark, servers).schema(struct).load(f"{servers.url}/words").schema == struct
+    named = words(spark, servers).options(columns="word", filter="count = 3").load(f"{servers.url}/words")
+    assert collected(named) == [("w3",)]
+
+
+def test_objects_and_input_handles_are_tables_too(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    text = spark.read.format("dos").option("content", "lines").load(f"{servers.url}/logs/a.log")
+    json = (
+        spark.read.format("dos").option("content", "json").schema("n int").load(f"{servers.url}/logs/b.json")
+    )
+    orders = spark.read.format("dos").option("input", "orders").load(f"{servers.url}/shop")
+    every = text.union(json.selectExpr("string(n)")).union(orders.selectExpr("string(n)"))
+    assert collected(every) == [("1",), ("2",), ("7",), ("one",), ("two",)]
+
+
+def test_filters_are_pushed_down_where_the_conf_allows_it_and_give_the_same_rows(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        register(spark)
+        frame = (
+            words(spark, servers)
+            .load(f"{servers.url}/words")
+            .where("count >= 3 AND word <> 'w4' AND at IS NOT NULL")
+        )
+        assert [row[1] for row in collected(frame)] == [3, 5, 6]
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        assert "Filter (" not in plan, plan
+    finally:
+        spark.conf.set(PUSHDOWN, "false")
+        register(spark)
+    without = words(spark, servers).load(f"{servers.url}/words").where("count >= 3")
+    assert "Filter (" in without._jdf.queryExecution().executedPlan().toString()
+    assert without.count() == 4
+
+
+def test_what_is_wrong_is_said_when_load_is_called(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    with pytest.raises(PySparkException, match=r"UnknownOptionError: .*did you mean 'columns'\?"):
+        words(spark, servers).option("colums", "word").load(f"{servers.url}/words")
+
+
+def test_the_examples_of_the_page_run(
+    spark: SparkSession,
+    servers: Servers[ThreadedServer],
+    store: BlockingStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for worker in (0, 1):
+        steps = {step: [{"word": f"w{worker}", "count": 10 * step}] for step in (1, 2)}
+        write_steps(store, "wordcount", "counts", worker, steps, COUNTS)
+    for name in ("five_minutes", "columns", "stream"):
+        found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        assert found is not None, name
+        text = found[1].replace("dos://h1,h2,h3", servers.url).replace('"/data/', f'"{tmp_path}/')
+        exec(compile(text, name, "exec"), {"spark": spark})
+    shown = [
+        re.findall(r"\w+", line) for line in capsys.readouterr().out.splitlines() if line.startswith("|")
+    ]
+    assert shown[:3] == [["word", "count"], ["w0", "20"], ["w1", "20"]]
+    assert sorted(shown[4:]) == [["1", "2"], ["2", "2"]]
+    table = pq.read_table(tmp_path / "counts")
+    assert sorted(zip(*table.to_pydict().values(), strict=True)) == [
+        ("w0", 10),
+        ("w0", 20),
+        ("w1", 10),
+        ("w1", 20),
+    ]

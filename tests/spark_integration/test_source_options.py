@@ -1,0 +1,265 @@
+"""Options, offsets and filters of the source `dos`: what they may be, and what is said when they are not."""
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import datasource
+
+from dos_client.errors import BadUrlError
+from dos_protocol.errors import BadNameError, DosError
+from spark_integration.core.row_filter import Comparison, check_filter, parse_filter, passing
+from spark_integration.core.source_offsets import (
+    Point,
+    Starting,
+    StartingKind,
+    offset_of,
+    parse_starting,
+    points_of,
+)
+from spark_integration.core.source_options import (
+    OPTIONS,
+    Content,
+    Read,
+    check_batch,
+    check_streaming,
+    parse_options,
+)
+from spark_integration.data_source import DosSource
+from spark_integration.errors import (
+    BadOptionError,
+    FilterError,
+    MalformedOffsetError,
+    OtherSourceError,
+    UnknownOptionError,
+)
+from spark_integration.reading.batch_reader import comparison_of
+
+GOOD = {"path": "dos://h1,h2,h3/words", "output": "counts"}
+STORE, WHAT = "ab" * 16, "output words/counts"
+
+
+def test_options_are_told_apart_without_regard_to_case() -> None:
+    options = parse_options({**GOOD, "MAXROWSperTrigger": "10", "Read": "SYNCED", "failondataloss": "False"})
+    assert (options.servers, options.directory, options.output) == (
+        "dos://h1:9999,h2:9999,h3:9999",
+        "words",
+        "counts",
+    )
+    assert (options.rows_max, options.read, options.fail_on_data_loss) == (10, Read.SYNCED, False)
+    assert options.what == WHAT
+
+
+def test_of_objects_the_url_may_name_one() -> None:
+    options = parse_options({"path": "dos://h/logs/a.log", "content": "lines"})
+    assert (options.directory, options.object, options.content) == ("logs", "a.log", Content.LINES)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("colums", "columns"),
+        ("maxrowpertrigger", "maxRowsPerTrigger"),
+        ("startingOffsets", "startingOffset"),
+        ("format", None),
+        ("zzz", None),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_right_one(wrong: str, near: str | None) -> None:
+    with pytest.raises(UnknownOptionError, match=f"no option '{wrong}'") as refused:
+        parse_options({**GOOD, wrong: "1"})
+    assert (f"did you mean {near!r}?" in str(refused.value)) is (near is not None)
+    assert all(name in str(refused.value) for name in OPTIONS)
+
+
+BAD: list[tuple[dict[str, str], type[DosError], str]] = [
+    ({"output": "x"}, BadOptionError, "nothing to read was named"),
+    ({**GOOD, "path": "dos://h"}, BadOptionError, "names a store and nothing in it"),
+    ({**GOOD, "path": "hdfs://h/x"}, BadUrlError, "a URL begins with dos://"),
+    (
+        {"path": "dos://h/x"},
+        BadOptionError,
+        "one of the options output, input, content says what is read, not none",
+    ),
+    ({**GOOD, "input": "x"}, BadOptionError, "not 'output' and 'input'"),
+    ({**GOOD, "path": "dos://h/words/x"}, BadOptionError, "ends with the name of the region"),
+    ({**GOOD, "objects": "*"}, BadOptionError, "goes with 'content'"),
+    ({"path": "dos://h/d/o", "content": "lines", "objects": "*"}, BadOptionError, "names the object 'o'"),
+    ({"path": "dos://h/d", "content": "parket"}, BadOptionError, "is one of lines, .* not 'parket'"),
+    ({**GOOD, "read": "commited"}, BadOptionError, r"\(did you mean 'committed'\?\)"),
+    (
+        {**GOOD, "maxBytesPerTrigger": "0"},
+        BadOptionError,
+        "'maxBytesPerTrigger' is a whole number from 1, not '0'",
+    ),
+    ({**GOOD, "partitionBytes": "many"}, BadOptionError, "not 'many'"),
+    ({**GOOD, "failOnDataLoss": "no"}, BadOptionError, "is true or false, not 'no'"),
+    ({**GOOD, "columns": "a,,b"}, BadOptionError, "names with commas"),
+    ({**GOOD, "token": "a", "tokenFile": "b"}, BadOptionError, "say the same"),
+    ({**GOOD, "output": "a/b"}, BadNameError, "a/b"),
+    ({"path": "dos://h/shop", "input": "o", "read": "synced"}, BadOptionError, "committed batches are read"),
+    ({**GOOD, "startingOffset": "yesterday"}, MalformedOffsetError, "'yesterday' is none that is known"),
+    ({**GOOD, "startingOffset": "step:x"}, MalformedOffsetError, "write earliest, latest, step:120"),
+    ({**GOOD, "startingOffset": "time:2026-01-31T12:00:00"}, MalformedOffsetError, "no time with a zone"),
+    ({**GOOD, "startingOffset": "{"}, MalformedOffsetError, "is no JSON"),
+    ({**GOOD, "startingOffset": '{"version": 1}'}, MalformedOffsetError, "missing required field"),
+    ({**GOOD, "filter": "a = "}, FilterError, "a value was expected"),
+    ({**GOOD, "filter": "a = 1 OR b = 2"}, FilterError, "AND was expected where 'OR' stands"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "text"), BAD)
+def test_an_option_that_cannot_be_is_refused_by_name(
+    given: dict[str, str], error: type[DosError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        parse_options(given)
+
+
+def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> None:
+    given = {**GOOD, "startingoffset": "latest"}
+    with pytest.raises(BadOptionError, match=r"'startingOffset' is for spark.readStream"):
+        check_batch(parse_options(given), given)
+    with pytest.raises(BadOptionError, match="only synced may be taken back"):
+        check_streaming(parse_options({**GOOD, "read": "synced"}))
+    check_streaming(parse_options(given))
+
+
+def test_a_token_comes_from_a_file_and_a_file_that_is_not_there_is_said(tmp_path: Any) -> None:
+    (tmp_path / "token").write_text("secret\nnot this\n")
+    source = DosSource({**GOOD, "tokenFile": str(tmp_path / "token")})
+    assert source._options.token == b"secret"
+    with pytest.raises(BadOptionError, match="'tokenFile' cannot be read"):
+        DosSource({**GOOD, "tokenFile": str(tmp_path / "none")})
+
+
+# --- offsets ----------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.text(max_size=9), st.builds(Point, st.integers(0, 2**62), st.integers(0, 2**62))))
+def test_points_come_back_from_an_offset(points: dict[str, Point]) -> None:
+    assert points_of(offset_of(STORE, WHAT, points), STORE, WHAT) == points
+
+
+def test_an_offset_of_another_store_or_source_is_refused() -> None:
+    offset = offset_of(STORE, WHAT, {"w0000": Point(1, 10)})
+    with pytest.raises(OtherSourceError, match=f"is of store {STORE}, and this is store cd"):
+        points_of(offset, "cd" * 16, WHAT)
+    with pytest.raises(OtherSourceError, match="is of output words/counts, and this query reads input a/b"):
+        points_of(offset, STORE, "input a/b")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"splits": {"w0000": {"epoch": -1, "size": 0}}}, "negative point for 'w0000'"),
+        ({"splits": {"w0000": {"size": "x", "epoch": 1}}}, r"\$.splits\[...\].size"),
+        ({"splits": 7}, "splits"),
+        ({"index": 7}, "unknown field"),
+    ],
+)
+def test_an_offset_that_is_none_is_refused(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(MalformedOffsetError, match=text):
+        points_of({**offset_of(STORE, WHAT, {}), **change}, STORE, WHAT)
+
+
+@pytest.mark.parametrize(
+    ("text", "starting"),
+    [
+        ("earliest", Starting(StartingKind.EARLIEST)),
+        ("LATEST", Starting(StartingKind.LATEST)),
+        ("step:120", Starting(StartingKind.STEP, 120)),
+        ("cut:7", Starting(StartingKind.CUT, 7)),
+        (
+            "time:2026-01-31T12:00:00+01:00",
+            Starting(StartingKind.TIME, int(datetime(2026, 1, 31, 11, tzinfo=UTC).timestamp() * 1000)),
+        ),
+    ],
+)
+def test_a_beginning_is_said_by_name_step_cut_or_time(text: str, starting: Starting) -> None:
+    assert parse_starting(text) == starting
+
+
+# --- filters ----------------------------------------------------------------------------------------------
+
+TABLE = pa.RecordBatch.from_pylist(
+    [
+        {"n": 1, "s": "a", "d": 1.5, "t": True, "day": date(2026, 1, 1)},
+        {"n": None, "s": None, "d": float("nan"), "t": None, "day": None},
+        {"n": 3, "s": "it's", "d": None, "t": False, "day": date(2026, 2, 1)},
+    ],
+    pa.schema(
+        [("n", pa.int64()), ("s", pa.string()), ("d", pa.float64()), ("t", pa.bool_()), ("day", pa.date32())]
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("n = 1", [0]),
+        ("n <> 1", [2]),
+        ("n > 0 AND n < 3", [0]),
+        ("n IN (1, 2)", [0]),
+        ("n not in (1, 2)", [2]),
+        ("s = 'it''s'", [2]),
+        ("s IS NULL", [1]),
+        ("s is not null", [0, 2]),
+        ("d >= 1", [0, 1]),
+        ("d < 2", [0]),
+        ("t = false", [2]),
+        ("day > '2026-01-15'", [2]),
+        ("`n` == 3", [2]),
+    ],
+)
+def test_a_filter_means_what_it_means_in_sql(text: str, passed: list[int]) -> None:
+    comparisons = parse_filter(text)
+    check_filter(comparisons, TABLE.schema)
+    assert [one["s"] for one in passing(TABLE, comparisons).to_pylist()] == [
+        TABLE.column("s")[index].as_py() for index in passed
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("m = 1", r"column 'm'.* there are n, s, d, t, day"),
+        ("n = 'one'", "column 'n', which is bigint, with 'one'"),
+        ("n = 1.5", "column 'n', which is bigint, with 1.5"),
+        ("s = 1", "column 's', which is string, with 1"),
+        ("t = 1", "column 't', which is boolean, with 1"),
+        ("n = true", "column 'n', which is bigint, with True"),
+        ("day = 'soon'", "column 'day', which is date, with 'soon'"),
+    ],
+)
+def test_a_filter_that_does_not_fit_the_columns_is_refused(text: str, said: str) -> None:
+    with pytest.raises(FilterError, match=said):
+        check_filter(parse_filter(text), TABLE.schema)
+
+
+@pytest.mark.parametrize(
+    ("spark", "ours"),
+    [
+        (datasource.EqualTo(("n",), 1), Comparison("n", "=", (1,))),
+        (datasource.Not(datasource.In(("s",), ("a", "b"))), Comparison("s", "in", ("a", "b"), True)),
+        (datasource.IsNotNull(("n",)), Comparison("n", "is null", negated=True)),
+        (datasource.Not(datasource.IsNotNull(("n",))), Comparison("n", "is null")),
+        (datasource.StringStartsWith(("s",), "a"), Comparison("s", "starts", ("a",))),
+        (datasource.EqualTo(("day",), date(2026, 1, 1)), Comparison("day", "=", (date(2026, 1, 1),))),
+        (datasource.GreaterThan(("d",), 1.0), None),
+        (datasource.EqualTo(("n",), 1 << 63), None),
+        (datasource.EqualTo(("n",), "1"), None),
+        (datasource.EqualTo(("n", "x"), 1), None),
+        (datasource.EqualNullSafe(("n",), 1), None),
+        (datasource.In(("n",), (1, None)), None),
+        (datasource.EqualTo(("day",), datetime(2026, 1, 1, tzinfo=UTC)), None),
+    ],
+)
+def test_of_sparks_own_filters_those_are_taken_that_mean_the_same(
+    spark: Any, ours: Comparison | None
+) -> None:
+    assert comparison_of(spark, TABLE.schema) == ours
