@@ -33,6 +33,8 @@ _windows_per_row_max: Final = 1000
 class Tumbling:
     """Windows of `size`, one after the other, from 1970-01-01 00:00 UTC + `offset` on. `time` is a timestamp
     column.
+
+        Tumbling("at", timedelta(minutes=5))
     """
 
     time: str

@@ -23,6 +23,8 @@ from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
 class CallSink(SinkSpec):
     """Calls `function` with each row (a dict), or with takes="batch" each `pa.RecordBatch`; what it returns
     is not looked at. Raises SchemaError for what is no function.
+
+        CallSink(lambda row: print(row["item"]))
     """
 
     runs_outside: ClassVar[bool] = True

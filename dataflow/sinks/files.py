@@ -52,6 +52,8 @@ class _Prepared(msgspec.Struct, frozen=True):
 class FileSink(SinkSpec):
     """Writes tab-separated rows to one file per worker in `directory`, which is made if it is not there.
 
+        FileSink("/data/counts")
+
     truncate_on_reset: False is for tests only: a reset then leaves what lies past the cut, so rows come
     twice. Regions with another delivery than exactly-once leave it too.
     """

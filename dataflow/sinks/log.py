@@ -25,6 +25,8 @@ from dos_protocol.digests import digest64
 class LogSink(SinkSpec):
     """Keeps the output in the store, under the region's name: `dataflow.read_output` gives it back.
 
+        LogSink(publish="step")
+
     publish: "cut" shows the output of a step when a cut that covers it is committed; "step" as soon as the
     division of its input is durable at every worker, which is sooner, and asks that all before the sink give
     the same for the same input. A replay that makes other rows than were shown stops the region.

@@ -33,6 +33,8 @@ class ParquetSink(TwoPhaseSink):
     that covers its rows is committed, and never changes after that. So readers see each row once, as late
     as cuts are apart.
 
+        ParquetSink("/data/sold", compression="zstd")
+
     Every worker must reach the directory, also one that is started again elsewhere. Several regions may
     share it. Raises SchemaError for a compression that is not there, and for columns that Parquet has no
     type for.

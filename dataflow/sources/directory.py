@@ -57,6 +57,8 @@ class DirectorySource(SourceSpec):
     come later too, and what is appended to them. Every worker must see them under the same paths. It has no
     end until the path `until` exists: then what is there is read, and the source is over.
 
+        DirectorySource("logs", until="logs/END")
+
     paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them. Names that begin with . or _
     are left out: write a file as _name, and rename it. Those that end with .gz are read when they are whole.
     poll_s: seconds after which is looked again. gone: what to do about a file that is not there any more,

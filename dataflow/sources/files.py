@@ -46,6 +46,8 @@ _tail_bytes_min: Final = 4 * limits.KIB
 class FileSource(SourceSpec):
     """Reads text files, each `repeat` times. Every worker must see them under the same paths.
 
+        FileSource(["a.txt", "b.txt.gz"], repeat=2)
+
     paths: one path or pattern (`logs/*.txt`), or a list of them; patterns are resolved now, in sorted order.
     Files whose names end with .gz are read as what gzip holds, and so are positions in them.
     errors: what to do with bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD).

@@ -23,6 +23,8 @@ from dos_client import Store
 class InputSource(FedSource):
     """Reads the input handle `name` of this application.
 
+        InputSource("orders", "item string, price bigint")
+
     schema: of the rows, as everywhere; producers must be opened with the same. Raises BadNameError,
     SchemaError.
     """

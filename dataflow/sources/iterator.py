@@ -45,6 +45,8 @@ class IteratorSource(SourceSpec):
     declared columns. None instead of such a pair means that there is nothing at the moment: the iterator is
     asked again after `poll_s` seconds. When it ends, the split does.
 
+        IteratorSource(lambda split, at: ((n + 1, {"n": n}) for n in range(at, 9)), "n bigint")
+
     After a failure `rows` is called with the position of the last cut, and must give the same rows again up
     to where it was: another row stops the region for a person. splits: names of pieces that are read
     independently, dealt to the workers in turn. Raises SchemaError.

@@ -25,6 +25,8 @@ from dos_protocol.names import check_name
 class LogSource(FedSource):
     """Reads what the sink `sink`, a `LogSink`, puts out.
 
+        LogSource("sold", "item string, count bigint", region="shop.sales")
+
     schema: of its rows. region: whose sink it is, the name that `run` was given; None: another region of the
     same graph. Raises BadNameError, SchemaError.
     """

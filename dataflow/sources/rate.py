@@ -41,6 +41,8 @@ class RateSource(SourceSpec):
     worker's first row plus n / rows_per_second seconds. What was due while the region was away comes at
     once when it is back.
 
+        RateSource(1000, rows=60_000)
+
     rows: how many there are; None: no end. Raises SchemaError.
     """
 
