@@ -24,6 +24,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +47,7 @@ from tests.support.servers import ServerProcess, url_of  # noqa: E402
 
 ROW = "key string, number bigint"
 RESULT = "key string, rows bigint, total bigint, largest bigint"
+NAMES = ["key", "rows", "total", "largest"]
 DURABLE = "two of three servers, synced to disk, before a cut counts"
 
 
@@ -64,30 +67,37 @@ def parsed_with_time(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 class Totals(UserOperator):
-    """What a user would write with pandas: a table by key, and the groups of each batch added to it."""
+    """What a user would write with pandas and numpy: a table by key, the groups of each batch added to it."""
 
     needs = ROW
     schema = RESULT
     state = RESULT
 
     def __init__(self) -> None:
-        self.totals = pd.DataFrame({"rows": [], "total": [], "largest": []}, dtype="int64")
+        self.keys = pd.Index([], dtype="object")
+        self.totals = np.zeros((0, 3), np.int64)
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         groups = batch.to_pandas().groupby("key", sort=False)["number"]
         new = groups.agg(rows="size", total="sum", largest="max")
-        known = self.totals.reindex(new.index)
-        new["rows"] += known["rows"].fillna(0).astype("int64")
-        new["total"] += known["total"].fillna(0).astype("int64")
-        new["largest"] = new["largest"].combine(known["largest"].fillna(0).astype("int64"), max)
-        self.totals = pd.concat([self.totals.drop(new.index, errors="ignore"), new])
-        return pa.RecordBatch.from_pandas(new.reset_index())
+        fresh = new.index[self.keys.get_indexer(new.index) < 0]
+        if len(fresh):
+            self.keys = self.keys.append(fresh)
+            self.totals = np.concatenate([self.totals, np.zeros((len(fresh), 3), np.int64)])
+        at, found = self.keys.get_indexer(new.index), new.to_numpy()
+        self.totals[at, :2] += found[:, :2]
+        self.totals[at, 2] = np.maximum(self.totals[at, 2], found[:, 2])
+        return self.shown(new.index, self.totals[at])
+
+    def shown(self, keys: pd.Index, totals: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array(keys, pa.string()), *totals.T.copy()], names=NAMES)
 
     def checkpoint(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pandas(self.totals.rename_axis("key").reset_index())
+        return self.shown(self.keys, self.totals)
 
     def reset(self, state: pa.RecordBatch) -> None:
-        self.totals = state.to_pandas().set_index("key")
+        self.keys = pd.Index(state.column("key").to_pandas())
+        self.totals = state.select(NAMES[1:]).to_pandas().to_numpy()
 
 
 def add(row: dict[str, Any], state: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint.core.layout import Layout
 from checkpoint.key_hash import hash_keys
@@ -82,13 +83,27 @@ class Partitioner:
                     row=row,
                     remedy="filter such rows or give them a key before key_by",
                 )
-        return batch.append_column(HASH_COLUMN, pa.array(hash_keys(columns), pa.uint64()))
+        return batch.append_column(HASH_COLUMN, pa.array(key_hashes(columns), pa.uint64()))
 
     def _split(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         if self._workers == 1:
             return [batch]
         owners = self._owners[np.searchsorted(self._bounds, hashes_of(batch), side="left")]
         return [batch.take(pa.array(np.flatnonzero(owners == worker))) for worker in range(self._workers)]
+
+
+def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
+    """`hash_keys`; where keys repeat, each is hashed once: to find the equal ones takes a quarter of hashing
+    them, and twice as long where there are few.
+    """
+    if len(columns) > 1 or len(columns[0]) < 2 * limits.key_sample_rows:
+        return hash_keys(columns)
+    sample = columns[0].slice(0, limits.key_sample_rows)
+    if pc.count_distinct(sample).as_py() > limits.key_sample_rows * limits.key_sample_distinct_max:
+        return hash_keys(columns)
+    encoded = columns[0].dictionary_encode()
+    hashes: Hashes = hash_keys([encoded.dictionary])[encoded.indices.to_numpy()]
+    return hashes
 
 
 class Broadcaster:

@@ -60,6 +60,11 @@ entry_last_answer_s: Final = 60.0
 """How long a connection stays open for its last answer, when its client has sent all."""
 
 # --- exchange -----------------------------------------------------------------------------------------------
+key_sample_rows: Final = 2_048
+key_sample_distinct_max: Final = 0.95
+"""Of so many rows of a batch not more are different: then there are some 20,000 keys or fewer, and a batch
+has each of them several times.
+"""
 frame_rows_max: Final = 1 << 20
 frame_bytes_aim: Final = 8 * MIB
 """Batches larger than this are cut into several DATA frames, so that a link's buffers stay small."""

@@ -12,7 +12,7 @@ from checkpoint.core.layout import even_layout
 from checkpoint.key_hash import hash_keys
 from checkpoint.state_blocks import decode_block, encode_block
 from dataflow import limits
-from dataflow.exchange import Partitioner, decode_batch, encode_batch, frames_of, merge_rows
+from dataflow.exchange import Partitioner, decode_batch, encode_batch, frames_of, key_hashes, merge_rows
 from dataflow.operators.base import UserFault
 from dataflow.operators.count import CountOperator
 from dataflow.operators.key_by import wire_schema
@@ -136,3 +136,15 @@ def test_a_large_batch_is_cut_into_frames_that_a_link_takes(monkeypatch: pytest.
     frames = [*frames_of(batch)]
     assert len(frames) > 5
     assert pa.Table.from_batches(frames).to_pylist() == batch.to_pylist()
+
+
+@pytest.mark.parametrize("keys", [1, 700, 1_000_000])
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.int64(), pa.date32(), pa.decimal128(12, 2)])
+def test_the_hash_of_a_key_is_the_same_whether_keys_repeat_or_not(kind: pa.DataType, keys: int) -> None:
+    rows = 2 * limits.key_sample_rows + 5
+    numbers = pa.array([row * 7_919 % keys for row in range(rows)], pa.int32())
+    by_text = pa.types.is_binary(kind) or pa.types.is_string(kind)
+    column = numbers.cast(pa.string()).cast(kind) if by_text else numbers.cast(kind)
+    for part in (column, column.slice(3), column.slice(0, 10)):
+        assert (key_hashes([part]) == hash_keys([part])).all()
+    assert (key_hashes([column, numbers]) == hash_keys([column, numbers])).all()
