@@ -8,7 +8,8 @@ Without names all are measured and the file is written; with names the figures a
 compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
 a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness;
 `--long` lets an object grow to 10 GB instead of 1. `server` takes a few minutes: one server beside the bare
-copy and Redis. `dataflow` takes an hour by itself, has options of its own, and a section of the file too.
+copy and Redis. `dataflow` takes about two hours by itself, has options of its own, and a section of the
+file too.
 """
 
 import argparse

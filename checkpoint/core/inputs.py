@@ -43,7 +43,8 @@ def check_input_name(what: str, name: str) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise BadNameError(
-            f"{what} is named by letters, digits, '_' and '-', beginning with one of the first two: {name!r}"
+            f"{what} is named by letters, digits, '_' and '-', beginning with one of the first two: {name!r}",
+            remedy="choose another name; dots are kept for the names of its directories",
         )
     return name
 
