@@ -38,7 +38,7 @@ CLIENT_ROOMS: dict[str, set[str]] = {
     "telling": {"core", "sessions"},
     "writing": {"core", "sessions", "reading", "telling"},
     "mending": {"core", "sessions", "reading"},
-    "membership": {"core", "sessions", "writing", "mending"},
+    "membership": {"core", "sessions", "reading", "writing", "mending"},
     "cli": {"core", "sessions", "writing", "mending", "membership"},
 }
 """room of `dos_client` -> the rooms that it may import, besides itself and the files outside of rooms."""

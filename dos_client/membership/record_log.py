@@ -13,10 +13,11 @@ from dos_client.core import override_log, record_log
 from dos_client.core.backoff import backoff_s
 from dos_client.limits import take_over_attempts_max
 from dos_client.live_store import Store
+from dos_client.reading.sessions import read_one
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import FencedError
+from dos_protocol.errors import BrokenConnectionError, FencedError
 from dos_protocol.store_record import StoreRecord
 
 
@@ -49,13 +50,31 @@ class RecordLog:
 
 
 async def read_overrides(store: Store) -> list[override_log.Override]:
-    """What people forced on the store, oldest first. Raises QuorumUnavailableError."""
+    """What people forced on the store, oldest first. Raises QuorumUnavailableError; BrokenConnectionError
+    when members go away again and again while they are read."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await _read_overrides_once(store)
+        except BrokenConnectionError:
+            if attempt == take_over_attempts_max:
+                raise
+            await trio.sleep(backoff_s(attempt, store.chance.random()))
+
+
+async def _read_overrides_once(store: Store) -> list[override_log.Override]:
     view = await store.look(record_log.DIRECTORY)
     found: list[override_log.Override] = []
     for name in override_log.names(view.answers):
         copy = record_log.longest(view.answers, name)
-        if copy is not None and copy[1].synced:
-            found += override_log.decode(await store.read(record_log.DIRECTORY, name, 0, copy[1].synced))
+        if copy is None or not copy[1].synced:
+            continue
+        member = store.record.member(copy[0])  # others may have less
+        if member is None:
+            raise BrokenConnectionError("a member that was looked at has left the store meanwhile")
+        connection = await store.reader(member, record_log.DIRECTORY)
+        found += override_log.decode(await read_one(connection, name, 0, copy[1].synced))
     return found
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, PREFIX
+from dos_client.core import override_log
+from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, PREFIX, Override
 from dos_client.core.record_log import DIRECTORY
 from dos_client.core.recovery import era
 from dos_client.core.replacement import add
@@ -238,6 +240,24 @@ async def test_a_recovery_that_had_decided_a_record_and_given_it_to_nobody_goes_
         await records.decide(add(store.record, bytes.fromhex(new.server_id), new.location))
     done = await recover_store(last.url, accept_loss=True, new=[new.location])
     assert [m.address for m in done.record.voters] == [last.location, new.location]
+
+
+async def test_what_was_forced_is_read_whole_though_a_member_has_less_of_it(five: Threads) -> None:
+    # EVIDENCE-OF: P-10
+    url = url_of(five[:3])
+    await init_store(url)
+    begun = Override(ACCEPT_LOSS, "2026-11-22T12:00:00+00:00", "me", 1, 0)
+    async with open_store(url) as store, open_record_log(store) as records:
+        await records.note(begun)
+        log = override_log.object_name((await store.look(DIRECTORY)).epoch_seen)
+        await has(five[2], DIRECTORY, log, override_log.encode(begun))
+        await off(five[2])
+        await records.note(replace(begun, finished=True))
+    await on(five[2])
+    await off(five[0])
+    for _ in range(5):
+        async with open_store(url) as store:
+            assert [one.finished for one in await read_overrides(store)] == [False, True]
 
 
 async def test_a_recovery_whose_own_log_is_damaged_goes_on_by_word(five: Threads) -> None:

@@ -19,6 +19,7 @@ from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.ports import MemoryPorts
 from tests.sim.engine.disk import SimDisk
 from tests.sim.oracles.oracle import Bench
+from tests.sim.store.told import Told
 
 PORT = 9999
 SLOWEST_S = 2.0
@@ -57,7 +58,7 @@ class Machine:
         self.slowness = 1.0
         self.was_full = False
         self.wiped = False
-        self.told: dict[tuple[str, str], int] = {}
+        self.told = Told()
         self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
         self.disk = FateDisk()
@@ -116,7 +117,7 @@ class Machine:
 
         def watched(effect: v.RemoveObject) -> Any:
             self.removing.add((effect.directory, effect.name))
-            self.told.pop((effect.directory, effect.name), None)
+            self.told.is_to_remove((effect.directory, effect.name))
             return remove(effect)
 
         perform[v.RemoveObject] = watched

@@ -268,7 +268,7 @@ def test_a_task_leaves_no_thread_behind(servers: Servers[ThreadedServer], store:
     left = rows_of(reading.options, WORDS, (), reading.partitions()[0])
     next(left)
     left.close()  # as Spark does where a limit is reached
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_token_that_is_wrong_is_said_at_once() -> None:

@@ -66,7 +66,7 @@ class Record:
         name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
         holders = sum(
             machine.wiped
-            or any(place == directory and segment.startswith(name) for place, segment in machine.ever_told())
+            or any(place == directory and segment.startswith(name) for place, segment in machine.told.ever())
             for machine in self._region.machines
         )
         if holders < self._region.quorum:
@@ -135,7 +135,7 @@ class Record:
             end = _end_in(bytes(content), cut.cut)
             if end is None:
                 continue
-            told = [machine.ever_told().get((place, segment), 0) for machine in self._region.machines]
+            told = [machine.told.ever().get((place, segment), 0) for machine in self._region.machines]
             wiped = sum(machine.wiped for machine in self._region.machines)
             most = max(most, sum(size >= end for size in told) + wiped)
         if most < self._region.quorum:
@@ -152,7 +152,7 @@ class Record:
 
     @staticmethod
     def _has(machine: "Machine", directory: str, chain: str, position: Position) -> bool:
-        for (place, segment), told in machine.ever_told().items():
+        for (place, segment), told in machine.told.ever().items():
             name = parse_segment_name(segment) if place == directory else None
             if name is None or (name.chain, name.epoch) != (chain, position.epoch):
                 continue

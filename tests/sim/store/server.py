@@ -29,6 +29,7 @@ from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.world import Process, World
 from tests.sim.oracles.oracle import Bench
 from tests.sim.store.server_session import ServerSession
+from tests.sim.store.told import Told
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.files import LooseFiles
 from tests.support.thread_work import thread_work
@@ -277,12 +278,11 @@ class Machine:
         self.bench = Bench(())
         self.lives = 0
         self.tails_judged = 0
-        self.told: dict[tuple[str, str], int] = {}
+        self.told = Told()
         self.loose = LooseFiles(self)
         self.damaged: dict[str, bool] = {}
         self.removing: set[tuple[str, str]] = set()
         self.removed = 0
-        self.told_and_removed: dict[tuple[str, str], int] = {}
         self.had_errors = False
         self.copies_mended = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
@@ -310,14 +310,8 @@ class Machine:
         self.tails_judged += isinstance(effect, v.LoadObject)
         if isinstance(effect, v.RemoveObject):
             self.removing.add((effect.directory, effect.name))
-            key = effect.directory, effect.name
-            if key in self.told:
-                self.told_and_removed[key] = self.told.pop(key)
+            self.told.is_to_remove((effect.directory, effect.name))
             self.removed += 1
-
-    def ever_told(self) -> dict[tuple[str, str], int]:
-        """How much it told to have of each object on this disk; of what it was to remove, until then."""
-        return {key: synced for key, synced in (self.told_and_removed | self.told).items() if synced}
 
     def mended(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
@@ -363,7 +357,6 @@ class Machine:
         self.disk = SimDisk()
         self.wiped = True
         self.told.clear()
-        self.told_and_removed.clear()
         self.damaged.clear()
         self.fresh_id = fresh_id
         self._note("lost its disk")
@@ -372,7 +365,6 @@ class Machine:
         """The disk is one from a backup that was made when the machine had just become a member."""
         self.disk = SimDisk()
         self.told.clear()
-        self.told_and_removed.clear()
         self.damaged.clear()
         self.prepare(record)
         self._note("has the disk of its first day again")
