@@ -18,14 +18,12 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from checkpoint.core.layout import Layout
-from checkpoint.state_blocks import slices
 from dataflow.circuit_time import CircuitTime
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import KIND_RULES, Kind, NodePlan, StagePlan
 from dataflow.errors import OperatorError, OperatorFailure
 from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
-from dataflow.keyed_table import KeyedTable
 from dataflow.operators.base import Operator, OperatorContext, StateTable, UserFault
 from dataflow.operators.control import ControlOperator
 from dataflow.operators.count import CountSpec
@@ -274,7 +272,7 @@ class Circuit:
                 try:
                     into.blocks[node.name + suffix] = table.checkpoint()
                     if into.snapshot is not None:
-                        into.snapshot.add(node.name + suffix, _pieces(table))
+                        into.snapshot.add(node.name + suffix, table.snapshot_pieces())
                 except UserFault as fault:
                     raise _operator_error(node.name, "a cut", fault) from fault
             if node.name in self.sinks:
@@ -362,10 +360,6 @@ class Circuit:
         except UserFault as fault:
             where = inputs[0].origin.coarse().say(None) if len(inputs) == 1 else f"step {run.step}"
             raise _operator_error(node.name, where, fault) from fault
-
-
-def _pieces(table: StateTable) -> Iterable[pa.RecordBatch]:
-    return table.snapshot_pieces() if isinstance(table, KeyedTable) else slices(table.snapshot())
 
 
 class _Run(NamedTuple):

@@ -23,6 +23,7 @@ from dataflow.columns import Slots
 from dataflow.core.event_time import END, Mark
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
+from dataflow.operators.base import StateTable
 from dataflow.state import Hashes
 
 ROW: Final = "_row"
@@ -76,7 +77,7 @@ def check_stored(columns: pa.Schema) -> None:
         raise SchemaError(f"column {bad[0]!r} is named like one of the state of this operator; rename it")
 
 
-class RowTable:
+class RowTable(StateTable):
     """See the top of this file."""
 
     def __init__(self, columns: pa.Schema) -> None:

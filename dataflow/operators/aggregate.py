@@ -8,7 +8,7 @@ The last row of a key is the same whatever the order of the rows and however the
 (replication-transparency IV-F, with one window that never ends: nothing needs a punctuation).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
 from dataflow.keyed_table import KeyedTable
-from dataflow.operators.base import OperatorContext, OperatorSpec, StatefulOperator
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AggregateSpec(OperatorSpec):
         return AggregateOperator(self, context.inputs[0], context.output)
 
 
-class AggregateOperator(StatefulOperator):
+class AggregateOperator(Operator):
     """Everything per key is in the table."""
 
     def __init__(self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema) -> None:
@@ -77,14 +77,8 @@ class AggregateOperator(StatefulOperator):
         results = [accumulator.results(touched) for accumulator in self._accumulators]
         return [pa.RecordBatch.from_arrays([*self._table.keys(touched), *results], schema=self._output)]
 
-    def checkpoint(self) -> pa.RecordBatch:
-        return self._table.checkpoint()
-
-    def snapshot(self) -> pa.RecordBatch:
-        return self._table.snapshot()
-
-    def restore(self, block: pa.RecordBatch) -> None:
-        self._table.restore(block)
+    def tables(self) -> Mapping[str, StateTable]:
+        return {"": self._table}
 
     def reset(self) -> None:
         self._table.reset()

@@ -282,7 +282,7 @@ def _datetime(mark: Mark) -> datetime:
         return _LAST if mark > 0 else _FIRST
 
 
-class _OwnState:
+class _OwnState(StateTable):
     """See the top of this file."""
 
     def __init__(self, history: StateHistory, ask: Callable[[pa.Schema], pa.RecordBatch]) -> None:

@@ -15,14 +15,14 @@ An operator may have side outputs (`OperatorSpec.sides`): what it puts there is 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
 from checkpoint.key_hash import HASH_COLUMN
-from checkpoint.state_blocks import DELETED_COLUMN
+from checkpoint.state_blocks import DELETED_COLUMN, slices
 from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
@@ -80,6 +80,12 @@ class StateTable(Protocol):
         over.
         """
         ...
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        """The same in several blocks of bounded size: nothing may change meanwhile. A table that may be large
+        makes each of them when it is asked for.
+        """
+        yield from slices(self.snapshot())
 
     def restore(self, block: pa.RecordBatch) -> None:
         """Take one stored block on top of what is there. Later blocks win."""
@@ -145,8 +151,10 @@ class Operator:
         """Let go of files and locks. Not a cut: nothing is made durable by it."""
 
 
-class StatefulOperator(Operator):
-    """An operator that is its own, only state table (`checkpoint.state_blocks`)."""
+class StatefulOperator(Operator, StateTable):
+    """An operator that is its own, only state table (`checkpoint.state_blocks`). One whose state is a table
+    that it holds says so in `tables`.
+    """
 
     @abstractmethod
     def checkpoint(self) -> pa.RecordBatch:

@@ -100,20 +100,11 @@ class CountWindowSpec(OperatorSpec):
         return CountWindowOperator(self, context.inputs[0], context.output)
 
 
-class _Numbered:
-    """Keys by number of window, as blocks."""
+class _Numbered(KeyedTable):
+    """Keys by number of window: windows of one key are told apart by it."""
 
-    def __init__(self, table: KeyedTable) -> None:
-        self.table = table
-
-    def checkpoint(self) -> pa.RecordBatch:
-        return self.table.checkpoint()
-
-    def snapshot(self) -> pa.RecordBatch:
-        return self.table.snapshot()
-
-    def restore(self, block: pa.RecordBatch) -> None:
-        self.table.restore(block, block.column(NUMBER).to_numpy())
+    def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
+        super().restore(block, block.column(NUMBER).to_numpy() if apart is None else apart)
 
 
 class CountWindowOperator(TimedOperator):
@@ -128,7 +119,7 @@ class CountWindowOperator(TimedOperator):
         self._counts = CountAccumulator("count")
         self._counted = KeyedTable(pa.schema(keys), [self._counts])
         self._accumulators = open_all(dict(spec.aggregates), columns)
-        self._windows = KeyedTable(pa.schema([*keys, (NUMBER, pa.int64())]), self._accumulators)
+        self._windows = _Numbered(pa.schema([*keys, (NUMBER, pa.int64())]), self._accumulators)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         name = self._spec.window.time
@@ -179,7 +170,7 @@ class CountWindowOperator(TimedOperator):
         return np.asarray(touched[self._counts.results(slots).to_numpy() >= ends])
 
     def own_tables(self) -> Mapping[str, StateTable]:
-        return {"": _Numbered(self._windows), "~counts": self._counted, "~rows": self._rows}
+        return {"": self._windows, "~counts": self._counted, "~rows": self._rows}
 
     def reset(self) -> None:
         super().reset()

@@ -19,7 +19,7 @@ from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
 from dataflow.keyed_table import KeyedTable, SlotValues
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.window_places import START, Tumbling, WindowKeys
@@ -111,7 +111,7 @@ class Seen(SlotValues):
         self._seen.values[slots] = True
 
 
-class DedupOperator(StatefulOperator):
+class DedupOperator(Operator):
     """Keys for ever."""
 
     def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
@@ -129,14 +129,8 @@ class DedupOperator(StatefulOperator):
         self._table.take_touched()
         return ()
 
-    def checkpoint(self) -> pa.RecordBatch:
-        return self._table.checkpoint()
-
-    def snapshot(self) -> pa.RecordBatch:
-        return self._table.snapshot()
-
-    def restore(self, block: pa.RecordBatch) -> None:
-        self._table.restore(block)
+    def tables(self) -> Mapping[str, StateTable]:
+        return {"": self._table}
 
     def reset(self) -> None:
         self._table.reset()
@@ -172,7 +166,7 @@ class WindowDedupOperator(TimedOperator):
         self._keys.table.remove(self._keys.take_over(self.mark(index)))
         return ()
 
-    def own_tables(self) -> "Mapping[str, WindowKeys]":
+    def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._keys}
 
     def reset(self) -> None:

@@ -88,7 +88,7 @@ class EventTimeSpec(OperatorSpec):
         return EventTimeOperator(self)
 
 
-class MarkTable:
+class MarkTable(StateTable):
     """One mark for each input of an operator, as state. A mark that was reached stays."""
 
     _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("mark", pa.int64())]))

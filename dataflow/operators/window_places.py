@@ -153,6 +153,9 @@ class WindowKeys:
     def snapshot(self) -> pa.RecordBatch:
         return self.table.snapshot()
 
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        return self.table.snapshot_pieces()
+
     def restore(self, block: pa.RecordBatch) -> None:
         starts = block.column(START).cast(pa.int64()).to_numpy()
         self.table.restore(block, starts // self._slide)

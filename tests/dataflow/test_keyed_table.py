@@ -1,17 +1,32 @@
 """State per key: against a dict, through blocks, with keys that come and go."""
 
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import DELETED_COLUMN, newest_rows
-from dataflow import keyed_table, limits
+from checkpoint.state_blocks import DELETED_COLUMN, decode_block, newest_rows
+from dataflow import (
+    CallSink,
+    Count,
+    CountWindow,
+    Graph,
+    InputSource,
+    KeyedStream,
+    Stream,
+    Tumbling,
+    keyed_table,
+    limits,
+)
 from dataflow.accumulators import CountAccumulator
 from dataflow.keyed_table import KeyedTable
+from dataflow.testing import Trial
 
 KEYS = pa.schema([("key", pa.string()), ("window", pa.int64())])
 
@@ -120,3 +135,44 @@ def test_slots_of_a_step_come_in_the_order_in_which_they_first_came() -> None:
     assert table.keys(touched)[0].to_pylist() == ["b", "a", "c"]
     assert not len(table.take_touched())
     assert np.array_equal(table.hashes(touched), hash_keys([pa.array(["b", "a", "c"])]))
+
+
+# --- operators whose state is such a table ------------------------------------------------------------------
+
+_hours = Tumbling("at", timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda keyed: keyed.aggregate("own", n=Count()),
+        lambda keyed: keyed.dedup("own"),
+        lambda keyed: keyed.aggregate("own", _hours, n=Count()),
+        lambda keyed: keyed.aggregate("own", CountWindow("at", 2), n=Count()),
+        lambda keyed: keyed.dedup("own", _hours),
+    ],
+    ids=["aggregate", "dedup", "windows", "count windows", "dedup in windows"],
+)
+def test_its_snapshot_comes_in_pieces_of_bounded_size(
+    add: Callable[[KeyedStream], Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "snapshot_piece_rows", 2)
+    graph = Graph("keys")
+    rows = graph.source("rows", InputSource("rows", "at timestamp, key string"))
+    keyed = rows.event_time("timed", "at", lateness=timedelta(0)).key_by("by_key", "key")
+    add(keyed).sink("out", CallSink(print))
+    trial, calm = Trial(graph), Trial(graph)
+    for one in (trial, calm):
+        one.step({"rows": [_named(n, n) for n in range(8)]}, cut=True, snapshot=True)
+    pieces = [decode_block(data).num_rows for name, data in trial._blocks[0] if name == "own"]
+    assert sum(pieces) >= 7, "the last row may still wait for event time"
+    assert max(pieces) == 2
+    trial.crash()
+    for one in (trial, calm):
+        one.step({"rows": [_named(8 + n, n) for n in range(8)]}, end=True)
+    assert trial.rows("out")
+    assert sorted(map(repr, trial.rows("out"))) == sorted(map(repr, calm.rows("out")))
+
+
+def _named(second: int, number: int) -> dict[str, Any]:
+    return {"at": datetime(2026, 5, 1, 9, 0, second, tzinfo=UTC), "key": f"k{number}"}
