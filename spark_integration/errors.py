@@ -39,14 +39,14 @@ class UnreachableWorkerError(DosError):
 
 
 class UnknownOptionError(DosError):
-    """The source `dos` has no such option. Nothing was read."""
+    """The format (`dos`, `dos-state`, ...) has no such option. Nothing was read."""
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
+    def __init__(self, name: str, known: Iterable[str], source: str = "dos") -> None:
         by_lower = {one.lower(): one for one in known}
         found = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
         hint = f"; did you mean {by_lower[found[0]]!r}?" if found else ""
         super().__init__(
-            f"the source dos has no option {name!r}{hint} (it has {', '.join(by_lower.values())})"
+            f"the source {source} has no option {name!r}{hint} (it has {', '.join(by_lower.values())})"
         )
 
 

@@ -26,9 +26,8 @@ from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
 VERSION: Final = 1
 _REMEDY: Final = (
-    "write earliest, latest, step:120, cut:7, time:2026-01-31T12:00:00Z, or the JSON of an offset as a"
-    " query's"
-    " progress shows it"
+    "write earliest, latest, step:120, cut:7, time:2026-01-31T12:00:00Z, or the JSON of an offset"
+    " as a query's progress shows it"
 )
 
 
@@ -66,9 +65,8 @@ def points_of(offset: Any, store: str, what: str) -> dict[str, Point]:
     found = _offset(offset)
     if found.store != store:
         raise OtherSourceError(
-            f"the offset is of store {found.store}, and this is store {store}: {what} there and here have"
-            f" nothing"
-            " in common"
+            f"the offset is of store {found.store}, and this is store {store}:"
+            f" {what} there and here have nothing in common"
         )
     if found.what != what:
         raise OtherSourceError(f"the offset is of {found.what}, and this query reads {what}")

@@ -248,9 +248,8 @@ class JsonDecoder(LinesDecoder):
             table = pajson.read_json(io.BytesIO(data), parse_options=options)
         except pa.ArrowInvalid as error:
             raise NotReadableError(
-                f"{self.where}, bytes {self.at} to {self.at + len(data)}, is not JSON lines with these"
-                f" columns:"
-                f" {error}"
+                f"{self.where}, bytes {self.at} to {self.at + len(data)},"
+                f" is not JSON lines with these columns: {error}"
             ) from error
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)

@@ -84,9 +84,8 @@ class OutputOrigin(ChainOrigin):
         else:
             have = ", ".join(str(cut.cut) for cut in view.cuts[-5:]) or "none"
             raise MalformedOffsetError(
-                f"startingOffset cut:{number}: region {self._region!r} has no such cut in its manifest; the"
-                f" last are"
-                f" {have}",
+                f"startingOffset cut:{number}: region {self._region!r} has no such cut in its manifest;"
+                f" the last are {have}",
                 remedy="`dos cuts ls` lists them",
             )
         points = {}

@@ -26,9 +26,8 @@ def chosen(there: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Sch
     for name in names:
         if name not in every.names:
             raise SchemaMismatchError(
-                f"the option 'columns' names {name!r}{nearest(name, every.names)}; there are"
-                f" {', '.join(there.names)},"
-                f" and {', '.join(extra.names)}"
+                f"the option 'columns' names {name!r}{nearest(name, every.names)};"
+                f" there are {', '.join(there.names)}, and {', '.join(extra.names)}"
             )
     return pa.schema([every.field(name) for name in dict.fromkeys(names)])
 
@@ -38,9 +37,8 @@ def check_columns(wanted: pa.Schema, there: pa.Schema, where: str) -> None:
     for field in wanted:
         if field.name not in there.names:
             raise SchemaMismatchError(
-                f"column {field.name!r} ({type_text(field.type)}) was asked for, and {where} has no such"
-                f" column"
-                f"{nearest(field.name, there.names)}; it has {_listed(there)}"
+                f"column {field.name!r} ({type_text(field.type)}) was asked for, and {where} has"
+                f" no such column{nearest(field.name, there.names)}; it has {_listed(there)}"
             )
         found = there.field(field.name).type
         if not found.equals(field.type) and type_text(found) != type_text(field.type):

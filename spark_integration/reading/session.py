@@ -7,11 +7,13 @@ other tasks, and is to hold no thread and no connection of ours between them.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from dos_client import blocking
 from dos_client.blocking import BlockingStore
+from spark_integration.core.option_texts import StoreOptions
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import BadOptionError
 from spark_integration.reading.inputs import InputOrigin
@@ -19,9 +21,11 @@ from spark_integration.reading.objects import ObjectOrigin
 from spark_integration.reading.origin import Origin
 from spark_integration.reading.outputs import OutputOrigin
 
+Options = TypeVar("Options", bound=StoreOptions)
+
 
 @contextmanager
-def opened(options: SourceOptions) -> Iterator[BlockingStore]:
+def opened(options: StoreOptions) -> Iterator[BlockingStore]:
     """The store of the options. Raises StoreNotReadyError, and what opening a store raises."""
     with blocking.open_store(options.servers, token=options.token, client="spark") as store:
         yield store
@@ -36,7 +40,7 @@ def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
     return ObjectOrigin(store.store, options)
 
 
-def with_token(options: SourceOptions) -> SourceOptions:
+def with_token(options: Options) -> Options:
     """With the token itself in place of the name of its file, which tasks may not have. Raises
     BadOptionError.
     """

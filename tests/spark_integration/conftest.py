@@ -1,4 +1,6 @@
-"""One Spark session for all tests of a process that use it: starting one takes six to ten seconds."""
+"""One Spark session for all tests of a process that use it, because starting one takes six to ten seconds.
+And a store for each file.
+"""
 
 import os
 import sys
@@ -8,7 +10,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from dos_server.testing import Servers, ThreadedServer, threaded_store
+
 SLOTS = 6
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers[ThreadedServer]]:
+    """A store of three in memory, for all tests of a file."""
+    with threaded_store() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -43,12 +43,6 @@ def row(word: str, count: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Servers[ThreadedServer]]:
-    with threaded_store() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
     """What all tests of this file read."""
     with open_store(servers.url) as found:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dos_client.blocking import BlockingStore, open_store
-from dos_server.testing import Servers, ThreadedServer, threaded_store
+from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
 from tests.spark_integration.written import lines, write_batches, write_objects, write_steps
 
@@ -22,12 +22,6 @@ WORDS = pa.schema([("word", pa.string()), ("count", pa.int64()), ("at", pa.times
 COUNTS = pa.schema([("word", pa.string()), ("count", pa.int64())])
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers[ThreadedServer]]:
-    with threaded_store() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from checkpoint.core.outputs import Publish
 from dos_client.blocking import BlockingStore, open_store
-from dos_server.testing import Servers, ThreadedServer, threaded_store
+from dos_server.testing import Servers, ThreadedServer
 from journal import SegmentSpan
 from spark_integration.core.admission import Admission, Limits, Piece
 from spark_integration.core.source_offsets import Point
@@ -36,12 +36,6 @@ LINE = pa.schema([("value", pa.string())])
 
 def n(*numbers: int) -> list[dict[str, Any]]:
     return [{"n": number} for number in numbers]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers[ThreadedServer]]:
-    with threaded_store() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
