@@ -32,7 +32,7 @@ from dataflow import limits
 from dataflow.accumulators import SlotNumbers
 from dataflow.columns import Slots
 from dataflow.errors import SchemaError
-from dataflow.kept_values import Value
+from dataflow.migration import Value
 from dataflow.scratch import of_scratch, scratch_directory
 from dataflow.value_bytes import ValueBytes
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from dataflow.columns import Slots
 from dataflow.errors import SchemaError, nearest
+from dataflow.migration import Value
 
-Value: TypeAlias = dict[str, Any]
 Place: TypeAlias = Literal["memory", "disk"]
 PLACES: Final[tuple[str, ...]] = get_args(Place)
 

@@ -23,6 +23,7 @@ from dataflow.operators.results import FAULTS, say
 from dataflow.schema import parse_schema
 
 Value: TypeAlias = dict[str, Any]
+"""A value of a declared state: column -> what it holds."""
 
 _pickled: Final = re.compile(r"\b(cloudpickle|dill|pickle|object|udt)\b", re.IGNORECASE)
 

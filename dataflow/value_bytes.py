@@ -19,9 +19,9 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
+from dataflow.migration import Value
 
 Cell: TypeAlias = Any
-Value: TypeAlias = dict[str, Any]
 
 _BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}

@@ -37,6 +37,7 @@ from dataflow.sources.base import (
 )
 from dataflow.sources.fed import owner_by_name
 from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes, open_bytes
+from dataflow.sources.given import Paths, check_errors, paths_of
 from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
 from dataflow.sources.text import LINE_SCHEMA, Errors
 from dataflow.sources.watched import Seen, Watched, gzip_is_whole, list_files, mark_of, watched
@@ -74,23 +75,22 @@ class DirectorySource(SourceSpec):
 
     def __init__(
         self,
-        paths: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+        paths: Paths,
         *,
         until: "str | os.PathLike[str] | None" = None,
         poll_s: float = 1.0,
         gone: Gone = "stop",
         errors: Errors = "strict",
     ) -> None:
-        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        given = paths_of(paths)
         if not given:
             raise SchemaError("a DirectorySource has at least one directory or pattern; none was given")
         if not poll_s > 0:
             raise SchemaError(f"poll_s is a time above 0 in seconds, not {poll_s!r}")
         if gone not in ("stop", "forget"):
             raise SchemaError(f"gone is 'stop' or 'forget', not {gone!r}")
-        if errors not in ("strict", "replace"):
-            raise SchemaError(f"errors is 'strict' or 'replace', not {errors!r}")
-        object.__setattr__(self, "places", tuple(watched(os.fspath(entry)) for entry in given))
+        check_errors(errors)
+        object.__setattr__(self, "places", tuple(watched(entry) for entry in given))
         end = None if until is None else os.path.abspath(until)  # noqa: PTH100 - it need not exist here
         object.__setattr__(self, "until", end)
         object.__setattr__(self, "poll_s", poll_s)

@@ -34,6 +34,7 @@ from dataflow.sources.base import (
     SplitDivision,
 )
 from dataflow.sources.file_bytes import FileBytes, open_bytes
+from dataflow.sources.given import Paths, check_errors, paths_of
 from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
 from dataflow.sources.text import LINE_SCHEMA, Errors
 from dos_protocol.digests import PrefixDigest, digest64
@@ -60,13 +61,12 @@ class FileSource(SourceSpec):
 
     def __init__(
         self,
-        paths: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+        paths: Paths,
         repeat: int = 1,
         *,
         errors: Errors = "strict",
     ) -> None:
-        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        found = tuple(path for entry in given for path in _expanded(os.fspath(entry)))
+        found = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
         if not found:
             raise SchemaError(
                 "a FileSource has at least one file; none was given, or no file fits the pattern"
@@ -78,8 +78,7 @@ class FileSource(SourceSpec):
             )
         if not isinstance(repeat, int) or repeat < 1:
             raise SchemaError(f"repeat is a whole number from 1, not {repeat!r}")
-        if errors not in ("strict", "replace"):
-            raise SchemaError(f"errors is 'strict' or 'replace', not {errors!r}")
+        check_errors(errors)
         object.__setattr__(self, "paths", found)
         object.__setattr__(self, "repeat", repeat)
         object.__setattr__(self, "errors", errors)
