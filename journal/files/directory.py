@@ -18,23 +18,14 @@ from typing import Protocol
 
 import trio
 
-from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.chain import take_over
-from journal.core.errors import LocalFilesError
-from journal.core.file_ops import FileOp, Remove, Truncate, Write, path_bytes, record_of, safe_path
+from journal.core.file_ops import FileOp, Truncate, Write
 from journal.core.position import Position
 from journal.core.record import Record
+from journal.files.changing import ChangingFiles
 from journal.files.local_journal import LocalJournal
 from journal.files.rebuilding import Rebuilding
-from journal.files.replaying import FileSizes
-from journal.files.tree import FileTree
-from journal.limits import (
-    file_copy_bytes_max,
-    file_marks_every_s,
-    file_write_bytes_max,
-    files_segment_bytes_max,
-    recovery_bytes_max,
-)
+from journal.limits import file_marks_every_s, files_segment_bytes_max, recovery_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort
 from journal.reading import read_batches
@@ -106,17 +97,13 @@ class Directory:
     ) -> None:
         self.path = path
         self.writer = writer
-        self._tree = FileTree(path)
+        self._files = ChangingFiles(path)
         self._lock = trio.Lock()
         self._clock_ms = clock_ms
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
         self._marked_ms: int | None = None
-        self._broken: LocalFilesError | None = None
-        self._files = FileSizes({name: self._tree.size(name) for name in self._tree.paths()})
-        self._sizes = self._files.sizes
-        self._live_bytes = sum(self._sizes.values())
 
     @classmethod
     async def open(
@@ -173,7 +160,7 @@ class Directory:
 
     async def aclose(self) -> None:
         """Stop changing files. What was recorded goes on being synced by the claim; closing does not wait."""
-        self._tree.close()
+        self._files.close()
         await self.writer.aclose()
 
     @property
@@ -184,41 +171,31 @@ class Directory:
     async def append(self, name: str, data: bytes) -> Position:
         """Add to the end of a file, which is made if it is not there; the position just past that change."""
         async with self._lock:
-            return await self._change(name, lambda: Write(name, self._sizes.get(name, 0), data))
+            return await self._change(self._files.appending(name, data))
 
     async def write_at(self, name: str, offset: int, data: bytes) -> Position:
         """Write over what is at `offset`, and on past the end; a hole before it reads as zeros."""
-        if offset < 0:
-            raise LocalProtocolError(f"an offset is 0 or more: {offset}")
         async with self._lock:
-            return await self._change(name, lambda: Write(name, offset, data))
+            return await self._change(Write(name, offset, data))
 
     async def truncate(self, name: str, length: int = 0) -> Position:
         """Make the file that long: cut off, or filled with zeros; made if it is not there."""
-        if length < 0:
-            raise LocalProtocolError(f"a length is 0 or more: {length}")
         async with self._lock:
-            return await self._change(name, lambda: Truncate(name, length))
+            return await self._change(Truncate(name, length))
 
     async def remove(self, name: str) -> Position:
         """Remove a file. Raises FileNotFoundError, with nothing recorded, if it is not there."""
         async with self._lock:
-            self._must_exist(name)
-            return await self._change(name, lambda: Remove(name))
+            return await self._change(self._files.removing(name))
 
     async def rename(self, old: str, new: str) -> Position:
         """Give a file another name, over a file that has it: recorded as writes of its content and a removal.
         After a crash within, `old` is there still, and `new` in part or not; call it again.
         """
         async with self._lock:
-            size = self._must_exist(old)
-            if old == new:
-                return self.end
-            await self._change(new, lambda: Truncate(new, 0))
-            for offset in range(0, size, file_copy_bytes_max):
-                data = self._read(old, offset, size)
-                await self._change(new, lambda at=offset, data=data: Write(new, at, data))  # type: ignore[misc]
-            return await self._change(old, lambda: Remove(old))
+            for change in self._files.renaming(old, new):
+                await self._change(change)
+            return self.end
 
     async def wait_synced(self, position: Position | None = None) -> None:
         """Until that change (None: all of them) is on the quorum, for good. Raises FencedError."""
@@ -226,33 +203,13 @@ class Directory:
 
     # --- one change -----------------------------------------------------------------------------------------
 
-    async def _change(self, name: str, make: Callable[[], FileOp]) -> Position:
-        safe_path(path_bytes(name))
-        if self._broken is not None:
-            raise ClosedError(
-                f"{self.path} is behind its journal: {self._broken}", remedy=self._broken.remedy
-            )
+    async def _change(self, op: FileOp) -> Position:
+        record = self._files.recorded(op)
         await self.writer.wait_room()
         await self._roll_if_due()
-        op = make()
-        if isinstance(op, Write) and len(op.data) > file_write_bytes_max:
-            raise LocalProtocolError(
-                f"one write has at most {file_write_bytes_max} bytes, to be there whole or not at all: "
-                f"{len(op.data)}",
-                remedy="write it in pieces",
-            )
-        record = record_of(op)
-        self._tree.check(op)
         self._mark_if_due()
         position = self.writer.append(record)
-        try:
-            self._tree.apply(op)
-        except Exception as error:
-            self._broken = LocalFilesError(f"{op.path} could not follow its journal: {error}")
-            raise self._broken from error
-        before = self._sizes.get(op.path, 0)
         self._files.apply(op)
-        self._live_bytes += self._sizes.get(op.path, 0) - before
         return position
 
     def _mark_if_due(self) -> None:
@@ -268,8 +225,8 @@ class Directory:
         if not self.writer.rolls:
             return
         end = self.end.size
-        since = self.writer.bytes_since_snapshot
-        if since >= max(self._recovery_bytes - self._live_bytes, self._live_bytes, 1):
+        since, live = self.writer.bytes_since_snapshot, self._files.live_bytes
+        if since >= max(self._recovery_bytes - live, live, 1):
             await self.writer.roll(self._snapshot())
         elif end - self._segment_base >= self._segment_bytes:
             await self.writer.roll()
@@ -281,22 +238,4 @@ class Directory:
         """All files, from nothing."""
         self._marked_ms = self._clock_ms()
         yield Record(Op.MARK, ints=(self._marked_ms,))
-        for name in sorted(self._sizes):
-            size = self._sizes[name]
-            yield record_of(Truncate(name, size))
-            for offset in range(0, size, file_copy_bytes_max):
-                yield record_of(Write(name, offset, self._read(name, offset, size)))
-
-    def _read(self, name: str, offset: int, size: int) -> bytes:
-        with (self.path / name).open("rb", buffering=0) as file:
-            file.seek(offset)
-            data = file.read(min(file_copy_bytes_max, size - offset))
-        if len(data) != min(file_copy_bytes_max, size - offset):
-            raise LocalFilesError(f"{name} has fewer than the {size} bytes that its journal gave it")
-        return data
-
-    def _must_exist(self, name: str) -> int:
-        """The file's size. Raises FileNotFoundError."""
-        if name not in self._sizes:
-            raise FileNotFoundError(f"{name} is not in {self.path}")
-        return self._sizes[name]
+        yield from self._files.snapshot()
