@@ -16,7 +16,7 @@ for it, every sink keeps what it gets.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,16 +24,14 @@ import pyarrow as pa
 
 from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import SplitPosition
 from checkpoint.state_blocks import decode_block, encode_block
 from dataflow.circuit import Checkpoint, Circuit, Sends
 from dataflow.core.event_time import END, IDLE
 from dataflow.errors import SchemaError
 from dataflow.graph import Graph, GraphPlan
-from dataflow.operators.base import OperatorContext, OperatorSpec
-from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.snapshot_spool import SnapshotSpool
-from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec
+from dataflow.sources.base import SourceBatch, SourceSpec
+from dataflow.trial_ends import Keeping, KeepingSpec, stand_in
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
 """Dicts, a batch or a table."""
@@ -52,7 +50,7 @@ class Trial:
         self._cuts = 0
         self._cut_operators = self._plan.operators
         self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
-            name: [] for name, spec in self._plan.specs.items() if isinstance(spec, _KeepingSpec)
+            name: [] for name, spec in self._plan.specs.items() if isinstance(spec, KeepingSpec)
         }
         """Sink -> (step, batch)."""
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
@@ -88,7 +86,7 @@ class Trial:
         for circuit in self._circuits:
             for name, batches in self._kept.items():
                 sink = circuit.sinks[name]
-                assert isinstance(sink, _Keeping)
+                assert isinstance(sink, Keeping)
                 batches += [(self._step, batch) for batch in sink.take()]
         if cut:
             self._commit(taken)
@@ -97,7 +95,7 @@ class Trial:
         self._schemas = {
             name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
         }
-        specs = {name: _stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
+        specs = {name: stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
         self._plan = replace(plan, specs=specs)
 
     def go_on_with(self, graph: Graph) -> int:
@@ -310,85 +308,6 @@ def _compare(expected: Trial, found: Trial, crashes: set[tuple[str, int]]) -> No
                 f"with a crash before {where}, sink {sink!r} got other rows than without; {'; '.join(said)}."
                 " Is all that an operator keeps in its state, and nothing it gives left to a clock or chance?"
             )
-
-
-# --- stand-ins for what reads and writes --------------------------------------------------------------------
-
-
-def _stand_in(spec: OperatorSpec, schema: pa.Schema | None) -> OperatorSpec:
-    if isinstance(spec, SourceSpec):
-        return _GivingSpec(schema)
-    return _KeepingSpec() if isinstance(spec, SinkSpec) else spec
-
-
-@dataclass(frozen=True, slots=True)
-class _GivingSpec(SourceSpec):
-    schema: pa.Schema
-
-    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
-        del inputs
-        return self.schema
-
-    def open(self, context: OperatorContext) -> "_Giving":
-        del context
-        return _Giving()
-
-
-class _Giving(SourceReader):
-    """Reads nothing by itself: the trial feeds its circuit."""
-
-    exhausted = False
-
-    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        """There is no position to stand at."""
-
-    def read(self, bytes_max: int) -> SourceBatch | None:
-        del bytes_max
-        return None
-
-    def replay(self, division: Division) -> list[SourceBatch]:
-        del division
-        return []
-
-    def take_division(self) -> Division:
-        return {}
-
-    def positions(self) -> Positions:
-        return {}
-
-    def describe(self, source: SourceBatch, row: int | None) -> str:
-        del source
-        return "the rows given" if row is None else f"row {row} of those given"
-
-
-@dataclass(frozen=True, slots=True)
-class _KeepingSpec(SinkSpec):
-    def open(self, context: OperatorContext) -> "_Keeping":
-        del context
-        return _Keeping()
-
-
-@dataclass(slots=True)
-class _Keeping(SinkWriter):
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-
-    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        self.batches.append(batch)
-        return ()
-
-    def take(self) -> list[pa.RecordBatch]:
-        """What came since the last call."""
-        batches, self.batches = self.batches, []
-        return batches
-
-    def prepare(self, cut: int) -> None:
-        del cut
-
-    def sync(self) -> None:
-        """Nothing is written."""
-
-    def reset_to(self, prepared: Any | None) -> None:
-        """A crash opens new ones."""
 
 
 __all__ = ["CRASH", "Rows", "Trial", "assert_crash_safe"]

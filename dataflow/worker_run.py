@@ -5,8 +5,7 @@ messages. It is made for one incarnation and thrown away with it; an error leave
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -14,13 +13,12 @@ from checkpoint.core.barrier import Alignment, CompleteStep
 from checkpoint.core.channel_frames import Frame, FrameFlag, FrameType
 from checkpoint.core.divisions import Division
 from checkpoint.core.manifest import SplitPosition
-from checkpoint.core.messages import job_digest
 from checkpoint.errors import StepOrderError
 from checkpoint.state_blocks import decode_block, encode_block
-from dataflow.circuit import Checkpoint, Circuit, Sends
-from dataflow.core.event_time import Mark, decode_mark, encode_mark
+from dataflow.circuit import Checkpoint, Circuit
+from dataflow.core.event_time import Mark, decode_mark
 from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule
-from dataflow.exchange import decode_batch, encode_batch, frames_of
+from dataflow.exchange import decode_batch
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.log import LogWriter
@@ -44,11 +42,9 @@ from dataflow.worker_messages import (
     ToLinks,
 )
 from dataflow.worker_reading import Reading
+from dataflow.worker_sending import Item, Sending
 
 logger = logging.getLogger("dos.dataflow")
-
-Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Mark]"
-"""(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs; or (sender, mark)."""
 
 
 class Incarnation:
@@ -71,7 +67,6 @@ class Incarnation:
         self._shared = shared
         self._post = post
         self._clock = Clock() if clock is None else clock
-        self._job = job_digest(identity.region)
         self._stages = graph.plan.stages
         first = order.step + 1
         ahead = min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
@@ -102,6 +97,7 @@ class Incarnation:
             incarnation=order.incarnation,
             scratch=identity.scratch,
         )
+        self._sending = Sending(self._circuit, identity, self.number, self._stages, self._aligned)
         self._reading = Reading(self._circuit, worker_limits, shared, self._clock, order.incarnation)
         try:
             self._stand(order)
@@ -235,7 +231,7 @@ class Incarnation:
         sends = self._circuit.end_sources(step, marks)
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
         mark = self._schedule.step_produced()
-        frames = self._send(0, step, sends, mark)
+        frames = self._sending.end_step(0, step, sends, mark)
         sources = None if action.replay else taken
         self._waits_since[step] = self._clock.seconds()
         self._post(StageEnded(self.number, step, frames, time_ms, sources))
@@ -292,7 +288,7 @@ class Incarnation:
             )
         self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
-            self._post(StageEnded(self.number, step, self._send(stage, step, sends, mark)))
+            self._post(StageEnded(self.number, step, self._sending.end_step(stage, step, sends, mark)))
         if self._schedule.stage_done(stage, step):
             self._step_over(step)
 
@@ -355,44 +351,3 @@ class Incarnation:
             CutTaken(self.number, step, mark, blocks, taken.snapshot, positions, taken.sinks, writers, phases)
         )
         self._shared.cuts += 1
-
-    # --- sending ------------------------------------------------------------------------------------------
-
-    def _send(self, stage: int, step: int, sends: Sends, mark: CutMark) -> Mapping[int, tuple[Frame, ...]]:
-        """End the step on the channels of a stage: one's own share at once, frames for the peers."""
-        frames: dict[int, list[Frame]] = {w: [] for w in range(self._me.workers) if w != self._me.worker}
-        for channel in self._stages[stage].sends:
-            parts = sends.get(channel, [[] for _ in range(self._me.workers)])
-            time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
-            self._keep(channel, step, [*parts[self._me.worker], *time], mark)
-            for worker, queue in frames.items():
-                queue += self._frames(channel, step, parts[worker], time, mark)
-        return {worker: tuple(queue) for worker, queue in frames.items()}
-
-    def _keep(self, channel: int, step: int, items: "Sequence[pa.RecordBatch | Mark]", mark: CutMark) -> None:
-        me, alignment = self._me.worker, self._aligned[channel]
-        for seq, item in enumerate(items):
-            alignment.data(me, step, seq, (me, item))
-        alignment.step_end(me, step, len(items), cut=mark.cut, final=mark.final)
-
-    def _frames(
-        self,
-        channel: int,
-        step: int,
-        batches: Sequence[pa.RecordBatch],
-        time: Sequence[Mark],
-        mark: CutMark,
-    ) -> list[Frame]:
-        me, job, number = self._me.worker, self._job, self.number
-        pieces = [(FrameType.DATA, encode_batch(piece)) for batch in batches for piece in frames_of(batch)]
-        pieces += [(FrameType.PUNCTUATION, memoryview(encode_mark(one))) for one in time]
-        frames = [
-            Frame(kind, me, job, number, step, seq=seq, channel=channel, payload=piece)
-            for seq, (kind, piece) in enumerate(pieces)
-        ]
-        flags = FrameFlag.FINAL if mark.final else 0
-        seq = len(pieces)
-        frames.append(
-            Frame(FrameType.STEP_END, me, job, number, step, mark.cut, seq, channel=channel, flags=flags)
-        )
-        return frames
