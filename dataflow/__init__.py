@@ -8,7 +8,7 @@ from checkpoint.input_log import close_input
 from dataflow.aggregates import ApproxDistinct, Count, Max, Mean, Min, Sum
 from dataflow.core.regions import autonomous, consistent
 from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
-from dataflow.graph import Graph, GraphPlan, KeyedStream, Stream
+from dataflow.graph import Graph, GraphPlan
 from dataflow.key_states import KeyState
 from dataflow.migration import Migration
 from dataflow.operators.count_windows import CountWindow
@@ -27,6 +27,7 @@ from dataflow.sources.inputs import InputSource
 from dataflow.sources.iterator import IteratorSource
 from dataflow.sources.log import LogSource
 from dataflow.sources.rate import RateSource
+from dataflow.stream import KeyedStream, Stream
 
 __all__ = [
     "ApproxDistinct",

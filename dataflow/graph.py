@@ -7,20 +7,17 @@ starts.
     words.key_by("by_word", "word").count("counts").sink("out", FileSink("out"))
 
 Rules of this file: it only records what the user says, `core/plan.py` judges it, `plan()` brings both
-together. The graph is sent to every worker as it is; each makes the same plan of it.
+together. Most of it is said on streams: `stream.py`, and for keyed ones `keyed.py`. The graph is sent to
+every worker as it is; each makes the same plan of it.
 
 A name is how state is found again after a restart: rename an operator and its state is another's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
-import pyarrow as pa
-
 from checkpoint.core.fingerprint import fingerprint
-from dataflow.core.plan import Kind, NodeSpec, find_problems, make_plan
+from dataflow.core.plan import NodeSpec, find_problems, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
 from dataflow.errors import GraphError
 from dataflow.explaining import explain
@@ -32,31 +29,13 @@ from dataflow.graph_checks import (
 )
 from dataflow.graph_plan import GraphPlan
 from dataflow.graph_schemas import find_schemas
-from dataflow.keyed import KeyedOperators
-from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.control import BroadcastSpec, ControlSpec
-from dataflow.operators.emitting import side_outputs
-from dataflow.operators.event_time import EventTimeSpec
-from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
-from dataflow.operators.key_by import KeyBySpec
-from dataflow.operators.side import SideSpec
-from dataflow.operators.sort import SortSpec
 from dataflow.operators.union import UnionSpec
-from dataflow.operators.user import UserOperator
 from dataflow.plotting import plot
-from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
-
-
-@dataclass(slots=True)
-class Node:
-    """One operator as recorded. Inputs are nodes, or the names of operators given later (`Graph.stream`)."""
-
-    name: str
-    spec: OperatorSpec
-    inputs: "tuple[Node | str, ...]"
+from dataflow.stream import ControlTable, Node, Stream
 
 
 class Graph:
@@ -212,189 +191,4 @@ class Graph:
         return specs
 
 
-@dataclass(frozen=True, slots=True)
-class ControlTable:
-    """What `Graph.control` gives; operators take it as `control=`."""
-
-    graph: Graph
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The output of an operator. Every method adds one operator by name and returns its output."""
-
-    graph: Graph
-    node: Node | str
-
-    def map(
-        self,
-        name: str,
-        function: UserFunction,
-        *,
-        schema: "str | pa.Schema | None" = None,
-        takes: Takes = "row",
-        deterministic: bool = True,
-        threads: int = 1,
-        control: "ControlTable | None" = None,
-        sides: "Mapping[str, str | pa.Schema] | None" = None,
-    ) -> "Stream":
-        """One row for each row. `schema` of the result; without it that of the input.
-
-        takes="row": the function gets a dict of the columns and returns a dict, a tuple or (one column) a
-        value. takes="batch": it gets a `pa.RecordBatch` and returns one of as many rows (or a table, a dict
-        of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are Arrow-backed.
-
-        deterministic=False: it may give other rows for the same input (it asks a clock, a service, chance).
-        State and output stay exactly-once; only nothing below it may be shown by step.
-
-        threads: how many threads call the function at once, for one that waits for something, or lets go of
-        the interpreter. Its results keep the order of the rows. It must be safe to call from several threads.
-
-        control: a table that the function gets as its second argument (`Graph.control`).
-
-        sides: side outputs, name -> columns; `stream.side(name, port)` takes one. The function gets, as its
-        last argument, `emit(port, row)`, which puts a row there, or a batch or table of them.
-        """
-        columns = None if schema is None else parse_schema(schema)
-        spec = MapSpec(
-            function,
-            takes,
-            columns,
-            deterministic=deterministic,
-            threads=threads,
-            control=self._table(control),
-            side_outputs=side_outputs(sides),
-        )
-        return self._then(name, spec)
-
-    def flat_map(
-        self,
-        name: str,
-        function: UserFunction,
-        *,
-        schema: "str | pa.Schema",
-        takes: Takes = "row",
-        deterministic: bool = True,
-        threads: int = 1,
-        control: "ControlTable | None" = None,
-        sides: "Mapping[str, str | pa.Schema] | None" = None,
-    ) -> "Stream":
-        """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
-        columns = parse_schema(schema)
-        spec = FlatMapSpec(
-            function,
-            takes,
-            columns,
-            deterministic=deterministic,
-            threads=threads,
-            control=self._table(control),
-            side_outputs=side_outputs(sides),
-        )
-        return self._then(name, spec)
-
-    def filter(
-        self,
-        name: str,
-        function: UserFunction,
-        *,
-        takes: Takes = "row",
-        deterministic: bool = True,
-        threads: int = 1,
-        control: "ControlTable | None" = None,
-        sides: "Mapping[str, str | pa.Schema] | None" = None,
-    ) -> "Stream":
-        """Only rows for which the function says yes; a batch function returns a boolean array. As `map`
-        otherwise.
-        """
-        return self._then(
-            name,
-            FilterSpec(
-                function,
-                takes,
-                deterministic=deterministic,
-                threads=threads,
-                control=self._table(control),
-                side_outputs=side_outputs(sides),
-            ),
-        )
-
-    def union(self, name: str, *others: "Stream") -> "Stream":
-        """This stream and others of the same schema as one."""
-        return self.graph.union(name, self, *others)
-
-    def key_by(self, name: str, *columns: str) -> "KeyedStream":
-        """Rows with the same values in `columns` meet on one worker."""
-        stream = self._then(name, KeyBySpec(tuple(columns)))
-        return KeyedStream(stream.graph, stream.node)
-
-    def event_time(
-        self,
-        name: str,
-        column: str,
-        *,
-        lateness: timedelta | None = None,
-        punctuation: str | None = None,
-    ) -> "Stream":
-        """The same rows; `column`, a timestamp, is their event time, and from here on it moves.
-
-        lateness: a promise, that no row comes more than this behind the latest one that its worker has read.
-        punctuation: a column of timestamps, null in most rows; where it is not, it promises that all later
-        rows of its worker have larger times. A row that breaks the promise is late.
-        """
-        return self._then(name, EventTimeSpec(column, lateness, punctuation))
-
-    def sort(self, name: str, time: str) -> "Stream":
-        """The same rows in the order of their event time, those of one time in the order of all columns, as
-        far as event time is. Each worker gives its own in order. Late rows are on the side output "late".
-        """
-        return self._then(name, SortSpec(time))
-
-    def apply(self, name: str, operator: UserOperator) -> "Stream":
-        """What an operator of your own gives (`UserOperator`). On a keyed stream, all rows of a key come to
-        one copy of it.
-        """
-        return self._then(name, apply_spec(operator))
-
-    def side(self, name: str, port: str) -> "Stream":
-        """A side output of the operator before: "late", the rows that came too late for it, or one that a
-        user function or operator declares.
-        """
-        return self._then(name, SideSpec(port))
-
-    def sink(self, name: str, sink: SinkSpec) -> None:
-        """Write the stream out."""
-        self._then(name, sink)
-
-    def annotate(self, annotation: Annotation) -> "Stream":
-        """Say that the operator whose output this is starts a consistent region, or is autonomous."""
-        self.graph.annotate(self.node if isinstance(self.node, str) else self.node.name, annotation)
-        return self
-
-    def _table(self, control: "ControlTable | None") -> str | None:
-        if control is None:
-            return None
-        if not isinstance(control, ControlTable) or control.graph is not self.graph:
-            problem = f"control is a table that graph.control of this graph gave, not {control!r}"
-            raise GraphError(self.graph.name, (problem,))
-        return control.name
-
-    def _then(self, name: str, spec: OperatorSpec) -> "Stream":
-        return self.graph._add(name, spec, (self,))  # noqa: SLF001 - one class in two halves
-
-
-class KeyedStream(Stream, KeyedOperators):
-    """A stream whose rows of one key are on one worker: what keyed operators need."""
-
-    __slots__ = ()
-
-    def _keys(self) -> tuple[str, ...]:
-        if isinstance(self.node, Node) and isinstance(self.node.spec, KeyBySpec):
-            return self.node.spec.keys
-        return ()
-
-    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> Stream:
-        return self.graph._add(name, spec, (self, other))  # noqa: SLF001 - as in `Stream`
-
-
-__all__ = ["Graph", "GraphPlan", "KeyedStream", "Kind", "Node", "Stream"]
+__all__ = ["Graph", "GraphPlan"]

@@ -30,7 +30,7 @@ from dataflow.schema import parse_schema
 from dataflow.spark_rows import columns_of
 
 if TYPE_CHECKING:
-    from dataflow.graph import KeyedStream, Stream
+    from dataflow.stream import KeyedStream, Stream
 
 
 class KeyedOperators(ABC):

@@ -21,11 +21,12 @@ import pyarrow as pa
 from dataflow.core.plan import KIND_RULES, NodeSpec
 from dataflow.core.regions import Consistent, Region, region_options
 from dataflow.errors import GraphError
-from dataflow.graph import Graph, Node
+from dataflow.graph import Graph
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
 from dataflow.sources.log import LogSource
+from dataflow.stream import Node
 
 BRIDGE_SUFFIX = ".leaves"
 """The sink at which OPERATOR's output leaves its region is named OPERATOR.leaves."""

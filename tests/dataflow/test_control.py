@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from dataflow import FileSink, FileSource, Graph, GraphError, LogSink, consistent
-from dataflow.graph import Stream
 from dataflow.limits import WorkerLimits
 from dataflow.operators.base import UserFault
 from dataflow.operators.control import ControlOperator
+from dataflow.stream import Stream
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
