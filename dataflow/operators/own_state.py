@@ -1,0 +1,115 @@
+"""The state of an operator of the user's: rows that it gives at a cut, as blocks.
+
+Rules of this file: rows to blocks and back; it asks for rows and calls nobody else. The rows lie in blocks
+under their numbers (`_row`), so that a cut writes the rows that are others than in the cut before. Row -1
+holds nothing and says that there is a state, though it may have no rows.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import block_schema, make_block, newest_rows, state_version_of
+from dataflow.migration import StateHistory
+from dataflow.operators.base import StateTable
+from dataflow.row_table import ROW
+
+
+class OwnState(StateTable):
+    """See the top of this file. `ask` gives the rows as of a cut."""
+
+    def __init__(self, history: StateHistory, ask: Callable[[pa.Schema], pa.RecordBatch]) -> None:
+        self._history = history
+        self._columns = _bare(history.columns)
+        keys = pa.schema([(ROW, pa.int64())])
+        self._blocks = block_schema(keys, self._columns, state_version=history.version)
+        self._ask = ask
+        self.reset()
+
+    def reset(self) -> None:
+        """No state was handed over."""
+        self._stored: pa.RecordBatch | None = None
+        """What the blocks that were handed over make."""
+        self._restored: list[pa.RecordBatch] = []
+        self.migrated = False
+        """What is stored is of an older version: the next cut writes all of it anew."""
+
+    def checkpoint(self) -> pa.RecordBatch:
+        before, after = self._stored, self._ask(self._columns)
+        self._stored = after
+        if before is None:
+            return self._block(after, [-1, *range(after.num_rows)])
+        both = min(before.num_rows, after.num_rows)
+        changed = (
+            [-1, *range(both)] if self.migrated else _others(before.slice(0, both), after.slice(0, both))
+        )
+        self.migrated = False
+        gone = range(after.num_rows, before.num_rows)
+        return self._block(after, [*changed, *range(both, after.num_rows), *gone])
+
+    def snapshot(self) -> pa.RecordBatch:
+        rows = self._stored
+        assert rows is not None, "a snapshot is taken behind a checkpoint"
+        return self._block(rows, [-1, *range(rows.num_rows)])
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        self._restored.append(block)
+
+    def take_restored(self) -> pa.RecordBatch | None:
+        """The state in the blocks that came; None if none came."""
+        if not self._restored:
+            return None
+        blocks, self._restored = self._restored, []
+        version = state_version_of(blocks[-1].schema)
+        columns = _bare(self._history.columns_of(version))
+        # The first cut of a version holds all rows and what is gone: blocks of older ones say nothing more.
+        rows = newest_rows([block for block in blocks if state_version_of(block.schema) == version])
+        numbers = rows.column(ROW).to_numpy()
+        order = np.argsort(numbers)
+        found = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
+        self._stored = pa.RecordBatch.from_arrays(found.columns, schema=columns)
+        if version != self._history.version:
+            values = [self._history.migrated(version, row) for row in self._stored.to_pylist()]
+            self._stored = pa.RecordBatch.from_pylist(values, self._columns)
+            self.migrated = True
+        return self._stored
+
+    def _block(self, rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
+        keys = pa.array(numbers, pa.int64())
+        there = pa.array([n if 0 <= n < rows.num_rows else None for n in numbers], pa.int64())
+        deleted = np.array([n >= rows.num_rows for n in numbers], np.bool_)
+        values = [column.take(there) for column in rows.columns]
+        return make_block(self._blocks, [keys], hash_keys([keys]), values, deleted)
+
+
+def _bare(columns: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in columns])
+
+
+def _others(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
+    """The numbers of the rows that are not the same."""
+    changed: list[int] = np.flatnonzero(~_same(before, after)).tolist()
+    return changed
+
+
+def _same(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Which rows are the same, bit for bit."""
+    same = np.ones(before.num_rows, np.bool_)
+    for left, right in zip(before.columns, after.columns, strict=True):
+        if pa.types.is_nested(left.type) or pa.types.is_null(left.type):
+            pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+            same &= np.array([repr(one) == repr(other) for one, other in pairs], np.bool_)
+            continue
+        if pa.types.is_floating(left.type):  # -0.0 is another state than 0.0, and NaN the same as NaN
+            bits = pa.uint64() if left.type.bit_width == 64 else pa.uint32()
+            left, right = left.view(bits), right.view(bits)
+        equal = pc.or_kleene(pc.equal(left, right), pc.and_(left.is_null(), right.is_null()))
+        same &= pc.fill_null(equal, fill_value=False).to_numpy(zero_copy_only=False)
+    return same
+
+
+__all__ = ["OwnState"]
