@@ -260,11 +260,11 @@ def test_rows_of_a_drain_need_the_declaration() -> None:
 
 def test_a_cut_writes_what_changed() -> None:
     from dataflow.migration import StateHistory
-    from dataflow.operators.apply import _OwnState
+    from dataflow.operators.own_state import OwnState
 
     schema = pa.schema([("a", pa.float64()), ("b", pa.list_(pa.int64()))])
     rows: list[tuple[Any, Any]] = []
-    state = _OwnState(
+    state = OwnState(
         StateHistory(schema),
         lambda _: pa.RecordBatch.from_pylist([dict(zip("ab", r, strict=True)) for r in rows], schema),
     )
@@ -282,7 +282,7 @@ def test_a_cut_writes_what_changed() -> None:
         block = state.checkpoint()
         blocks.append(block)
         assert sorted(block.column("_row").to_pylist()) == changed
-        again = _OwnState(StateHistory(schema), lambda _: pa.RecordBatch.from_pylist([], schema))
+        again = OwnState(StateHistory(schema), lambda _: pa.RecordBatch.from_pylist([], schema))
         for one in blocks:
             again.restore(one)
         found = again.take_restored()
