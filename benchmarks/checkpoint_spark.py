@@ -23,9 +23,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from spark_session import session
 from word_feed import WordFeed
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 PART_KEYS = 50_000
 PACE_S = 0.02
 RECOVERY_ROWS_PER_S = 5_000
@@ -38,33 +38,14 @@ WARM_S = 30.0
 LIMIT_S = 240.0
 """From the start of the program: what was found by then is the answer."""
 BEGUN = time.monotonic()
+MORE = {
+    "spark.driver.extraJavaOptions": "-Xss64m",  # a long batch of a socket overflows a usual stack
+    "spark.executor.memory": "1g",
+}
 
 
 class TimeIsUp(Exception):  # noqa: N818
     """It did not get there within LIMIT_S."""
-
-
-def session(master: str, folder: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": "-Xss64m",  # a long batch of a socket overflows a usual stack
-        "spark.executor.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    }
-    builder = SparkSession.builder.master(master).appName("dos yardstick")
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
 
 
 class Query:
@@ -145,7 +126,7 @@ def _is_below(pid: str, ancestor: int) -> bool:
 def recovery(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
     """Seconds from the SIGKILL of an executor until output is visible that holds input sent after it."""
     with ExitStack() as stack:
-        spark = session("local-cluster[2,1,1024]", folder)
+        spark = session(folder, "local-cluster[2,1,1024]", MORE)
         stack.callback(spark.stop)
         feed = WordFeed()
         stack.callback(feed.close)
@@ -176,7 +157,7 @@ def recovery(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
 def latency(folder: Path, rows_per_s: float, seconds: float) -> dict[str, Any]:
     """From before a line is sent until its batch is visible; the first seconds, until it runs, left out."""
     with ExitStack() as stack:
-        spark = session("local[2]", folder)
+        spark = session(folder, more=MORE)
         stack.callback(spark.stop)
         feed = WordFeed()
         stack.callback(feed.close)

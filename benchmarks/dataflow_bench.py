@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 from dataflow_input import Input, make_input
 from dataflow_page import write_section
+from dataflow_program import CAP_S
 from own_environment import BYTEWAX, FLINK, PROTOBUF
 from rows import run_json, say
 
@@ -34,7 +35,6 @@ PARTS = (*TABLES, "workers", "curves")
 KEYS = (1_000, 100_000)
 CURVE_KEYS = (100, 10_000, 1_000_000)
 """Beside KEYS."""
-CAP_S = 60.0
 ROWS = {"builtin": 30_000_000, "batch": 20_000_000, "row": 5_000_000}
 """More than any system takes in the warm-up and some twenty seconds on two quiet cores."""
 PROCESS_S_MAX = 300.0

@@ -7,38 +7,26 @@ a snapshot each second into as many SQLite files on the local disk. Prints one l
 """
 
 import argparse
-import json
 import os
-import shutil
-import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from dataflow_meter import Meter
+from dataflow_program import FILE_ROWS, free_port, input_files, linked, run
 
-FILE_ROWS = 100_000
 DURABLE = "one copy on the local disk (SQLite), not synced"
 FLOW = Path(__file__).parent / "dataflow_bytewax_flow.py"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    paths = sorted(options.folder.glob("*.csv"))[: -(-options.rows // FILE_ROWS)]
-    source, recovery, counts = folder / "input", folder / "recovery", folder / "counts"
-    for one in (source, recovery, counts):
+    paths = input_files(options)
+    source, recovery, counts = linked(paths, folder), folder / "recovery", folder / "counts"
+    for one in (recovery, counts):
         one.mkdir()
-    for path in paths:
-        os.link(path, source / path.name)
     subprocess.run([sys.executable, "-m", "bytewax.recovery", recovery, str(options.workers)], check=True)
     addresses = ";".join(f"127.0.0.1:{free_port()}" for _ in range(options.workers))
     environment = {**os.environ, "DOS_BENCH_INPUT": str(source), "DOS_BENCH_COUNTS": str(counts)}
@@ -68,20 +56,5 @@ def version() -> str:
     return version_of("bytewax")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("keys", type=int)
-    parser.add_argument("rows", type=int, help="how many of the input's")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="dos-yardstick-", dir=options.folder.parent))
-    try:
-        print(json.dumps(measure(options, folder)), flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__)

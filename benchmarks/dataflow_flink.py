@@ -14,16 +14,14 @@ line of JSON.
 
 import argparse
 import json
-import os
 import re
-import shutil
-import socket
-import tempfile
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from dataflow_meter import Meter
+from dataflow_program import FILE_ROWS, free_port, input_files, linked, run
 from pyflink.common import Configuration, Types, WatermarkStrategy
 from pyflink.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from pyflink.datastream.connectors.file_system import FileSource, StreamFormat
@@ -31,7 +29,6 @@ from pyflink.datastream.state import ValueStateDescriptor
 from pyflink.table import DataTypes, StreamTableEnvironment
 from pyflink.table.udf import udf
 
-FILE_ROWS = 100_000
 PARALLELISM = 2
 DURABLE = "one copy on the local disk, not synced"
 SOURCE = """\
@@ -42,7 +39,9 @@ CREATE TABLE nowhere (`key` STRING, n BIGINT, total BIGINT, largest BIGINT)
 WITH ('connector' = 'blackhole')"""
 QUERY = """\
 INSERT INTO nowhere SELECT `key`, COUNT(*), SUM({number}), MAX({number}) FROM numbers GROUP BY `key`"""
-ROWS_OUT = re.compile(r"^Source_.*\.numRecordsOut$")
+FUNCTION_OUT = re.compile(r"^KEYED_PROCESS\.numRecordsOut$")
+SOURCE_OUT = re.compile(r"^Source_.*\.numRecordsOut$")
+"""What counts rows: the function gives one row for each; before SQL, no more than a mini-batch waits."""
 
 
 class Totals(KeyedProcessFunction):
@@ -71,18 +70,17 @@ def passed(numbers: Any) -> Any:
     return numbers + 0
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def environment(folder: Path, port: int) -> StreamExecutionEnvironment:
     conf = Configuration()
     settings = {
         "rest.port": str(port),
         "rest.bind-port": str(port),
         "rest.address": "127.0.0.1",
+        "python.executable": sys.executable,  # else the `python` of PATH, which has no PyFlink
+        "python.client.executable": sys.executable,
+        "python.fn-execution.bundle.size": "100000",  # as long as its time lets it: each bundle is dear
+        "python.state.cache-size": "200000",  # all keys
+        "restart-strategy.type": "none",  # what fails is told, and not tried for ever
         "parallelism.default": str(PARALLELISM),
         "taskmanager.numberOfTaskSlots": str(PARALLELISM),
         "state.backend.type": "rocksdb",
@@ -132,7 +130,9 @@ def nowhere() -> Any:
 class Job:
     """A running one, by the REST interface."""
 
-    def __init__(self, port: int, job: str) -> None:
+    def __init__(self, port: int, job: str, counted: re.Pattern[str]) -> None:
+        """counted: the metric that says how many rows are through."""
+        self._counted = counted
         self._url = f"http://127.0.0.1:{port}/jobs/{job}"
         self._metrics: list[tuple[str, str]] = []
         self._rows = 0
@@ -142,12 +142,12 @@ class Job:
             return json.load(answer)
 
     def rows_so_far(self) -> int:
-        """Rows that the source has given on."""
+        """Rows that are through."""
         if not self._metrics:
             for vertex in self.ask()["vertices"]:
                 path = f"/vertices/{vertex['id']}/subtasks/metrics"
                 names = [one["id"] for one in self.ask(path)]
-                self._metrics += [(path, name) for name in names if ROWS_OUT.match(name)]
+                self._metrics += [(path, name) for name in names if self._counted.match(name)]
         found = 0
         for path, name in self._metrics[:1]:
             answer = self.ask(f"{path}?get={urllib.request.quote(name)}&agg=sum")
@@ -163,38 +163,20 @@ class Job:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    paths = sorted(options.folder.glob("*.csv"))[: -(-options.rows // FILE_ROWS)]
-    source = folder / "input"
-    for one in (source, folder / "tmp"):
-        one.mkdir()
-    for path in paths:
-        os.link(path, source / path.name)
+    paths = input_files(options)
+    source = linked(paths, folder)
+    (folder / "tmp").mkdir()
     port = free_port()
     env = environment(folder, port)
     if options.way == "row":
-        job = Job(port, by_row(env, source))
+        job = Job(port, by_row(env, source), FUNCTION_OUT)
     else:
-        job = Job(port, by_sql(env, source, "number" if options.way == "builtin" else "passed(number)"))
+        number = "number" if options.way == "builtin" else "passed(number)"
+        job = Job(port, by_sql(env, source, number), SOURCE_OUT)
     figures = Meter(len(paths) * FILE_ROWS, options.cap).watch(job.rows_so_far, job.is_over)
     checkpoints = job.ask("/checkpoints")
     return {**figures, "checkpoints": checkpoints["counts"]["completed"], "durable": DURABLE}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("way", choices=("builtin", "batch", "row"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("keys", type=int)
-    parser.add_argument("rows", type=int, help="how many of the input's")
-    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="dos-yardstick-", dir=options.folder.parent))
-    try:
-        print(json.dumps(measure(options, folder)), flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # the job may still run; it ends with its JVM, which ends with us
-
-
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, ("builtin", "batch", "row"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from dataflow_program import FILE_ROWS
 
-FILE_ROWS = 100_000
 _KEY_DIGITS = 7
 _NUMBER_DIGITS = 9
 _SEED = 20_26

@@ -18,10 +18,10 @@ from typing import Any
 
 LOOK_S = 0.1
 MEMORY_EACH_S = 1.0
-WARM_S = 5.0
-WARM_PART = 0.2
 START_S_MAX = 120.0
 """How long the first rows may take: a JVM, and Python workers below it."""
+WARM_S = 5.0
+WARM_PART = 0.2
 """The warm-up is over when so long has passed since the first rows, or so much of the input."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -104,11 +104,14 @@ class Meter:
 
     def _look(self, rows: int) -> None:
         now = time.perf_counter()
-        if rows and (not self._looks or rows > self._looks[-1].rows):
-            self._looks.append(Look(now, rows, cpu_seconds(tree(os.getpid()))))
-        if now > self._memory_at + MEMORY_EACH_S:
+        came = rows and (not self._looks or rows > self._looks[-1].rows)
+        weigh = now > self._memory_at + MEMORY_EACH_S
+        pids = tree(os.getpid()) if came or weigh else []
+        if came:
+            self._looks.append(Look(now, rows, cpu_seconds(pids)))
+        if weigh:
             self._memory_at = now
-            self._peak_mb = max(self._peak_mb, memory_mb(tree(os.getpid())))
+            self._peak_mb = max(self._peak_mb, memory_mb(pids))
 
     def figures(self, *, finished: bool) -> dict[str, Any]:
         """As JSON: rows_per_s None if too little came to tell."""

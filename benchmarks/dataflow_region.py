@@ -1,7 +1,6 @@
 """A region of ours, for `./run bench dataflow`: real servers, real workers, a cut each second.
 
     benchmarks/dataflow_region.py {builtin,batch,row} FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
-    [--servers N]
 
 FOLDER: of `dataflow_input.make_input`. Of each key the number of its rows, and the sum and the largest of its
 numbers, once a step:
@@ -15,9 +14,7 @@ they are let go of. Prints one line of JSON.
 """
 
 import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -34,8 +31,8 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dataflow_input import FILE_ROWS  # noqa: E402
 from dataflow_meter import Meter  # noqa: E402
+from dataflow_program import FILE_ROWS, input_files, run  # noqa: E402
 
 from checkpoint.coordinator import RegionControl  # noqa: E402
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState  # noqa: E402
@@ -48,6 +45,7 @@ from tests.support.servers import ServerProcess, url_of  # noqa: E402
 ROW = "key string, number bigint"
 RESULT = "key string, rows bigint, total bigint, largest bigint"
 NAMES = ["key", "rows", "total", "largest"]
+SERVERS = 3
 DURABLE = "two of three servers, synced to disk, before a cut counts"
 
 
@@ -144,7 +142,6 @@ class Cuts:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.phases: list[dict[str, float]] = []
 
     def __call__(self, event: RegionEvent) -> None:
         if isinstance(event, CutCommitted):
@@ -176,12 +173,10 @@ def running(
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    paths = sorted(options.folder.glob("*.csv"))[: -(-options.rows // FILE_ROWS)]
+    paths = input_files(options)
     meter, cuts = Meter(len(paths) * FILE_ROWS, options.cap), Cuts()
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(options.servers)
-        ]
+        servers = [stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(SERVERS)]
         url = url_of(servers)
         trio.run(init_store, url)
         control = stack.enter_context(running(folder, url, options.way, paths, options.workers, cuts))
@@ -200,20 +195,5 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("keys", type=int)
-    parser.add_argument("rows", type=int, help="how many of the input's")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--servers", type=int, default=3)
-    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
-        print(json.dumps(measure(options, Path(name))), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure, __doc__, tuple(WAYS))

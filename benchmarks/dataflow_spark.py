@@ -13,24 +13,19 @@ a second where it can (each one is a checkpoint). Prints one line of JSON.
 """
 
 import argparse
-import json
-import os
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from dataflow_input import FILE_ROWS
 from dataflow_meter import Meter
-from pyspark.sql import DataFrame, Row, SparkSession
+from dataflow_program import FILE_ROWS, input_files, linked, run
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from spark_session import session
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-SLOTS = 2
 ROW = "key string, number long"
 TOTALS = "rows long, total long, largest long"
 RESULT = f"key string, {TOTALS}"
@@ -82,33 +77,9 @@ def by_row(rows: DataFrame) -> DataFrame:
 WAYS = {"builtin": built_in, "batch": batches, "row": by_row}
 
 
-def session(folder: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.sql.shuffle.partitions": str(SLOTS),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    }
-    builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("dos yardstick")
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
-
-
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    files = -(-options.rows // FILE_ROWS)
-    source = folder / "input"
-    source.mkdir()
-    for path in sorted(options.folder.glob("*.csv"))[:files]:
-        os.link(path, source / path.name)
+    paths = input_files(options)
+    source = linked(paths, folder)
     spark = session(folder)
     reader = spark.readStream.schema(ROW).option("maxFilesPerTrigger", FILES_A_BATCH[options.way])
     query = (
@@ -128,25 +99,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         seen.update({one["batchId"]: one["numInputRows"] for one in query.recentProgress})
         return sum(seen.values())
 
-    figures = Meter(files * FILE_ROWS, options.cap).watch(rows_so_far)
+    figures = Meter(len(paths) * FILE_ROWS, options.cap).watch(rows_so_far)
     spark.sparkContext._gateway.proc.kill()  # `stop` waits for the micro-batch under way, perhaps for minutes
     return {**figures, "batches": len(seen), "durable": DURABLE}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("keys", type=int)
-    parser.add_argument("rows", type=int, help="how many of the input's")
-    parser.add_argument("--cap", type=float, default=60.0, metavar="SECONDS")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(
-        prefix="dos-yardstick-", dir=options.folder.parent, ignore_cleanup_errors=True
-    ) as name:
-        print(json.dumps(measure(options, Path(name))), flush=True)
-    os._exit(0)  # nothing to say good-bye to
-
-
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, tuple(WAYS))

@@ -9,7 +9,6 @@ committed micro-batches, the seconds from the start of the query to the last of 
 """
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-SLOTS = 2
+from spark_session import session
 
 
 def count(key: Any, batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -34,28 +30,7 @@ def count(key: Any, batches: Iterator[pd.DataFrame], state: GroupState) -> Itera
     yield pd.DataFrame({"word": [key[0]], "count": [now]})
 
 
-def session(directory: str) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.sql.shuffle.partitions": str(SLOTS),
-        "spark.sql.warehouse.dir": directory,
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    }
-    builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("dos baseline")
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
-
-
-def measure(corpus: Path, seconds: float, directory: str) -> dict[str, float]:
+def measure(corpus: Path, seconds: float, directory: Path) -> dict[str, float]:
     spark = session(directory)
     lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(corpus))
     words = (
@@ -70,7 +45,7 @@ def measure(corpus: Path, seconds: float, directory: str) -> dict[str, float]:
     query = (
         counts.writeStream.format("noop")
         .outputMode("update")
-        .option("checkpointLocation", str(Path(directory, "checkpoint")))
+        .option("checkpointLocation", str(directory / "checkpoint"))
         .start()
     )
     counted, last, batch = 0, 0.0, -1
@@ -93,7 +68,7 @@ def main() -> None:
     corpus = Path(sys.argv[1])
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
     with tempfile.TemporaryDirectory(prefix="dos-baseline-") as directory:
-        print(json.dumps(measure(corpus, seconds, directory)))
+        print(json.dumps(measure(corpus, seconds, Path(directory))))
 
 
 if __name__ == "__main__":
