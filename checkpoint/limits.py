@@ -30,6 +30,11 @@ cuts_retained: Final = 5
 cuts_retained_min: Final = 2
 """The last one, and the one before for a person who must go back."""
 cuts_retained_max: Final = 1_000
+trim_wait_s: Final = 60.0
+"""So long `dos region trim` waits for members to delete."""
+pins_max: Final = 64
+"""Cuts that stay restorable by name: each keeps what its region needed then, on every member."""
+pin_name_chars_max: Final = 64
 """Their numbers are in every cut, and a manifest's snapshot carries them all over."""
 chain_segments_max: Final = 64
 """A chain of more segments (each reset opens one) begins anew with a snapshot, however short it is."""

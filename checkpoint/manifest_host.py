@@ -28,6 +28,10 @@ class ManifestClaim(ClaimPort, Protocol):
         """How it stands; `waiting` in words."""
         ...
 
+    async def wait_collected(self, timeout_s: float) -> bool:
+        """Until no connected member holds any of what is collected; False: not in time. FencedError."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

@@ -170,6 +170,12 @@ class ManifestLog:
         """
         claim.collect(below({CHAIN: writer.floor}))
 
+    async def wait_collected(self, timeout_s: float) -> bool:
+        """Until no connected member holds anything below the chain's snapshot; False: not in time, or the
+        manifest is not held.
+        """
+        return self._claim is not None and await self._claim.wait_collected(timeout_s)
+
     # --- committing ---------------------------------------------------------------------------------------
 
     async def append(self, order: AppendCut) -> None:
@@ -250,12 +256,15 @@ async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGene
     Raises ManifestError.
     """
     before: Cut | None = None
+    in_snapshot = False
     async with aclosing(records) as found:
         async for _, record in found:
+            if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
+                in_snapshot = record.op is Op.SNAPSHOT_BEGIN
             if record.op is not Op.CUT:
                 continue
             cut = decode_cut(record.flags, record.ints, record.strings[0])
-            check_cut(cut, workers=len(cut.workers), before=before)
+            check_cut(cut, workers=len(cut.workers), before=before, gap=in_snapshot)
             before = cut
             yield cut
 

@@ -51,9 +51,11 @@ class Asking:
         patience_s: float = limits.request_patience_s,
         wait_s: float = math.inf,
         accepted: Callable[[Answer], None] = lambda _: None,
+        name: str = "",
+        cut: int = 0,
     ) -> Reply:
         """Ask, and wait for the last word: at most `patience_s` for the first answer, `wait_s` more for
-        the last.
+        the last. name, cut: of a pin.
 
         Raises NoAnswerError, which says what is known of the request; QuorumUnavailableError when it
         could not be written in time.
@@ -61,7 +63,7 @@ class Asking:
         if not self._began:
             await self._letters.skip_present()
             self._began = True
-        request = self._request(what, incarnation, patience_s)
+        request = self._request(what, incarnation, patience_s, name, cut)
         await self._write(request)
         doubt, begun = "", False
         deadline = trio.current_time() + patience_s
@@ -87,7 +89,9 @@ class Asking:
             await trio.sleep(limits.answers_poll_s)
         raise NoAnswerError(self._silence(request, doubt, patience_s, wait_s, begun=begun))
 
-    def _request(self, what: str, incarnation: int, patience_s: float) -> Request:
+    def _request(
+        self, what: str, incarnation: int, patience_s: float, name: str = "", cut: int = 0
+    ) -> Request:
         return Request(
             id=chance.fresh_id().hex(),
             region=self._region,
@@ -95,6 +99,8 @@ class Asking:
             wall_time_ms=wall_time_ms(),
             patience_ms=int(1000 * patience_s),
             incarnation=incarnation,
+            name=name,
+            cut=cut,
             asked_by=_who(),
         )
 

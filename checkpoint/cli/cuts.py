@@ -44,10 +44,10 @@ CutNumber = Annotated[
 def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
     """List the committed cuts of a region, oldest first: step, time, size of the workers' state, phases.
 
-    A cut is retained, and can be restored, or released: the region keeps its last ones (`retain`), and what
-    only older ones needed is deleted. A long manifest begins anew with those retained; earlier ones are not
-    listed then. "state" is how much each
-    worker ever wrote to its state chain up to the cut.
+    A cut is retained, and can be restored, or released: the region keeps its last ones (`retain`) and those
+    that are pinned (`dos region pin`), and what only others needed is deleted. A long manifest begins anew
+    with those retained; earlier ones are not listed then. "state" is how much each worker ever wrote to its
+    state chain up to the cut.
 
     Example: dos cuts ls dos://h1,h2,h3 wordcount
 
@@ -59,7 +59,9 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
     async def work(store: Store) -> dict[str, Any]:
         view = await read_manifest(store, name)
         retained = view.retained
-        return {"name": name, "epoch": view.epoch, "cuts": [cut_row(cut, retained) for cut in view.cuts]}
+        pins = view.last.pins if view.last is not None else {}
+        rows = [cut_row(cut, retained, pins) for cut in view.cuts]
+        return {"name": name, "epoch": view.epoch, "pins": pins, "cuts": rows}
 
     found = in_store(url, token_file, work)
     if as_json:
@@ -89,6 +91,7 @@ def _note(row: dict[str, Any]) -> str:
     words = ["final"] if row["final"] else []
     if "retained" in row:
         words.append("retained" if row["retained"] else "released")
+    words += [f"pinned as {pin}" for pin in row.get("pins", [])]
     if row["rolledBackTo"]:
         words.append(f"back to {row['rolledBackTo']}")
     return ", ".join(words)

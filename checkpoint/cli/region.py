@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
+from checkpoint.cli import pins, trim
+from checkpoint.cli.asking import Incarnation, Timeout, Wait, accepted, end
 from checkpoint.cli.support import (
     NEGATIVE,
     RegionName,
@@ -36,23 +38,6 @@ app = typer.Typer(
     " reached."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
-Timeout = Annotated[
-    float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for a first answer.", metavar="SECONDS")
-]
-Wait = Annotated[
-    float,
-    typer.Option(
-        min=0.1, max=604_800, help="Seconds to wait for the end of what was accepted.", metavar="SECONDS"
-    ),
-]
-Incarnation = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Refuse unless this incarnation is running, as `status` shows it; 0: any.",
-        metavar="NUMBER",
-    ),
-]
 
 
 @app.command()
@@ -128,14 +113,14 @@ def checkpoint(
             incarnation=incarnation,
             patience_s=timeout,
             wait_s=wait,
-            accepted=_accepted(as_json),
+            accepted=accepted(as_json),
         )
         wanted = reply.answer.result.get("cut", 0)
         shown = (await read_manifest(store, name)).last
         return reply, shown is not None and shown.cut >= wanted
 
     reply, is_there = in_store(url, token_file, work)
-    _end(reply, as_json, lambda done: f"cut {done.get('cut')} at step {done.get('step')} is committed")
+    end(reply, as_json, lambda done: f"cut {done.get('cut')} at step {done.get('step')} is committed")
     if not is_there:
         fail("the driver says so, and the manifest does not show that cut", NEGATIVE)
 
@@ -162,7 +147,7 @@ def reset(
     Exit codes: 0 done, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
     """
     reply = _asked(url, token_file, name, "reset", incarnation, timeout, wait, as_json=as_json)
-    _end(
+    end(
         reply,
         as_json,
         lambda done: (
@@ -190,7 +175,7 @@ def pause(
     Exit codes: 0 it is PAUSED, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
     """
     reply = _asked(url, token_file, name, "pause", incarnation, timeout, wait, as_json=as_json)
-    _end(reply, as_json, lambda done: f"PAUSED at cut {done.get('cut')}, step {done.get('step')}")
+    end(reply, as_json, lambda done: f"PAUSED at cut {done.get('cut')}, step {done.get('step')}")
 
 
 @app.command()
@@ -210,7 +195,7 @@ def resume(
     Exit codes: 0 it goes on, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
     """
     reply = _asked(url, token_file, name, "resume", incarnation, timeout, wait, as_json=as_json)
-    _end(reply, as_json, lambda done: f"goes on from cut {done.get('cut')}: {done.get('state')}")
+    end(reply, as_json, lambda done: f"goes on from cut {done.get('cut')}: {done.get('state')}")
 
 
 @app.command()
@@ -230,7 +215,7 @@ def stop(
     Exit codes: 0 it has ended, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
     """
     reply = _asked(url, token_file, name, "stop", incarnation, timeout, wait, as_json=as_json)
-    _end(
+    end(
         reply,
         as_json,
         lambda done: f"{done.get('state')}: {done.get('reason')}; the last cut is {done.get('lastCut')}",
@@ -251,42 +236,10 @@ def _asked(
     async def work(store: Store) -> Reply:
         await read_manifest(store, name)  # a name that is none is told as such
         return await Asking(store, name).ask(
-            what, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=_accepted(as_json)
+            what, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
         )
 
     return in_store(url, token_file, work)
-
-
-def _accepted(as_json: bool) -> Any:
-    def tell(answer: Answer) -> None:
-        if not as_json:
-            typer.echo(f"accepted by {answer.driver}: {answer.reason}", err=True)
-
-    return tell
-
-
-def _end(reply: Reply, as_json: bool, text: Any) -> None:
-    answer = reply.answer
-    if as_json:
-        print_json(_answer_json(answer) | {"supersededBy": reply.superseded_by or None})
-    elif answer.verdict == "done":
-        print(text(answer.result))
-        if reply.superseded_by:
-            print(f"since then the manifest was claimed with epoch {reply.superseded_by}")
-    if answer.verdict != "done":
-        fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)
-
-
-def _answer_json(answer: Answer) -> dict[str, Any]:
-    return {
-        "name": answer.region,
-        "verdict": answer.verdict,
-        "reason": answer.reason,
-        "driver": answer.driver,
-        "incarnation": answer.incarnation,
-        "timeMs": answer.wall_time_ms,
-        "result": answer.result,
-    }
 
 
 def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[str, Any]:
@@ -384,4 +337,6 @@ def _print_status(answer: Answer) -> None:
         print(f"reset to cut {one['cut']} {how}")
 
 
+pins.add_commands(app)
+app.command()(trim.trim)
 fill_help(app)

@@ -41,6 +41,7 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestTaken,
     ManifestUnreadable,
     PauseWanted,
+    PinWanted,
     Received,
     Refused,
     ResetWanted,
@@ -280,6 +281,7 @@ _HANDLERS: dict[type, str] = {
     CutWanted: "on_cut_wanted",
     ResetWanted: "on_reset_wanted",
     PauseWanted: "on_pause_wanted",
+    PinWanted: "on_pin_wanted",
     StopWanted: "on_stop_wanted",
 }
 _TIMERS: dict[str, str] = {

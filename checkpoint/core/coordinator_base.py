@@ -197,6 +197,7 @@ class CoordinatorBase:
             store_waiting=self.waiting_for,
             waiting_s=0.0 if self._waiting_since is None else self.now - self._waiting_since,
             waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
+            pins=dict(self.last_cut.pins) if self.last_cut else {},
         )
 
     def _tell_state(self) -> None:

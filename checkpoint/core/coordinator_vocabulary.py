@@ -126,6 +126,18 @@ class PauseWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class PinWanted:
+    """A user wants a cut to stay restorable, under a name; or, with `on` False, the pin of that name let
+    go.
+    """
+
+    name: str
+    cut: int = 0
+    """Which cut; 0: the last one."""
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StopWanted:
     """A user wants the region stopped."""
 
@@ -146,6 +158,7 @@ Event: TypeAlias = (
     | CutWanted
     | ResetWanted
     | PauseWanted
+    | PinWanted
     | StopWanted
 )
 

@@ -4,16 +4,22 @@ Rules of this file: plain JSON values out, in the spelling of `progress.py`; wha
 state that changed) is put in by others.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
 from journal.core.position import Position
 
 
-def cut_row(cut: Cut, retained: Container[int] | None = None) -> dict[str, Any]:
-    """What one line says of a cut. `retained`: the cuts that can be restored, if that is to be said."""
-    known = {} if retained is None else {"retained": cut.cut in retained}
+def cut_row(
+    cut: Cut, retained: Container[int] | None = None, pins: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """What one line says of a cut. `retained`: the cuts that can be restored, if that is to be said; `pins`:
+    those in force now.
+    """
+    known: dict[str, Any] = {} if retained is None else {"retained": cut.cut in retained}
+    if pins is not None:
+        known["pins"] = sorted(name for name, pinned in pins.items() if pinned == cut.cut)
     return known | {
         "cut": cut.cut,
         "step": cut.step,

@@ -6,7 +6,7 @@ is out, and Committed goes out only upon CutAppended.
 
 from checkpoint.core.coordinator_base import CoordinatorBase
 from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended
-from checkpoint.core.manifest import check_cut
+from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.messages import (
     Committed,
     Finished,
@@ -29,6 +29,13 @@ class Cutting(CoordinatorBase):
 
     cut_overdue = False
     """The periodic time has come, and no cut could be asked for yet."""
+    appending: Cut | None = None
+    """On its way to the manifest: what it does not retain is being released."""
+
+    @property
+    def pins(self) -> dict[str, int]:
+        """Name -> the cut that the next one retains by it."""
+        return dict(self.last_cut.pins) if self.last_cut else {}
 
     @property
     def can_cut(self) -> bool:
@@ -128,9 +135,10 @@ class Cutting(CoordinatorBase):
         if disagreement:
             self.cut_is_impossible(RegionFailedError(disagreement, remedy="please report this"), now)
             return None
-        retained = retained_with(self.kept, pending.number, self.spec.retain)
+        pins = self.pins
+        retained = retained_with(self.kept, pending.number, self.spec.retain, set(pins.values()))
         cut = pending.build(
-            self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators, retained
+            self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators, retained, pins
         )
         try:
             check_cut(cut, workers=len(self.roster), before=self.last_cut)
@@ -138,6 +146,7 @@ class Cutting(CoordinatorBase):
             self.cut_is_impossible(error, now)
             return None
         pending.appended = True
+        self.appending = cut
         self.emit(AppendCut(cut))
         return None
 
@@ -152,7 +161,7 @@ class Cutting(CoordinatorBase):
             return
         assert event.cut.cut == pending.number, "one append at a time"
         self.timers.clear("drain")
-        self.pending, self.last_cut = None, event.cut
+        self.pending, self.appending, self.last_cut = None, None, event.cut
         for worker in self.roster:
             worker.step = max(worker.step, event.cut.step)
         self.kept = keep(self.kept, event.cut)

@@ -17,6 +17,7 @@ restore.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from enum import IntFlag
 from typing import Any, Final, NamedTuple
@@ -30,8 +31,12 @@ from journal.core.position import Position
 from journal.core.trimming import Floor
 
 CUT_VERSION: Final = 2
-_READABLE: Final = (1, 2)
-"""Version 1 says nothing of what is retained, nor of what a cut needs of its chains."""
+PINS_VERSION: Final = 3
+_READABLE: Final = (1, 2, 3)
+"""Version 1 says nothing of what is retained, nor of what a cut needs of its chains. Version 3 is version 2
+with pins: who does not know them must not go on from it, because it would release what they hold.
+"""
+_PIN: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.pin_name_chars_max - 1}}}", re.ASCII)
 
 
 class CutFlag(IntFlag):
@@ -86,6 +91,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The cuts that are retained from this one on, itself included; acknowledged, it releases all others, for
     ever (R14). Empty in version 1: it does not say.
     """
+    pins: dict[str, int] = {}
+    """Name -> the cut that is retained until the pin of that name is let go. From version 3 on."""
     rolled_back_to: int = 0
     """For a rollback: the cut whose positions these are; 0 for a cut that was voted."""
     phases_s: dict[int, dict[str, float]] = {}
@@ -93,6 +100,21 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
     """host:pid of the driver that committed it. For people."""
     version: int = CUT_VERSION
+
+
+def version_with(pins: dict[str, int]) -> int:
+    """The version of a cut with these pins: whoever reads version 2 alone may go on where there are none."""
+    return PINS_VERSION if pins else CUT_VERSION
+
+
+def pin_name_problem(name: str) -> str:
+    """'' or why a pin cannot have that name."""
+    if _PIN.fullmatch(name):
+        return ""
+    return (
+        f"a pin's name has 1 to {limits.pin_name_chars_max} letters, digits, '.', '_' or '-', the first no"
+        f" sign: {name[: 2 * limits.pin_name_chars_max]!r}"
+    )
 
 
 class CutRecord(NamedTuple):
@@ -130,7 +152,7 @@ def decode_cut(flags: int, ints: Iterable[int], text: bytes) -> Cut:
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ManifestError(f"its record does not decode: {error}", cut=cut_number) from error
     if cut.version not in _READABLE:
-        raise ManifestError(f"version {cut.version} of cuts, {CUT_VERSION} is known here", cut=cut.cut)
+        raise ManifestError(f"version {cut.version} of cuts, {max(_READABLE)} is known here", cut=cut.cut)
     if numbers != (cut.cut, cut.step, cut.incarnation):
         raise ManifestError(
             f"the record says {list(numbers)}, its text {[cut.cut, cut.step, cut.incarnation]}", cut=cut.cut
@@ -156,9 +178,10 @@ def _refuse_duplicates(text: bytes, cut: int) -> None:
         raise ManifestError(f"its record is no JSON: {error}", cut=cut) from error
 
 
-def check_cut(cut: Cut, *, workers: int, before: Cut | None = None) -> None:
+def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = False) -> None:
     """Whether a region of `workers` workers can be restored to this cut. Raises ManifestError with the
-    reason.
+    reason. gap: cuts that were released may have stood between it and `before`, as in a snapshot of the
+    manifest where one of them is pinned.
     """
     if cut.cut < 1 or cut.step < 0 or cut.incarnation < 1:
         raise ManifestError(
@@ -179,8 +202,9 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None) -> None:
         _check_worker(cut.cut, worker, part, cut.incarnation)
     check_layout(cut.layout, workers, cut=cut.cut)
     _check_retained(cut, before)
+    _check_pins(cut)
     if before is not None:
-        _check_order(cut, before)
+        _check_order(cut, before, gap=gap)
 
 
 def _counted(workers: int) -> str:
@@ -208,6 +232,18 @@ def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> N
                 )
 
 
+def _check_pins(cut: Cut) -> None:
+    if len(cut.pins) > limits.pins_max:
+        raise ManifestError(f"it has {len(cut.pins)} pins, at most {limits.pins_max}", cut=cut.cut)
+    if cut.pins and cut.version < PINS_VERSION:
+        raise ManifestError(f"it has pins, which version {cut.version} does not know", cut=cut.cut)
+    for name, pinned in cut.pins.items():
+        if (problem := pin_name_problem(name)) != "":
+            raise ManifestError(problem, cut=cut.cut)
+        if pinned not in cut.retained:
+            raise ManifestError(f"pin {name!r} holds cut {pinned}, which it does not retain", cut=cut.cut)
+
+
 def _check_retained(cut: Cut, before: Cut | None) -> None:
     kept = cut.retained
     if not kept:
@@ -215,12 +251,12 @@ def _check_retained(cut: Cut, before: Cut | None) -> None:
     if kept[-1] != cut.cut or kept[0] < 1 or list(kept) != sorted(set(kept)):
         raise ManifestError(f"it retains {list(kept)}: numbers rise, and the last is its own", cut=cut.cut)
     if before is not None and before.retained:
-        again = sorted(set(kept[:-1]) - set(before.retained))
+        again = sorted({number for number in kept if number <= before.cut} - set(before.retained))
         if again:
             raise ManifestError(f"it retains {again}, which cut {before.cut} has released", cut=cut.cut)
 
 
-def _check_order(cut: Cut, before: Cut) -> None:
+def _check_order(cut: Cut, before: Cut, *, gap: bool) -> None:
     if cut.cut <= before.cut:
         raise ManifestError(f"it stands after cut {before.cut}; numbers are never used twice", cut=cut.cut)
     if cut.incarnation < before.incarnation:
@@ -228,7 +264,7 @@ def _check_order(cut: Cut, before: Cut) -> None:
             f"of incarnation {cut.incarnation} after cut {before.cut} of incarnation {before.incarnation}",
             cut=cut.cut,
         )
-    if cut.parent != before.cut:
+    if cut.parent != before.cut and not (gap and cut.parent > before.cut):
         raise ManifestError(
             f"it goes on from cut {cut.parent}, the one before it is {before.cut}", cut=cut.cut
         )

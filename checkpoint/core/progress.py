@@ -115,6 +115,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "storeWaiting": status.store_waiting,
         "waitingSeconds": round(status.waiting_s, 3),
         "waitingBytes": status.waiting_bytes,
+        "pins": dict(status.pins),
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_SHOWN_MAX:]],
     }

@@ -24,7 +24,7 @@ from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.messages import Failed, Join, Refusal, Restore, Restored, Start, StopKind
-from checkpoint.core.pausing import Pausing
+from checkpoint.core.pinning import Pinning
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from checkpoint.core.region_states import Phase, PhaseEvent, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, steps_kept_after
@@ -32,7 +32,7 @@ from checkpoint.core.roster import Worker, launch_delay_s
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFailedError, RegionFencedError
 
 
-class Recovery(Pausing):
+class Recovery(Pinning):
     """See the top of this file."""
 
     running_since = inf
@@ -64,6 +64,7 @@ class Recovery(Pausing):
         self.kept = event.kept
         self.layout = event.last_cut.layout if event.last_cut else even_layout(len(self.roster))
         self._settle_doubt(now)
+        self.settle_after_opening()
         for worker in self.roster:
             if worker.state is WorkerState.LOST:
                 self._replace(worker, now)

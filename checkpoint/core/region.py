@@ -206,6 +206,8 @@ class RegionStatus:
     """For how long it has been waiting for the store, as of the last event."""
     waiting_bytes: int = 0
     """Appended by workers that wait, and not yet synced on a quorum."""
+    pins: Mapping[str, int] = field(default_factory=dict)
+    """Name -> the cut that stays restorable by it, as the last cut has them."""
 
     @property
     def step(self) -> int:
@@ -258,4 +260,15 @@ class WorkerJoined:
     pid: int
 
 
-RegionEvent: TypeAlias = StateChanged | CutCommitted | WorkerLost | WorkerJoined | ResetReport
+@dataclass(frozen=True, slots=True)
+class PinSettled:
+    """A wish to pin a cut, or to let a pin go, came to its end: a committed cut carries it. `cut`: the cut
+    that the pin holds, or held; `error`: '' or why it could not be, and then nothing has changed.
+    """
+
+    name: str
+    cut: int
+    error: str = ""
+
+
+RegionEvent: TypeAlias = StateChanged | CutCommitted | WorkerLost | WorkerJoined | ResetReport | PinSettled

@@ -14,6 +14,8 @@ there when it was written; `checkpoint/answering.py` does not even read older on
     reset       accepted; done with the report of the first reset that is complete after that
     pause       accepted; done as soon as the region is seen to be PAUSED
     resume      accepted; done as soon as it is seen not to be
+    pin         accepted; done with the cut that carries the pin, failed with the reason why none does
+    unpin       the same
     stop        accepted; done with the state in which the region ended
 """
 
@@ -22,9 +24,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CutWanted, PauseWanted, ResetWanted, StopWanted
+from checkpoint.core.coordinator_vocabulary import (
+    CutWanted,
+    PauseWanted,
+    PinWanted,
+    ResetWanted,
+    StopWanted,
+)
 from checkpoint.core.progress import reset_json
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, RegionStatus, ResetReport
+from checkpoint.core.region import (
+    CutCommitted,
+    PinSettled,
+    RegionEvent,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+)
 from checkpoint.core.request_records import Request, Verdict
 
 # --- events -------------------------------------------------------------------------------------------
@@ -64,7 +79,7 @@ DeskEvent: TypeAlias = Asked | Happened | Looked | Over
 class Order:
     """An event for the coordinator, as if the driver's own user had asked."""
 
-    event: CutWanted | ResetWanted | PauseWanted | StopWanted
+    event: CutWanted | ResetWanted | PauseWanted | PinWanted | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +107,14 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     },
     "pause": {RegionState.STOPPING: "the region is being stopped"},
     "resume": {RegionState.STOPPING: "the region is being stopped"},
+    "pin": {RegionState.STOPPING: "the region is being stopped"},
+    "unpin": {RegionState.STOPPING: "the region is being stopped"},
     "stop": {},
 }
-_CAN_CUT: Final = (RegionState.RUNNING, RegionState.PAUSED)
 """what -> state -> why not. In all other states that are no end it is taken."""
+_CAN_CUT: Final = (RegionState.RUNNING, RegionState.PAUSED)
+_NEED_A_CUT: Final = ("checkpoint", "pin", "unpin")
+_NEED_CUTS: Final = (*_NEED_A_CUT, "pause", "resume")
 
 
 @dataclass(slots=True)
@@ -105,6 +124,7 @@ class _Open:
     id: str
     what: str
     asked_at: float
+    name: str = ""
 
 
 NO_CUTS: Final = "{} is outside of any consistent region, and has no cuts"
@@ -153,9 +173,9 @@ class RequestDesk:
         elif request.what == "status":
             self._status_asked.append(request.id)
         else:
-            self._open.append(_Open(request.id, request.what, now))
+            self._open.append(_Open(request.id, request.what, now, request.name))
             self._out.append(Say((request.id,), "accepted", f"the region is {status.state.value}"))
-            self._order(request.what, status)
+            self._order(request, status)
 
     def _remember(self, request: str) -> None:
         if len(self._seen) == self._seen.maxlen:
@@ -182,7 +202,7 @@ class RequestDesk:
             )
         if -old_ms > slack_ms:
             return f"it comes from {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
-        if self._without_cuts and request.what in ("checkpoint", "pause", "resume"):
+        if self._without_cuts and request.what in _NEED_CUTS:
             return NO_CUTS.format(self._region)
         if status.state.is_end:
             return f"{_OVER}: {status.state.value}"
@@ -190,13 +210,16 @@ class RequestDesk:
             return f"{limits.requests_open_max} requests are open already: ask again later"
         return _REFUSED[request.what].get(status.state, "")
 
-    def _order(self, what: str, status: RegionStatus) -> None:
+    def _order(self, request: Request, status: RegionStatus) -> None:
+        what = request.what
         if what == "reset":
             self._out.append(Order(ResetWanted()))
         elif what == "stop":
             self._out.append(Order(StopWanted()))
         elif what in ("pause", "resume"):
             self._out.append(Order(PauseWanted(on=what == "pause")))
+        elif what in ("pin", "unpin"):
+            self._out.append(Order(PinWanted(request.name, request.cut, on=what == "pin")))
         elif status.state in _CAN_CUT:
             self._out.append(Order(CutWanted()))
 
@@ -209,6 +232,17 @@ class RequestDesk:
             self._done("checkpoint", now - event.seconds, result)
         elif isinstance(event, ResetReport):
             self._done("reset", now, reset_json(event))
+        elif isinstance(event, PinSettled):
+            self._pin_settled(event)
+
+    def _pin_settled(self, event: PinSettled) -> None:
+        """All who wanted something of the pin of that name; one of two opposite wishes is told what is."""
+        done = [one for one in self._open if one.what in ("pin", "unpin") and one.name == event.name]
+        if done:
+            self._open = [one for one in self._open if one not in done]
+            verdict: Verdict = "failed" if event.error else "done"
+            result = {} if event.error else {"name": event.name, "cut": event.cut}
+            self._out.append(Say(tuple(one.id for one in done), verdict, event.error, result))
 
     def _done(self, what: str, asked_until: float, result: dict[str, Any]) -> None:
         done = [one for one in self._open if one.what == what and one.asked_at <= asked_until]
@@ -223,7 +257,7 @@ class RequestDesk:
         paused = status.state is RegionState.PAUSED
         result = {"state": status.state.value, "cut": status.last_cut, "step": status.last_cut_step}
         self._done("pause" if paused else "resume", now, result)
-        if status.state in _CAN_CUT and any(one.what == "checkpoint" for one in self._open):
+        if status.state in _CAN_CUT and any(one.what in _NEED_A_CUT for one in self._open):
             self._out.append(Order(CutWanted()))
         said_at = self._status_said_at
         if self._status_asked and (said_at is None or now - said_at >= limits.status_answers_s):

@@ -63,12 +63,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """32 hexadecimal digits, random: the same request twice is one request."""
     region: str
     what: str
-    """status, checkpoint, reset, pause, resume or stop."""
+    """status, checkpoint, reset, pause, resume, pin, unpin or stop."""
     wall_time_ms: int
     patience_ms: int
     """How long after `wall_time_ms` it may still be begun."""
     incarnation: int = 0
     """Only the driver of this incarnation is meant; 0: whichever runs the region."""
+    name: str = ""
+    """Of a pin."""
+    cut: int = 0
+    """The cut to pin; 0: the last one."""
     asked_by: str = ""
     """user@host, for the log."""
 

@@ -6,7 +6,7 @@ chains must keep is the lowest of what the retained cuts say that they need. Who
 shells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint import limits
@@ -25,10 +25,13 @@ class Rolling:
     manifest_replay_bytes_max: int = field(default_factory=lambda: limits.manifest_replay_bytes_max)
 
 
-def retained_with(kept: Sequence[Cut], number: int, retain: int) -> tuple[int, ...]:
-    """The cuts that are retained when cut `number` is committed behind `kept`: the last `retain`, itself
-    included."""
-    return (*(cut.cut for cut in kept), number)[-retain:]
+def retained_with(
+    kept: Sequence[Cut], number: int, retain: int, pinned: Collection[int] = ()
+) -> tuple[int, ...]:
+    """The cuts that are retained when cut `number` is committed behind `kept`: the last `retain` numbers,
+    itself included, and those that are pinned."""
+    numbers = (*(cut.cut for cut in kept), number)
+    return tuple(one for one in numbers if one > number - retain or one in pinned)
 
 
 def keep(kept: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:

@@ -7,7 +7,7 @@ of them.
 from dataclasses import dataclass, field
 
 from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Cut, version_with
 from checkpoint.core.messages import Prepared, Refusal
 
 
@@ -61,6 +61,7 @@ class PendingCut:
         fingerprint: str,
         operators: dict[str, str],
         retained: tuple[int, ...] = (),
+        pins: dict[str, int] | None = None,
     ) -> Cut:
         """The cut of all votes. Call when none is missing and they agree; wall time is put in when it is
         written.
@@ -79,6 +80,8 @@ class PendingCut:
             operators=operators,
             parent=parent.cut if parent else 0,
             retained=retained,
+            pins=pins or {},
+            version=version_with(pins or {}),
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
         )
 

@@ -113,7 +113,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"the record says \[6, 40, 3\], its text \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), "the record says"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 do not go with its text"),
-        (edited(version=3), "version 3 of cuts"),
+        (edited(version=4), "version 4 of cuts"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),

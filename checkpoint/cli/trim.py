@@ -1,0 +1,141 @@
+"""`dos region trim`: what no retained cut of a region needs, and taking it away.
+
+Rules of this file: arguments in, text or JSON out. What is garbage is said by `checkpoint/trimming.py`; while
+a region runs it is deleted by its own workers, which hold the claims, when a cut tells them the floors.
+"""
+
+from typing import Annotated, Any
+
+import trio
+import typer
+
+from checkpoint import limits
+from checkpoint.cli.asking import Timeout, accepted
+from checkpoint.cli.support import NEGATIVE, RegionName, StoreUrl, count_text, in_store, print_table
+from checkpoint.core.request_records import Answer
+from checkpoint.errors import NoAnswerError
+from checkpoint.manifest_host import StoreHost
+from checkpoint.manifest_reading import ManifestView, read_manifest
+from checkpoint.requesting import Asking
+from checkpoint.trimming import Garbage, collect_stopped, garbage_of, needed
+from dos_client import Store
+from dos_client.cli.support import AsJson, TokenFile, fail, print_json
+from dos_protocol.errors import FencedError
+
+
+def trim(
+    url: StoreUrl,
+    name: RegionName,
+    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="The region does not run: take its place for a moment. A driver that is alive after all is"
+            " fenced, and ends.",
+        ),
+    ] = False,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS")
+    ] = limits.trim_wait_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Show what the region's journals hold that no retained and no pinned cut needs; with --apply, delete it.
+
+    A region that runs does this by itself, with every cut; there --apply asks it for a cut, which tells its
+    workers, and waits until they have deleted. Only segments go that the manifest proves to be needed by
+    nothing: never above the floor of the oldest retained or pinned cut. Space comes back segment by segment.
+
+    Example: dos region trim dos://h1,h2,h3 wordcount
+
+    Example: dos region trim dos://h1,h2,h3 wordcount --apply --stopped
+
+    Exit codes: 0 shown, or deleted on all members that are there; 1 no such region, nobody answered, or not
+    done in time; 2 usage; 3 the store cannot be reached.
+    """
+    if stopped and not apply:
+        fail("--stopped says how to delete: give --apply with it", 2)
+
+    async def work(store: Store) -> tuple[ManifestView, list[Garbage], list[Garbage] | None]:
+        view = await read_manifest(store, name)
+        garbage = await garbage_of(store, view)
+        if not apply:
+            return view, garbage, None
+        if stopped:
+            await _take_the_place(store, name, wait)
+        else:
+            await _have_a_cut(store, name, timeout, wait, as_json=as_json)
+        return view, garbage, await _left(store, view, garbage, wait)
+
+    view, garbage, left = in_store(url, token_file, work)
+    if as_json:
+        print_json(_json(view, garbage, left))
+    else:
+        _print(view, garbage, left)
+    if left:
+        fail(f"{len(left)} of {len(garbage)} are there still: a member may be away, or slow", NEGATIVE)
+
+
+async def _left(store: Store, view: ManifestView, garbage: list[Garbage], wait: float) -> list[Garbage]:
+    """What of the garbage is there still, once none is or the time is up."""
+    deadline = trio.current_time() + wait
+    left = garbage
+    while left and trio.current_time() < deadline:
+        names = {(one.directory, one.name) for one in await garbage_of(store, view)}
+        left = [one for one in garbage if (one.directory, one.name) in names]
+        await trio.sleep(limits.answers_poll_s)
+    return left
+
+
+async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
+    try:
+        reply = await Asking(store, name).ask(
+            "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
+        )
+    except NoAnswerError as silence:
+        fail(f"{silence}. If the region does not run, say --stopped", NEGATIVE)
+    answer: Answer = reply.answer
+    if answer.verdict != "done":
+        fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)
+
+
+async def _take_the_place(store: Store, name: str, wait: float) -> None:
+    try:
+        await collect_stopped(StoreHost(store), name, wait_s=wait)
+    except FencedError as error:
+        fail(f"a newer driver has taken the region over: {error}", NEGATIVE)
+
+
+def _json(view: ManifestView, garbage: list[Garbage], left: list[Garbage] | None) -> dict[str, Any]:
+    pins = view.last.pins if view.last is not None else {}
+    return {
+        "name": view.region,
+        "retained": [cut.cut for cut in needed(view)],
+        "pins": pins,
+        "garbage": [
+            {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
+            for one in garbage
+        ],
+        "bytes": sum(one.bytes * one.copies for one in garbage),
+        "deleted": None if left is None else len(garbage) - len(left),
+    }
+
+
+def _print(view: ManifestView, garbage: list[Garbage], left: list[Garbage] | None) -> None:
+    kept = needed(view)
+    numbers = ", ".join(str(cut.cut) for cut in kept) or "none"
+    pins = view.last.pins if view.last is not None else {}
+    pinned = ", ".join(f"{name} (cut {cut})" for name, cut in sorted(pins.items()))
+    print(f"region {view.region} retains cuts {numbers}" + (f"; pinned: {pinned}" if pinned else ""))
+    print_table(
+        ("directory", "object", "#bytes", "#copies"),
+        [(one.directory, one.name, count_text(one.bytes), one.copies) for one in garbage],
+    )
+    held = count_text(sum(one.bytes * one.copies for one in garbage))
+    if left is None:
+        what = "nothing to delete" if not garbage else f"{len(garbage)} objects, {held} on all members"
+        print(f"{what}{'; --apply deletes them' if garbage else ''}")
+    elif not left:
+        print(f"deleted {len(garbage)} objects, {held} on all members")

@@ -1,0 +1,148 @@
+"""Pins and trimming by the `dos` command, of regions on a real server whose workers are threads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from checkpoint import limits as checkpoint_limits
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import RegionState
+from dataflow.worker_journals import Journals
+from dos_cli.main import app
+from dos_client import init_store
+from tests.dataflow.support import last_counts, true_counts
+from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, hurry, slow_word_count
+from tests.dataflow.test_region_snapshots import run_in_threads
+from tests.support.servers import ServerProcess, one_server
+
+__all__ = ["one_server"]
+pytestmark = pytest.mark.process
+
+
+def dos(*arguments: object) -> Any:
+    """The command, in this process."""
+    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+class Region:
+    """Word counts that write many times what their state has, with small limits, in threads."""
+
+    def __init__(self, server: ServerProcess, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 1)
+        monkeypatch.setattr(checkpoint_limits, "manifest_segment_bytes_max", 20_000)
+        self.url, self.folder = server.url, folder
+        self.path = folder / "input.txt"
+        with self.path.open("w") as file:
+            for number in range(60_000):
+                file.write(f"word{number * 7919 % 997} and{number % 7} another\n")
+        trio.run(lambda: init_store(server.url))
+
+    def start(self) -> tuple[RegionControl, Watch]:
+        watch = Watch()
+        limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
+        graph = slow_word_count([self.path], self.folder / "out", repeat=6)
+        return run_in_threads(graph, self.url, watch, limits, retain=2), watch
+
+    def pinned(self, cut: int) -> dict[str, Any]:
+        """What the state of that cut has more than nothing has: read from the store, block by block."""
+        shown = dos("cuts", "diff", self.url, "words", cut, cut, "--json")
+        assert shown.exit_code == 0, shown.stderr
+        found: dict[str, Any] = json.loads(shown.stdout)
+        return found
+
+    def cuts(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(dos("cuts", "ls", self.url, "words", "--json").stdout)
+        return found
+
+    def finish(self, control: RegionControl) -> None:
+        hurry(self.folder / "out")
+        assert control.wait(WAIT_S), control.status()
+        assert control.status().state is RegionState.FINISHED, control.exception()
+        assert last_counts(self.folder / "out") == dict(true_counts([self.path], 6))
+
+
+# EVIDENCE-OF: P-6
+def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_driver(
+    one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = Region(one_server, tmp_path, monkeypatch)
+    control, watch = region.start()
+    watch.cuts(3)
+    done = dos("region", "pin", region.url, "words", "good", "--json")
+    assert done.exit_code == 0, done.stderr
+    pinned = json.loads(done.stdout)["result"]["cut"]
+    watch.cuts(12)
+    refused = dos("region", "pin", region.url, "words", "late", "--cut", 1)
+    assert (refused.exit_code, "cut 1 is not retained" in refused.stderr) == (1, True)
+    assert dos("region", "stop", region.url, "words").exit_code == 0
+    assert control.wait(WAIT_S)
+
+    control, watch = region.start()
+    watch.cuts(8)
+    assert "pinned as good" in dos("cuts", "ls", region.url, "words").stdout
+    found = region.cuts()
+    assert found["pins"] == {"good": pinned}
+    retained = [row["cut"] for row in found["cuts"] if row["retained"]]
+    assert (retained[0], len(retained)) == (pinned, 3)
+    assert region.pinned(pinned)["from"] == pinned
+    assert dos("region", "unpin", region.url, "words", "good").exit_code == 0
+    watch.cuts(10)
+    assert region.cuts()["pins"] == {}
+    gone = dos("cuts", "diff", region.url, "words", pinned, pinned)
+    assert (gone.exit_code, "released" in gone.stderr) == (1, True)
+    region.finish(control)
+
+
+# EVIDENCE-OF: P-6
+def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_region_goes_on(
+    one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = Region(one_server, tmp_path, monkeypatch)
+    with monkeypatch.context() as dying:  # each worker dies between the release and the deletion
+        dying.setattr(Journals, "_release", lambda *_: None)
+        control, watch = region.start()
+        watch.cuts(10)
+        assert dos("region", "pin", region.url, "words", "good").exit_code == 0
+        watch.cuts(14)
+        assert dos("region", "stop", region.url, "words").exit_code == 0
+        assert control.wait(WAIT_S)
+
+    shown = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
+    assert shown["garbage"]
+    assert shown["deleted"] is None
+    assert list(shown["pins"]) == ["good"]
+    pinned = shown["pins"]["good"]
+    again = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
+    assert again["garbage"] == shown["garbage"], "it was a dry run"
+    silent = dos("region", "trim", region.url, "words", "--apply", "--timeout", 1)
+    assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
+    before = region.pinned(pinned)
+    done = dos("region", "trim", region.url, "words", "--apply", "--stopped", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["deleted"] == len(shown["garbage"])
+    left = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
+    assert left["garbage"] == []
+    assert region.pinned(pinned) == before
+    assert "nothing to delete" in dos("region", "trim", region.url, "words").stdout
+
+    control, watch = region.start()
+    watch.cuts(2)
+    done = dos("region", "trim", region.url, "words", "--apply")
+    assert done.exit_code == 0, done.stderr
+    region.finish(control)
+
+
+def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None:
+    trio.run(lambda: init_store(one_server.url))
+    assert dos("region", "trim", one_server.url, "nobody").exit_code == 1
+    done = dos("region", "trim", one_server.url, "nobody", "--stopped")
+    assert (done.exit_code, "give --apply with it" in done.stderr) == (2, True)
+    done = dos("region", "pin", one_server.url, "nobody", "a b")
+    assert (done.exit_code, "a pin's name" in done.stderr) == (2, True)
