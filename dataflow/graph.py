@@ -23,15 +23,19 @@ from dataflow.errors import GraphError
 from dataflow.explaining import explain
 from dataflow.graph_checks import (
     delivery_problems,
+    shared_key_problems,
     shown_by_step_problems,
     sink_deliveries,
     time_problems,
 )
 from dataflow.graph_plan import GraphPlan
 from dataflow.graph_schemas import find_schemas
+from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.control import BroadcastSpec, ControlSpec
+from dataflow.operators.several_inputs import inputs_of
 from dataflow.operators.union import UnionSpec
+from dataflow.operators.user import UserOperator
 from dataflow.plotting import plot
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
@@ -66,6 +70,18 @@ class Graph:
     def union(self, name: str, *streams: "Stream") -> "Stream":
         """Several streams of one schema as one. The same as `first.union(name, *others)`."""
         return self._add(name, UnionSpec(), streams)
+
+    def apply(self, name: str, operator: UserOperator, /, **inputs: "Stream") -> "Stream":
+        """What an operator of your own gives that has several inputs, by the names that it gives them
+        (`UserOperator.needs`).
+
+            graph.apply("priced", Priced(), orders=orders.key_by("o", "item"), prices=by_item)
+
+        Either all of them are keyed, by columns of the same types, and all rows of a key come to one copy; or
+        none is. With one input without a name: `stream.apply`. Raises SchemaError, GraphError.
+        """
+        spec = apply_spec(operator, tuple(inputs))
+        return self._add(name, spec, [inputs[one] for one in inputs_of(operator)])
 
     def control(self, name: str, stream: "Stream", *keys: str) -> "ControlTable":
         """The last row of each key of a stream, whole on every worker, for operators that take `control=`:
@@ -133,6 +149,9 @@ class Graph:
         if unfit:
             raise GraphError(self.name, tuple(unfit))
         schemas = find_schemas(self.name, specs, described)
+        unfit = shared_key_problems(specs, described, schemas)
+        if unfit:
+            raise GraphError(self.name, tuple(unfit))
         plan = make_plan(specs)
         operators, older = {}, {}
         for node, spec in zip(self._nodes, specs, strict=True):
@@ -160,15 +179,20 @@ class Graph:
                 found[index] = said
         return found
 
-    def _add(self, name: str, spec: OperatorSpec, inputs: "Sequence[Stream]") -> "Stream":
+    def _add(self, name: str, spec: OperatorSpec, inputs: Sequence[object]) -> "Stream":
+        above = []
         for stream in inputs:
+            if not isinstance(stream, Stream):
+                problem = f"{spec.kind.value} {name!r} takes streams, not {stream!r:.80}; see graph.source"
+                raise GraphError(self.name, (problem,))
             if stream.graph is not self:
                 other = stream.graph.name
                 raise GraphError(
                     self.name,
                     (f"{spec.kind.value} {name!r} takes a stream of graph {other!r}; use one graph",),
                 )
-        node = Node(name if isinstance(name, str) else "", spec, tuple(stream.node for stream in inputs))
+            above.append(stream.node)
+        node = Node(name if isinstance(name, str) else "", spec, tuple(above))
         self._nodes.append(node)
         return Stream(self, node)
 

@@ -5,13 +5,16 @@ Rules of this file: operators and their inputs to words; nothing runs.
 
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
+
 from checkpoint.core.outputs import Publish
 from dataflow.core.delivery import Delivery
 from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import Kind, NodeSpec, in_order
 from dataflow.core.regions import Choice
-from dataflow.errors import DeliveryError
+from dataflow.errors import DeliveryError, SchemaError
 from dataflow.operators.base import OperatorSpec
+from dataflow.operators.key_by import KeyBySpec, check_keyed_alike
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 
@@ -34,6 +37,40 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
                 f"{node.kind.value} {node.name!r} waits for event time, and none comes to it from source"
                 f" {found!r}; put stream.event_time(name, column, lateness=...) between them"
             )
+    return problems
+
+
+def shared_key_problems(
+    nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec], schemas: Mapping[str, pa.Schema | None]
+) -> list[str]:
+    """Of an operator of the user's with several inputs all are keyed alike, or none: or rows that belong
+    together would be on different workers.
+    """
+    problems = []
+    for node in nodes:
+        if node.kind is not Kind.APPLY or len(node.inputs) < 2:
+            continue
+        keys: list[list[pa.DataType]] = []
+        apart = []
+        for source in node.inputs:
+            spec, columns = specs[source], schemas[nodes[source].name]
+            if not isinstance(spec, KeyBySpec) or columns is None:
+                apart.append(nodes[source].name)
+                continue
+            keys.append([columns.field(name).type for name in spec.keys])
+        who = f"{node.kind.value} {node.name!r}"
+        if keys and apart:
+            keyed = ", ".join(repr(nodes[one].name) for one in node.inputs if nodes[one].name not in apart)
+            problems.append(
+                f"{who} has inputs by key ({keyed}) and inputs that are not ({', '.join(map(repr, apart))}),"
+                " so rows that belong together would be on different workers; put a key_by before each of"
+                " them, or before none"
+            )
+            continue
+        try:
+            check_keyed_alike(keys)
+        except SchemaError as error:
+            problems.append(f"{who}: {error}")
     return problems
 
 

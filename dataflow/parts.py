@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow.core.plan import KIND_RULES, NodeSpec
+from dataflow.core.plan import KIND_RULES, Kind, NodeSpec
 from dataflow.core.regions import Consistent, Region, region_options
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
@@ -192,8 +192,9 @@ def _edge_problems(specs: Sequence[NodeSpec], owner: Mapping[str, str]) -> Itera
         for table in (specs[index].name for index in spec.controls):
             if owner[table] != mine:
                 yield f"{name!r} reads control table {table!r}, which is not in the same region"
-        for above in (specs[index].name for index in spec.inputs):
-            if owner[above] != mine and KIND_RULES[spec.kind].needs_key:
+        for above, kind in ((specs[index].name, specs[index].kind) for index in spec.inputs):
+            by_key = KIND_RULES[spec.kind].needs_key or (spec.kind is Kind.APPLY and kind is Kind.KEY_BY)
+            if owner[above] != mine and by_key:
                 yield f"{name!r} needs rows by key, and {above!r} is in another region; put a key_by between"
         if name.endswith(BRIDGE_SUFFIX):
             yield f"operator {name!r}: names that end with {BRIDGE_SUFFIX!r} are taken; rename it"

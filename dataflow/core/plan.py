@@ -84,7 +84,7 @@ KIND_RULES: Final[dict[Kind, KindRule]] = {
     Kind.COUNT_WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.TOP_K: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.MAP_STATE: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.APPLY: KindRule(1, 1, has_effect=True),
+    Kind.APPLY: KindRule(1, limits.operators_max, has_effect=True),
     Kind.SORT: KindRule(1, 1, has_effect=True),
     Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
     Kind.SIDE: KindRule(1, 1),

@@ -1,7 +1,8 @@
 """apply: runs an operator that a user wrote (`user.py`), and holds it to what it declares.
 
 Rules of this file: the only place that calls a `UserOperator`. What it declares is checked when the graph is
-planned, what it gives when it gives it; both are told by name. `own_state.py` makes blocks of its state.
+planned, what it gives when it gives it; both are told by name. `own_state.py` makes blocks of its state,
+`several_inputs.py` knows its inputs.
 """
 
 import copy
@@ -17,16 +18,22 @@ from checkpoint.core.fingerprint import declared_state
 from checkpoint.state_blocks import block_schema
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
-from dataflow.errors import SchemaError, nearest
+from dataflow.errors import SchemaError
 from dataflow.migration import StateHistory, columns_text
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
 from dataflow.operators.emitting import Emitter, sides_of
-from dataflow.operators.event_time import MarkTable
 from dataflow.operators.own_state import OwnState
 from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
+from dataflow.operators.several_inputs import (
+    HeldRows,
+    MarksTogether,
+    check_inputs,
+    check_needs,
+    inputs_of,
+    parsed,
+)
 from dataflow.operators.user import Made, Place, UserOperator
 from dataflow.row_table import ROW
-from dataflow.schema import parse_schema, type_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
@@ -46,7 +53,7 @@ class ApplySpec(OperatorSpec):
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         own = self.operator
-        _check_needs(own, inputs[0])
+        check_needs(own, inputs)
         _check_methods(own)
         history = self.history()
         if history is not None:
@@ -62,7 +69,13 @@ class ApplySpec(OperatorSpec):
                 f"each worker runs a copy of {type(own).__name__}, and it cannot be copied ({say(error)});"
                 " make such things in open()"
             ) from None
-        return inputs[0] if own.schema is None else _parsed("schema", own.schema)
+        if own.schema is not None:
+            return parsed("schema", own.schema)
+        if len(inputs) > 1:
+            raise SchemaError(
+                f"{type(own).__name__} has several inputs, so it says what it gives; write schema = '...'"
+            )
+        return inputs[0]
 
     def history(self) -> StateHistory | None:
         """The columns of its state, today and before. Raises SchemaError."""
@@ -104,15 +117,19 @@ class TimedApplySpec(ApplySpec):
     needs_time: ClassVar[bool] = True
 
 
-def apply_spec(operator: object) -> ApplySpec:
-    """The description of this operator. Raises SchemaError for something else."""
+def apply_spec(operator: object, inputs: Sequence[str] | None = None) -> ApplySpec:
+    """The description of this operator. inputs: the names of the streams that it is given, None: one without
+    a name. Raises SchemaError for something else.
+    """
     if not isinstance(operator, UserOperator):
         found = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
         raise SchemaError(
             f"apply takes an instance of a class made from UserOperator, not {found};"
             " write stream.apply('name', YourOperator())"
         )
-    spec = TimedApplySpec if _overrides(operator, "on_punctuation") else ApplySpec
+    check_inputs(operator, inputs)
+    waits = _overrides(operator, "on_punctuation") or _overrides(operator, "on_punctuation_of")
+    spec = TimedApplySpec if waits else ApplySpec
     return spec(operator, bool(operator.deterministic))
 
 
@@ -120,33 +137,9 @@ def _overrides(operator: UserOperator, method: str) -> bool:
     return getattr(type(operator), method) is not getattr(UserOperator, method)
 
 
-def _parsed(what: str, columns: "str | pa.Schema") -> pa.Schema:
-    try:
-        return parse_schema(columns)
-    except SchemaError as error:
-        raise SchemaError(f"{what}: {error}") from None
-
-
-def _check_needs(operator: UserOperator, given: pa.Schema) -> None:
-    if isinstance(operator.needs, str) and not operator.needs:
-        return
-    for field in _parsed("needs", operator.needs):
-        if field.name not in given.names:
-            raise SchemaError(
-                f"it needs column {field.name!r}{nearest(field.name, given.names)}, and its input has"
-                f" {', '.join(given.names)}"
-            )
-        found = given.field(field.name).type
-        if not found.equals(field.type):
-            raise SchemaError(
-                f"it needs column {field.name!r} as {type_text(field.type)}, and its input has it as"
-                f" {type_text(found)}; map it before"
-            )
-
-
 def _check_methods(operator: UserOperator) -> None:
     name = type(operator).__name__
-    if not _overrides(operator, "process"):
+    if not _overrides(operator, "process") and not _overrides(operator, "process_of"):
         raise SchemaError(f"{name} has no process(self, batch); write one")
     for method in ("checkpoint", "reset"):
         if operator.state is not None and not _overrides(operator, method):
@@ -168,15 +161,20 @@ class ApplyOperator(Operator):
         self._emits = False
         self._schema = context.output
         self._deterministic = spec.deterministic
-        self._place = Place(context.operator, context.worker, context.workers, context.inputs[0])
+        self._inputs = inputs_of(spec.operator)
+        columns = dict(zip(self._inputs, context.inputs, strict=True))
+        self._place = Place(
+            context.operator, context.worker, context.workers, context.inputs[0], inputs=columns
+        )
         self._is_open = False
-        self._time = MarkTable(1) if spec.needs_time else None
+        self._time = MarksTogether(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
         self._state = None if history is None else OwnState(history, self._checkpoint)
         self._renew()
 
     def _renew(self) -> None:
         self._own = copy.deepcopy(self._as_made)
+        self._held = HeldRows(len(self._inputs))
         self._own._put = self._put  # noqa: SLF001 - the half of the class that users do not see
 
     def reset(self) -> None:
@@ -185,7 +183,7 @@ class ApplyOperator(Operator):
         if self._state is not None:
             self._state.reset()
         if self._time is not None:
-            self._time.reset()
+            self._time.each.reset()
 
     def restored(self) -> None:
         with self._user("open", emits=False):
@@ -196,15 +194,36 @@ class ApplyOperator(Operator):
             with self._user("reset", emits=False):
                 self._own.reset(rows)
 
-    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        with self._user("process"):
-            return _batches(self._own.process(batch), self._schema)
+    def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        if len(self._inputs) == 1:
+            return self._process(index, batch)
+        self._held.put(index, batch)
+        return ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        return [made for index, batch in self._held.take() for made in self._process(index, batch)]
+
+    def _process(self, index: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        name = self._inputs[index]
+        with self._user(f"process of input {name!r}" if name else "process"):
+            return _batches(self._own.process_of(name, batch), self._schema)
 
     def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        if self._time is None or not self._time.reach(mark, index):
+        if self._time is None:
             return ()
-        with self._user("on_punctuation"):
-            return _batches(self._own.on_punctuation(_datetime(mark)), self._schema)
+        moved, all_moved = self._time.reach(mark, index)
+        name, made = self._inputs[index], []
+        if moved:
+            with self._user("on_punctuation_of"):
+                ts = _datetime(self._time.each.marks[index])
+                made += _batches(self._own.on_punctuation_of(name, ts), self._schema)
+        if all_moved:
+            with self._user("on_punctuation"):
+                made += _batches(self._own.on_punctuation(_datetime(self._time.of_all())), self._schema)
+        return made
+
+    def passes_on(self, mark: Mark) -> Mark:
+        return mark if self._time is None else self._time.promised(mark)
 
     def drain(self) -> Sequence[pa.RecordBatch]:
         with self._user("drain"):
@@ -221,7 +240,7 @@ class ApplyOperator(Operator):
 
     def tables(self) -> Mapping[str, StateTable]:
         own: dict[str, StateTable] = {} if self._state is None else {"": self._state}
-        return own if self._time is None else {**own, "~time": self._time}
+        return own if self._time is None else {**own, "~time": self._time.each}
 
     @property
     def wants_snapshot(self) -> bool:

@@ -23,9 +23,9 @@ from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
+from dataflow.operators.key_by import check_keyed_alike
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.row_table import Rows, RowTable, check_stored, joined
-from dataflow.schema import type_text
 from dataflow.state import KeyIndex
 
 LEFT: Final = 0
@@ -53,7 +53,8 @@ class JoinSpec(OperatorSpec):
         for columns, time in zip(inputs, self.times, strict=True):
             check_time_column(time, columns)
             check_stored(columns)
-        self._check_keys(inputs)
+        both = zip(inputs, self.keys, strict=True)
+        check_keyed_alike([[columns.field(name).type for name in keys] for columns, keys in both])
         left, right = inputs
         fields = list(left)
         for name in right.names:
@@ -65,18 +66,6 @@ class JoinSpec(OperatorSpec):
         if twice:
             raise SchemaError(f"columns {', '.join(map(repr, twice))} are there twice; give another suffix=")
         return pa.schema(fields)
-
-    def _check_keys(self, inputs: Sequence[pa.Schema]) -> None:
-        left, right = (
-            [columns.field(name).type for name in keys]
-            for columns, keys in zip(inputs, self.keys, strict=True)
-        )
-        if left != right:
-            shown = [", ".join(map(type_text, kinds)) for kinds in (left, right)]
-            raise SchemaError(
-                f"both streams are keyed by columns of the same types, not ({shown[LEFT]}) and"
-                f" ({shown[RIGHT]}); cast one of them with a map before key_by"
-            )
 
     def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[LEFT], "late_right": inputs[RIGHT]}

@@ -12,6 +12,7 @@ from dataflow.columns import key_column
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, Operator, OperatorContext, OperatorSpec
+from dataflow.schema import type_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,17 @@ class KeyBySpec(OperatorSpec):
 
     def open(self, context: OperatorContext) -> Operator:
         raise AssertionError(f"exchange {context.operator!r} is run by the circuit, not as an operator")
+
+
+def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:
+    """Raises SchemaError if streams keyed by columns of these types do not bring rows of one key together."""
+    other = next((kinds for kinds in keys if list(kinds) != list(keys[0])), None)
+    if other is not None:
+        shown = [", ".join(map(type_text, kinds)) for kinds in (keys[0], other)]
+        raise SchemaError(
+            f"its streams are keyed by columns of the same types, not ({shown[0]}) and ({shown[1]});"
+            " cast one of them with a map before key_by"
+        )
 
 
 def wire_schema(keyed: pa.Schema, merge_columns: Sequence[str] | None) -> pa.Schema:

@@ -8,7 +8,7 @@ failure it is told once, `reset`, and only when all operators above it have been
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias
@@ -35,6 +35,8 @@ class Place:
     worker: int
     workers: int
     columns: pa.Schema
+    inputs: Mapping[str, pa.Schema] = field(default_factory=dict)
+    """Of an operator with several inputs: the columns of each, by name. `columns` are those of the first."""
 
 
 class UserOperator:
@@ -64,9 +66,10 @@ class UserOperator:
     it (`OperatorFailure`); the state of the last committed cut is what stays.
     """
 
-    needs: ClassVar[Columns] = ""
-    """Columns that its input must have, with their types; more may come. All of these may be set in
-    `__init__` instead, where they depend on its arguments.
+    needs: "ClassVar[Columns | Mapping[str, Columns]]" = ""
+    """Columns that its input must have, with their types; more may come. Of an operator with several inputs:
+    the name of each -> its columns; `graph.apply("name", YourOperator(), left=stream, right=other)` adds it.
+    All of these may be set in `__init__` instead, where they depend on its arguments.
     """
     schema: "ClassVar[Columns | None]" = None
     """Columns of what it gives; None: those of its input."""
@@ -94,9 +97,21 @@ class UserOperator:
         """Rows came. What it returns or yields goes on at once."""
         raise NotImplementedError
 
+    def process_of(self, name: str, batch: pa.RecordBatch) -> Made:
+        """Rows of the input `name` came; to be written where there are several inputs. Of one step, all rows
+        of the first input come before those of the second, and so on, in the order of `needs`.
+        """
+        del name
+        return self.process(batch)
+
     def on_punctuation(self, ts: datetime) -> Made:
         """All later rows have event times above `ts` (in UTC; `datetime.max` when all sources are at their
         end). Called at the end of a step in which that moved. Rows with times up to `ts` are late below it.
+        """
+
+    def on_punctuation_of(self, name: str, ts: datetime) -> Made:
+        """The same of the input `name` alone, just before. Where there are several inputs, `on_punctuation`
+        is told the smallest of theirs, when that moved: all later rows, of whatever input, are above it.
         """
 
     def drain(self) -> Made:

@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from dataflow import FileSink, FileSource, Graph
+from dataflow import FileSink, FileSource, Graph, UserOperator
 from dataflow.limits import WorkerLimits
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
@@ -52,6 +54,58 @@ def test_a_region_that_is_reset_again_and_again_shows_each_row_once(workers: int
         region.ask_cut() if rng.random() < 0.5 else region.restore()
     region.finish()
     check_numbered(words, tmp_path)
+
+
+class Both(UserOperator):
+    """Numbers the rows of each word and input, and says which of the word it is."""
+
+    needs = {"left": "word string", "right": "word string"}  # noqa: RUF012 - as users write it
+    schema = "word string, input string, n bigint, all bigint"
+    state = "word string, input string, n bigint"
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def process_of(self, name: str, batch: pa.RecordBatch) -> Iterator[Any]:
+        for word in batch.column("word").to_pylist():
+            self.counts[word, name] += 1
+            yield word, name, self.counts[word, name], self.counts[word, "left"] + self.counts[word, "right"]
+
+    def checkpoint(self) -> list[Any]:
+        return [(*of, n) for of, n in self.counts.items()]
+
+    def reset(self, state: pa.RecordBatch) -> None:
+        self.counts.update({(one["word"], one["input"]): one["n"] for one in state.to_pylist()})
+
+
+# EVIDENCE-OF: P-7
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_several_inputs_too(workers: int, tmp_path: Path) -> None:
+    rng = random.Random(workers)
+    words = {name: [rng.choice("abc") for _ in range(60)] for name in ("left", "right")}
+    graph = Graph("both")
+    keyed = {}
+    for name, path in zip(
+        words, write_files(tmp_path, ["\n".join(one) for one in words.values()]), strict=True
+    ):
+        lines = graph.source(f"{name}_lines", FileSource([path]))
+        made = lines.map(f"{name}_words", word_of, schema="word string")
+        keyed[name] = made.key_by(f"{name}_by_word", "word")
+    graph.apply("both", Both(), **keyed).sink("out", FileSink(tmp_path / "out"))
+    region = OneThreadRegion(graph, workers, rng.randrange)
+    region.restore()
+    for _ in range(6):
+        for _ in range(rng.randrange(40)):
+            region.turn()
+        region.ask_cut() if rng.random() < 0.5 else region.restore()
+    region.finish()
+    rows = [row for _, row in rows_of(tmp_path / "out")]
+    counts = {name: Counter(given) for name, given in words.items()}
+    expected = [(word, name, n + 1) for name in words for word in "abc" for n in range(counts[name][word])]
+    assert Counter((word, name, int(str(n))) for word, name, n, _ in rows) == Counter(expected)
+    for word in "abc":
+        numbers = sorted(int(str(row[3])) for row in rows if row[0] == word)
+        assert numbers == list(range(1, counts["left"][word] + counts["right"][word] + 1))
 
 
 # EVIDENCE-OF: P-7

@@ -1,10 +1,14 @@
 """How a graph that is not one region is taken apart, and what is refused before anything starts."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dataflow import (
+    CallSink,
     FileSink,
     FileSource,
     Graph,
@@ -12,6 +16,8 @@ from dataflow import (
     InputSource,
     LogSink,
     LogSource,
+    Stream,
+    UserOperator,
     autonomous,
     consistent,
 )
@@ -21,7 +27,7 @@ from examples.shop import shop
 WORDS = "word string"
 
 
-def region_of(graph: Graph, name: str, source: object, **settings: float) -> object:
+def region_of(graph: Graph, name: str, source: Any, **settings: float) -> Stream:
     return graph.source(name, source).annotate(consistent(**settings))  # type: ignore[arg-type]
 
 
@@ -61,6 +67,24 @@ def test_what_cannot_run_outside_of_a_region_is_refused_with_a_reason(tmp_path: 
     said = refusal(graph)
     assert "source 'lines' is outside of any consistent region, and after a failure it would be read" in said
     assert "sink 'out' is outside of any consistent region, and shows its output at cuts" in said
+
+
+class GivesOn(UserOperator):
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+
+def test_an_operator_that_wants_rows_by_key_has_its_key_by_in_its_own_region() -> None:
+    def words(applied: Callable[[Stream], Stream]) -> Graph:
+        graph = Graph("g")
+        rows = region_of(graph, "rows", InputSource("x", WORDS))
+        applied(rows.key_by("by_word", "word")).annotate(autonomous).sink("out", CallSink(print))
+        return graph
+
+    assert "'own' needs rows by key, and 'by_word' is in another region" in refusal(
+        words(lambda keyed: keyed.apply("own", GivesOn()))
+    )
+    parts_of(words(lambda keyed: keyed.map("own", lambda row: row)), "app")
 
 
 def test_logs_that_cannot_be_read_are_refused_with_a_reason() -> None:
