@@ -99,6 +99,17 @@ class CutReleasedError(DosError):
         self.retained = retained
 
 
+class StateNotToldError(DosError):
+    """The blocks of a worker's state do not tell what changed between two cuts: why is in `reason`."""
+
+    remedy = "read the state at each of the two cuts, and compare them"
+
+    def __init__(self, worker: int, reason: str) -> None:
+        super().__init__(f"worker {worker}: {reason}")
+        self.worker = worker
+        self.reason = reason
+
+
 class NoAnswerError(DosError):
     """No driver of the region answered in time. What the manifest tells is in the message."""
 
@@ -176,6 +187,7 @@ __all__ = [
     "RegionFailedError",
     "RegionFencedError",
     "StaleIncarnationError",
+    "StateNotToldError",
     "StepOrderError",
     "StoppedError",
     "UnsupportedKeyTypeError",

@@ -227,7 +227,8 @@ class StateFold:
     state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_deleted: bool = False) -> None:
+        self._keep_deleted = keep_deleted
         self._blocks: dict[str, list[Any]] = {}
         self._rows: dict[str, int] = {}
         self._folded: dict[str, int] = {}
@@ -245,18 +246,26 @@ class StateFold:
         return sorted(self._blocks)
 
     def take(self, operator: str) -> Any | None:
-        """The state of an operator as one block without deleted rows, and forget it; None if it has no
-        block.
+        """The state of an operator as one block without deleted rows (unless they are kept), and forget it;
+        None if it has no block.
         """
         blocks = self._blocks.pop(operator, None)
         self._rows.pop(operator, None)
         self._folded.pop(operator, None)
-        return newest_rows(blocks) if blocks else None
+        return newest_rows(blocks, keep_deleted=self._keep_deleted) if blocks else None
 
     def _fold(self, operator: str) -> None:
-        block = newest_rows(self._blocks[operator])
+        block = newest_rows(self._blocks[operator], keep_deleted=self._keep_deleted)
         self._blocks[operator] = [block]
         self._rows[operator] = self._folded[operator] = block.num_rows
+
+
+def hash_range(block: Any, begin: int, end: int) -> Any:
+    """The rows whose `_hash` is in [begin, end)."""
+    hashes = block.column(HASH_COLUMN).to_numpy()
+    first = int(np.searchsorted(hashes, np.uint64(begin)))
+    last = len(hashes) if end >= 1 << 64 else int(np.searchsorted(hashes, np.uint64(end)))
+    return block.slice(first, last - first)
 
 
 def slices(block: Any, rows_max: int = limits.state_block_rows_max) -> Iterator[Any]:

@@ -11,18 +11,17 @@ loop that holds the claim.
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from checkpoint import limits
 from checkpoint.core.retention import Rolling
-from checkpoint.state_blocks import StateFold, decode_block
+from checkpoint.state_blocks import StateFold
+from checkpoint.state_reading import STATE_CHAIN, StateBlock, state_block
 from checkpoint.world import world
-from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from dos_protocol.errors import LocalProtocolError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
 from journal.core.trimming import Floor
 from journal.ports import ClaimPort
-
-STATE_CHAIN: Final = "state"
 
 
 class StateStore:
@@ -87,7 +86,7 @@ class StateStore:
         """The lowest segment that a restore of `version` reads. See `ChainWriter.floor`."""
         return self._writer.floor
 
-    async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
+    async def blocks(self) -> AsyncGenerator[StateBlock, None]:
         """(cut, operator, encoded block) of the version opened, oldest first, from its newest snapshot on.
 
         Nothing of it may be used if the iteration ends in an error. Raises CorruptDataError and what
@@ -99,16 +98,8 @@ class StateStore:
         async with aclosing(batches):
             async for batch in batches:
                 for position, record in batch:
-                    if record.op is not Op.STATE_BLOCK:
-                        continue
-                    if len(record.ints) != 1 or len(record.strings) != 2:
-                        raise CorruptDataError(
-                            f"chain {STATE_CHAIN}",
-                            position.size,
-                            "a state block of 1 int and 2 strings",
-                            "others",
-                        )
-                    yield record.ints[0], record.strings[0].decode("utf-8", "replace"), record.strings[1]
+                    if (block := state_block(position.size, record)) is not None:
+                        yield block
 
     async def load(self) -> dict[str, Any]:
         """The state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in a
@@ -117,8 +108,8 @@ class StateStore:
         fold = StateFold()
         blocks = self.blocks()
         async with aclosing(blocks):
-            async for cut, operator, data in blocks:
-                await world().in_thread(_add, fold, cut, operator, data)
+            async for block in blocks:
+                await world().in_thread(_add, fold, block)
         return {operator: await world().in_thread(fold.take, operator) for operator in fold.operators()}
 
     async def commit(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
@@ -167,5 +158,5 @@ def _records(cut: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:
         yield Record(Op.STATE_BLOCK, ints=(cut,), strings=(operator.encode(), data))
 
 
-def _add(fold: StateFold, cut: int, operator: str, data: bytes) -> None:
-    fold.add(operator, decode_block(data, where=f"the block of operator {operator!r} in cut {cut}"))
+def _add(fold: StateFold, block: StateBlock) -> None:
+    fold.add(block.operator, block.decoded())

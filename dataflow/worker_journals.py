@@ -12,7 +12,8 @@ from checkpoint.core.divisions import Division
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Committed, Restore
 from checkpoint.core.retention import Rolling
-from checkpoint.state_store import STATE_CHAIN, StateStore
+from checkpoint.state_reading import STATE_CHAIN
+from checkpoint.state_store import StateStore
 from checkpoint.steps_log import STEPS_CHAIN, StepsLog
 from dataflow.worker_messages import CutTaken, StageEnded
 from journal import Scratch

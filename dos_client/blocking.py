@@ -264,6 +264,13 @@ class BlockingClaim:
         self.close()
 
 
+class _Over:
+    """Stands for the end of an async generator."""
+
+
+_OVER = _Over()
+
+
 class BlockingStore:
     """See `Store`. Made by `open_store` and `connect` of this module."""
 
@@ -297,19 +304,19 @@ class BlockingStore:
         return self.portal.call(read, directory, name, offset, max_bytes)
 
     def stream(self, directory: str, name: str, offset: int = 0, end: int | None = None) -> Iterator[bytes]:
-        return self._iterate(self.store.stream(directory, name, offset, end))
+        return self.iterate(self.store.stream(directory, name, offset, end))
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Iterator[bytes]:
-        return self._iterate(self.store.follow(directory, name, offset))
+        return self.iterate(self.store.follow(directory, name, offset))
 
-    def _iterate(self, stream: AsyncGenerator[bytes]) -> Iterator[bytes]:
-        """The stream's pieces; it ends with the iterator, or with the store."""
+    def iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        """What an async generator of that trio thread gives; it ends with the iterator, or with the store."""
         try:
-            while data := self.portal.call(anext, stream, b""):
-                yield data
+            while not isinstance(item := self.portal.call(anext, items, _OVER), _Over):
+                yield item
         finally:
             with suppress(ClosedError):
-                self.portal.call(stream.aclose)
+                self.portal.call(items.aclose)
 
     def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
         return self.portal.call(self.store.stat, directory, name, digest_at)

@@ -12,7 +12,7 @@ is raised.
     dos://..+s3://bucket/prefix        a chain whose older segments are in that archive
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,14 +171,11 @@ async def inspect_object(
     store: StorePort, directory: str, name: str, size: int, consume: Consumer, progress: Progress
 ) -> Outcome:
     """The first `size` bytes of an object."""
-    outcome = Outcome(name, "object")
-    inspector = Inspector(name)
-    done = 0
-    async with aclosing(Source(store, directory).chunks(name, size, chunk_bytes=read_bytes_max)) as chunks:
-        async for chunk in chunks:
-            done += len(chunk)
+    outcome, inspector = Outcome(name, "object"), Inspector(name)
+    async with aclosing(_fed(store, directory, inspector, size)) as pieces:
+        async for done, located in pieces:
             progress(done, size)
-            if not _pass_on(inspector, chunk, consume):
+            if not consume(located):
                 return _outcome(outcome, inspector, ended=False)
     return _outcome(outcome, inspector, ended=True)
 
@@ -203,25 +200,62 @@ async def _inspect_chain(
     progress: Progress,
 ) -> None:
     outcome.end = str(state.end) if state.end is not None else "nothing committed"
-    source, done = Source(store, directory), 0
+    before = 0
     for span in state.segments:
-        replay = SpanReplay(span)
-        outcome.base, offset = span.base, span.base
+        outcome.base = span.base
         outcome.tally.segments += 1
         try:
-            async with aclosing(span_chunks(source, span, None)) as chunks:
-                async for chunk in chunks:
-                    done += len(chunk)
-                    progress(done, state.bytes)
-                    located = _locate(span, offset, replay.feed(chunk))
-                    offset = located[-1].end if located else offset
+            async with aclosing(span_records(store, directory, span)) as pieces:
+                async for done, located in pieces:
+                    progress(before + done, state.bytes)
                     _count(outcome.tally, located)
                     if not consume(located):
                         return
-            replay.finish()
         except DosError as fault:
             _keep(outcome, fault)
             return
+        before += span.length
+
+
+async def span_records(
+    store: StorePort, directory: str, span: SegmentSpan
+) -> AsyncGenerator[tuple[int, list[Located]]]:
+    """The records of one segment of a chain, as far as the chain has it: (bytes read, records that are whole
+    by now). Raises what is wrong with it, also at its end, and what reading raises.
+    """
+    replay, offset, done = SpanReplay(span), span.base, 0
+    async with aclosing(span_chunks(Source(store, directory), span, None)) as chunks:
+        async for chunk in chunks:
+            done += len(chunk)
+            located = _locate(span, offset, replay.feed(chunk))
+            offset = located[-1].end if located else offset
+            yield done, located
+    replay.finish()
+
+
+async def object_records(
+    store: StorePort, directory: str, name: str, size: int
+) -> AsyncGenerator[tuple[int, list[Located]]]:
+    """The same of the first `size` bytes of an object that holds a journal."""
+    inspector = Inspector(name)
+    async with aclosing(_fed(store, directory, inspector, size)) as pieces:
+        async for piece in pieces:
+            yield piece
+    if (fault := inspector.finish()) is not None:
+        raise fault
+
+
+async def _fed(
+    store: StorePort, directory: str, inspector: Inspector, size: int
+) -> AsyncGenerator[tuple[int, list[Located]]]:
+    """Up to the first fault, which the inspector keeps."""
+    source, done = Source(store, directory), 0
+    async with aclosing(source.chunks(inspector.where, size, chunk_bytes=read_bytes_max)) as chunks:
+        async for chunk in chunks:
+            done += len(chunk)
+            yield done, inspector.feed(chunk)
+            if inspector.fault is not None:
+                return
 
 
 def _locate(span: SegmentSpan, offset: int, steps: list[Step]) -> list[Located]:

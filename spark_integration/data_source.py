@@ -18,9 +18,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_integration.core.source_options import SourceOptions, check_batch, check_streaming, parse_options
-from spark_integration.errors import BadOptionError
+from spark_integration.inside.sources import SOURCES
 from spark_integration.reading.batch_reader import DosReader, PushingReader
-from spark_integration.reading.planning import columns_of
+from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
 
@@ -29,13 +29,15 @@ PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Let this session read `format("dos")`. Once is enough; again does no harm.
+    """Let this session read `format("dos")`, and look inside with `dos-journal`, `dos-cuts` and `dos-state`.
+    Once is enough; again does no harm.
 
     Filters of a DataFrame are applied where the bytes are read if the session has
     `spark.sql.python.filterPushdown.enabled` now; when that changes, register again.
     """
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
-    spark.dataSource.register(PushingDosSource if pushes else DosSource)
+    for source in (PushingDosSource if pushes else DosSource, *SOURCES):
+        spark.dataSource.register(source)
 
 
 class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
@@ -60,12 +62,12 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_batch(self._options, self._given)
-        _check_once(self._options, schema)
+        check_once(self._options.columns, schema.names)
         return self._reader(self._options, to_arrow_schema(schema, timezone="UTC"))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         check_streaming(self._options)
-        _check_once(self._options, schema)
+        check_once(self._options.columns, schema.names)
         return DosStreamReader(self._options, to_arrow_schema(schema, timezone="UTC"))
 
 
@@ -73,15 +75,3 @@ class PushingDosSource(DosSource):
     """The same, for sessions that push filters down."""
 
     _reader = PushingReader
-
-
-def _check_once(options: SourceOptions, schema: StructType) -> None:
-    if (
-        options.columns
-        and "*" not in options.columns
-        and list(dict.fromkeys(options.columns)) != schema.names
-    ):
-        raise BadOptionError(
-            f"the option 'columns' says {', '.join(options.columns)}, and .schema(...) says"
-            f" {', '.join(schema.names)}: give one of the two"
-        )

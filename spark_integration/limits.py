@@ -42,5 +42,7 @@ OBJECT_RECORD_BYTES_MAX = 64 * 1024 * 1024
 """A record has to fit into memory; a longer one is taken for bytes that are something else."""
 PIECES_PER_TRIGGER = 8
 """A micro-batch with a limit on rows takes objects in pieces of so small a part of it."""
+TASKS_PER_WORKER_MAX = 1024
+"""Each of the tasks that share the state of one worker reads all of its chain."""
 WATCH_S = 1.0
 """How often a handle to which no event comes looks whether the region is over."""

@@ -125,6 +125,14 @@ def worker_directory(region: str, worker: int) -> str:
     return f"{region}.w{worker:04d}"
 
 
+def region_of_worker(directory: str) -> tuple[str, int] | None:
+    """(region, worker) of a worker's directory; None if it is none."""
+    region, dot_w, number = directory.rpartition(".w")
+    if not region or not dot_w or len(number) < 4 or not (number.isascii() and number.isdigit()):
+        return None
+    return region, int(number)
+
+
 def requests_directory(region: str) -> str:
     """Where people and programs put requests to the region (`dos region`)."""
     return f"{region}.requests"

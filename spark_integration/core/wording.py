@@ -21,3 +21,10 @@ def type_text(kind: pa.DataType) -> str:
     from dataflow import schema
 
     return schema.type_text(kind)
+
+
+def is_control(description: str) -> bool:
+    """Whether a cut's description of an operator is that of a control table, which each worker has whole."""
+    from dataflow.core.plan import Kind
+
+    return description.partition(" ")[0] == Kind.CONTROL

@@ -294,13 +294,13 @@ class JournalDecoder(ObjectDecoder):
         columns = [
             pa.array(begins, pa.int64()),
             pa.array([record.op.name for record in records], pa.string()),
-            pa.array([_signed(record.ints) for record in records], pa.list_(pa.int64())),
+            pa.array([signed(record.ints) for record in records], pa.list_(pa.int64())),
             pa.array([list(map(bytes, record.strings)) for record in records], pa.list_(pa.binary())),
         ]
         yield self.told(pa.RecordBatch.from_arrays(columns, schema=JOURNAL), begins)
 
 
-def _signed(ints: Sequence[int]) -> list[int]:
+def signed(ints: Sequence[int]) -> list[int]:
     """Spark has no unsigned 64 bits: what is above keeps its bits."""
     return [one - (1 << 64) if one >> 63 else one for one in ints]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_integration.core.row_filter import Comparison, check_filter
 from spark_integration.core.source_options import Content, SourceOptions
-from spark_integration.errors import NoSchemaError
+from spark_integration.errors import BadOptionError, NoSchemaError
 from spark_integration.reading.decoding import schema_in
 from spark_integration.reading.origin import Origin
 from spark_integration.reading.ranges import DosPartition, partitions_of
@@ -29,6 +29,15 @@ def columns_of(options: SourceOptions) -> pa.Schema:
             raise NoSchemaError(f"{options.what} has no rows yet that would tell its columns")
         extra = origin_of(store, options).extra()
     return chosen(there, extra, options.columns)
+
+
+def check_once(columns: Sequence[str], names: Sequence[str]) -> None:
+    """The option `columns` and .schema(...) must not differ. Raises BadOptionError."""
+    if columns and "*" not in columns and list(dict.fromkeys(columns)) != list(names):
+        raise BadOptionError(
+            f"the option 'columns' says {', '.join(columns)}, and .schema(...) says {', '.join(names)}:"
+            f" give one of the two"
+        )
 
 
 async def columns_there(origin: Origin, options: SourceOptions) -> pa.Schema | None:

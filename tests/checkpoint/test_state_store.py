@@ -12,7 +12,8 @@ from checkpoint import limits
 from checkpoint.core.divisions import Division
 from checkpoint.key_hash import hash_keys
 from checkpoint.state_blocks import block_schema, encode_block, make_block
-from checkpoint.state_store import STATE_CHAIN, StateStore
+from checkpoint.state_reading import STATE_CHAIN
+from checkpoint.state_store import StateStore
 from checkpoint.steps_log import STEPS_CHAIN, StepsLog
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
 from journal import ORIGIN, ChainWriter, Op, Record, Scratch, take_over

@@ -18,7 +18,10 @@ from dataflow import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_cli.main import app
-from tests.dataflow.support import word_count
+from spark_integration.core.inside_options import parse_state
+from spark_integration.inside.state import StateTable
+from spark_integration.inside.table import InsideReader, columns_of
+from tests.dataflow.support import true_counts, word_count
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 WAIT_S = 60.0
@@ -56,6 +59,15 @@ class Heard(RegionListener):
         with self._changed:
             methods = lambda: [method for method, _ in self.calls]  # noqa: E731
             assert self._changed.wait_for(lambda: holds(methods()), WAIT_S), methods()
+
+
+def state_of(store: str, region: str, operator: str, **options: str) -> dict[str, int]:
+    """What the operator keeps, as `dos-state` gives it to Spark."""
+    table = StateTable(parse_state({"path": f"{store}/{region}", "operator": operator, **options}))
+    reader = InsideReader(table, columns_of(table))
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert len({row["word"] for row in rows}) == len(rows)
+    return {row["word"]: row["count"] for row in rows}
 
 
 def a_graph(folder: Path, *, passes: int) -> Graph:
@@ -215,6 +227,9 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     assert counts["name"] == "counts"
     assert counts["keys"] == 101  # every word was counted once more in the last pass
     assert counts["rows"] >= counts["keys"]
+    folder = tmp_path / "cuts"
+    assert state_of(store, "cuts", "counts") == true_counts([folder / "a.txt", folder / "b.txt"], repeat=4)
+    assert state_of(store, "cuts", "counts", since="1").keys() == state_of(store, "cuts", "counts").keys()
     assert "keys changed" in dos("cuts", "diff", store, "cuts")
     assert "keys changed" not in dos("cuts", "diff", store, "cuts", "--no-keys")
     back = json.loads(dos("cuts", "diff", store, "cuts", last, 1, "--json"))

@@ -7,15 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import trio
 
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
 from checkpoint.core.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.key_hash import hash_keys
 from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.manifest_log import cut_record
+from checkpoint.state_blocks import block_schema, encode_block, make_block
+from checkpoint.state_store import StateStore
 from dataflow.blocking import open_producer
 from dos_client.blocking import BlockingStore
 from dos_client.writing.claim import Claim
@@ -83,8 +87,19 @@ async def _writer(claim: Claim, chain_name: str, at: Position | None, *, snapsho
     )
 
 
-def write_cuts(store: BlockingStore, region: str, sink: str, cuts: Iterable[Mapping[int, Position]]) -> None:
-    """The region's manifest: of each cut where the sink of each worker stood."""
+def write_cuts(
+    store: BlockingStore,
+    region: str,
+    sink: str,
+    cuts: Iterable[Mapping[int, Position]],
+    *,
+    states: Sequence[Mapping[int, Position]] = (),
+    operators: Mapping[str, str] | None = None,
+    retain: int = 0,
+) -> None:
+    """The region's manifest: of each cut where the sink of each worker stood, and its state. `retain`: how
+    many cuts are kept.
+    """
 
     async def write() -> None:
         async with await store.store.claim(coordinator_directory(region), 1, b"c" * 16) as claim:
@@ -96,27 +111,84 @@ def write_cuts(store: BlockingStore, region: str, sink: str, cuts: Iterable[Mapp
                 for number, ends in enumerate(cuts, 1):
                     workers = {
                         worker: WorkerCut(
-                            state=Position(1, 0, 0),
+                            state=states[number - 1][worker] if states else Position(1, 0, 0),
                             steps=Position(1, 0, 0),
                             sinks={sink: msgspec.to_builtins(end)},
+                            sources={"lines": {f"part{worker}": SplitPosition(10 * number)}},
                         )
                         for worker, end in ends.items()
                     }
                     cut = Cut(
                         cut=number,
                         step=number,
-                        incarnation=1,
+                        incarnation=max((at.epoch for at in states[number - 1].values()), default=1)
+                        if states
+                        else 1,
                         final=False,
-                        wall_time_ms=0,
+                        wall_time_ms=1000 * number,
                         workers=workers,
                         layout=even_layout(len(workers)),
                         fingerprint="f",
-                        operators={},
+                        operators=dict(operators or {}),
                         parent=number - 1,
+                        retained=tuple(range(max(number - retain + 1, 1), number + 1)) if retain else (),
                     )
                     await writer.wait_synced(writer.append(cut_record(cut)))
 
     store.portal.call(write)
+
+
+Changes = Mapping[str, Mapping[str, int | None]]
+"""operator -> {key: value, None for deleted}"""
+STATE = block_schema(
+    pa.schema([("word", pa.string())]), pa.schema([("count", pa.int64()), ("_seen", pa.int64())])
+)
+
+
+def state_of(changes: Mapping[str, int | None], schema: pa.Schema = STATE) -> list[bytes]:
+    """Encoded blocks of a table of counts."""
+    keys = pa.array(list(changes), pa.string())
+    values = [pa.array(list(changes.values()), pa.int64())] * (len(schema) - 3)
+    dead = np.array([value is None for value in changes.values()])
+    return encode_block(make_block(schema, [keys], hash_keys([keys]), values, dead))
+
+
+def write_state(
+    store: BlockingStore,
+    region: str,
+    worker: int,
+    cuts: Sequence[Changes],
+    *,
+    epoch: int = 1,
+    at: tuple[int, Position] | None = None,
+    snapshots: Mapping[int, Changes] | None = None,
+    schema: pa.Schema = STATE,
+) -> list[Position]:
+    """A worker's state: what each cut changed, beginning with cut 1, or behind the cut and position `at`.
+    Behind a cut in `snapshots` all of it is written anew. Where each cut ended.
+    """
+    first = 1 if at is None else at[0] + 1
+
+    async def write() -> list[Position]:
+        async with await store.store.claim(
+            worker_directory(region, worker), epoch, bytes([epoch]) * 16
+        ) as claim:
+            state = await StateStore.open(
+                claim,
+                version=first - 1,
+                at=None if at is None else at[1],
+                generation=store.record.generation,
+            )
+            ends = []
+            for cut, changes in enumerate(cuts, first):
+                blocks = [(name, data) for name, rows in changes.items() for data in state_of(rows, schema)]
+                ends.append(await state.commit(cut, blocks))
+                for name, rows in (snapshots or {}).get(cut, {}).items():
+                    await state.snapshot([(name, data) for data in state_of(rows, schema)])
+            await state.aclose()
+            return ends
+
+    return store.portal.call(write)
 
 
 def write_batches(
@@ -169,11 +241,13 @@ def lines(rows: Rows) -> bytes:
 
 __all__ = [
     "ORIGIN",
+    "STATE",
     "arrow",
     "lines",
     "take_away",
     "write_batches",
     "write_cuts",
     "write_objects",
+    "write_state",
     "write_steps",
 ]

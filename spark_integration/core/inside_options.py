@@ -1,0 +1,151 @@
+"""The options of the formats that look inside: `dos-journal`, `dos-cuts` and `dos-state`.
+
+Rules of this file: a table of options for each, and text to a struct. What an option *does* is said where it
+is used, and in docs/spark.md.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from dos_client.urls import DosUrl
+from spark_integration.core.option_texts import (
+    READ,
+    STORE,
+    Option,
+    ReadOptions,
+    parsed,
+    servers_of,
+    text,
+    truth,
+    url_of,
+    whole,
+)
+from spark_integration.errors import BadOptionError
+from spark_integration.limits import TASKS_PER_WORKER_MAX
+
+JOURNAL: Final = "dos-journal"
+CUTS: Final = "dos-cuts"
+STATE: Final = "dos-state"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place in a journal: a logical offset, or where a committed cut has it."""
+
+    number: int
+    is_cut: bool = False
+
+    def __str__(self) -> str:
+        return f"cut:{self.number}" if self.is_cut else str(self.number)
+
+
+class JournalOptions(ReadOptions, frozen=True, kw_only=True):
+    """`name`: of a chain, or of an object. Records that begin in [begin, end) are read."""
+
+    directory: str
+    name: str
+    begin: Place | None = None
+    end: Place | None = None
+    fail_on_fault: bool = True
+
+
+class CutsOptions(ReadOptions, frozen=True, kw_only=True):
+    """Of a region."""
+
+    region: str
+
+
+class StateOptions(ReadOptions, frozen=True, kw_only=True):
+    """The state of `operator` at `cut` (None: the last one); with `since` only what was written after that
+    cut.
+    """
+
+    region: str
+    operator: str
+    cut: int | None = None
+    since: int | None = None
+    tasks_per_worker: int = 1
+
+
+def _place(name: str, value: str) -> Place:
+    found = re.fullmatch(r"(cut:)?(\d{1,18})", value.strip(), re.IGNORECASE)
+    if found is None:
+        raise BadOptionError(
+            f"option {name!r} is a logical offset, as `dos journal dump` shows it, or cut:12, not {value!r}"
+        )
+    return Place(int(found[2]), found[1] is not None)
+
+
+def _tasks(name: str, value: str) -> int:
+    number = whole(name, value)
+    if number > TASKS_PER_WORKER_MAX:
+        raise BadOptionError(f"option {name!r} is at most {TASKS_PER_WORKER_MAX}, not {number}")
+    return number
+
+
+JOURNAL_OPTIONS: Final[dict[str, Option]] = {
+    **STORE,
+    **READ,
+    "from": Option("begin", _place),
+    "to": Option("end", _place),
+    "failOnFault": Option("fail_on_fault", truth),
+}
+CUTS_OPTIONS: Final[dict[str, Option]] = {**STORE, **READ}
+STATE_OPTIONS: Final[dict[str, Option]] = {
+    **STORE,
+    **READ,
+    "operator": Option("operator", text),
+    "cut": Option("cut", whole),
+    "since": Option("since", whole),
+    "tasksPerWorker": Option("tasks_per_worker", _tasks),
+}
+
+
+def parse_journal(given: Mapping[str, str]) -> JournalOptions:
+    """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
+    remedy = "for example .load('dos://h1,h2,h3/wordcount.w0000/state'): a chain, or an object"
+    fields, url = _fields(given, JOURNAL_OPTIONS, JOURNAL, remedy)
+    if url.object is None:
+        raise BadOptionError(f"{url} names a directory and no journal in it", remedy=remedy)
+    begin, end = fields.get("begin"), fields.get("end")
+    if begin and end and begin.is_cut == end.is_cut and begin.number > end.number:
+        raise BadOptionError(f"option 'from' ({begin}) lies behind option 'to' ({end})")
+    return JournalOptions(servers=servers_of(url), directory=str(url.directory), name=url.object, **fields)
+
+
+def parse_cuts(given: Mapping[str, str]) -> CutsOptions:
+    """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
+    fields, url = _fields(given, CUTS_OPTIONS, CUTS, _REGION)
+    return CutsOptions(servers=servers_of(url), region=_region(url), **fields)
+
+
+def parse_state(given: Mapping[str, str]) -> StateOptions:
+    """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
+    fields, url = _fields(given, STATE_OPTIONS, STATE, _REGION)
+    if "operator" not in fields:
+        raise BadOptionError(
+            "the option 'operator' says whose state is read",
+            remedy="`dos cuts diff` lists the operators that keep state",
+        )
+    cut, since = fields.get("cut"), fields.get("since")
+    if cut is not None and since is not None and since >= cut:
+        raise BadOptionError(f"option 'since' ({since}) is a cut before that of the option 'cut' ({cut})")
+    return StateOptions(servers=servers_of(url), region=_region(url), **fields)
+
+
+_REGION: Final = "for example .load('dos://h1,h2,h3/wordcount'): a store and a region"
+
+
+def _fields(
+    given: Mapping[str, str], table: Mapping[str, Option], source: str, remedy: str
+) -> tuple[dict[str, Any], DosUrl]:
+    fields = parsed(given, table, source)
+    return fields, url_of(fields.pop("path", None), remedy)
+
+
+def _region(url: DosUrl) -> str:
+    if url.object is not None:
+        raise BadOptionError(f"{url} names an object: the URL ends with the region's name", remedy=_REGION)
+    return str(url.directory)

@@ -1,0 +1,225 @@
+"""`dos-journal`: the records of a chain, or of an object that holds a journal, as in `dos journal dump`.
+
+Rules of this file: which records, and their columns. Reading is `journal.inspecting`'s.
+
+A chain is shown as a reader may see it: committed records, from its newest finished snapshot on. Each
+segment is a task, which reads it from its beginning, because only so its digest can be checked. An object is
+one task.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from checkpoint.core.manifest import Cut
+from checkpoint.core.outputs import output_chain
+from checkpoint.core.region import region_of_worker
+from checkpoint.manifest_reading import read_manifest
+from checkpoint.state_reading import STATE_CHAIN
+from checkpoint.steps_log import STEPS_CHAIN
+from dos_client import Store
+from dos_client.blocking import BlockingStore
+from dos_protocol.errors import CorruptDataError
+from journal import (
+    ChainState,
+    LostBytesError,
+    Position,
+    SegmentSpan,
+    StopNotFoundError,
+    look_chain,
+    look_chain_at,
+)
+from journal.core.inspection import Located
+from journal.inspecting import object_records, span_records
+from spark_integration.core.inside_options import JournalOptions, Place
+from spark_integration.core.wording import nearest
+from spark_integration.errors import BadOptionError, DataLossError, NothingThereError
+from spark_integration.inside.table import Columns
+from spark_integration.limits import BATCH_ROWS
+from spark_integration.reading.decoding import signed
+
+log = logging.getLogger("dos.spark_integration")
+
+
+class _Column(NamedTuple):
+    kind: pa.DataType
+    value: Callable[[Located], Any]
+
+
+_COLUMNS: Final[dict[str, _Column]] = {
+    "segment": _Column(pa.string(), lambda one: one.segment),
+    "offset": _Column(pa.int64(), lambda one: one.offset),
+    "end": _Column(pa.int64(), lambda one: one.end),
+    "version": _Column(pa.int32(), lambda one: one.version),
+    "op": _Column(pa.int32(), lambda one: one.record.op.value),
+    "name": _Column(pa.string(), lambda one: one.record.op.name),
+    "tag": _Column(pa.int64(), lambda one: one.record.tag),
+    "flags": _Column(pa.int32(), lambda one: one.record.flags),
+    "ints": _Column(pa.list_(pa.int64()), lambda one: signed(one.record.ints)),
+    "strings": _Column(pa.list_(pa.binary()), lambda one: list(map(bytes, one.record.strings))),
+}
+"""Names as `dos journal dump --json` has them."""
+
+
+class JournalPart(NamedTuple):
+    """A segment of a chain, or the first `size` bytes of an object; records that begin in [begin, end)."""
+
+    name: str
+    size: int
+    span: SegmentSpan | None
+    begin: int
+    end: int | None
+
+
+class JournalTable:
+    """See the head of this file; the methods are those of `Table`."""
+
+    def __init__(self, options: JournalOptions) -> None:
+        self.options = options
+
+    @property
+    def what(self) -> str:
+        return f"journal {self.options.directory}/{self.options.name}"
+
+    async def columns(self, store: Store) -> Columns:
+        del store
+        return Columns(pa.schema([(name, column.kind) for name, column in _COLUMNS.items()]), pa.schema([]))
+
+    async def parts(self, store: Store) -> Sequence[JournalPart]:
+        directory, name = self.options.directory, self.options.name
+        view = await store.look(directory)
+        sizes = [found[name].synced for found in view.answers.values() if name in found]
+        if sizes:
+            return [JournalPart(name, max(sizes), None, *self._numbers())]
+        chain, begin, end = await self._chain(store)
+        return [
+            JournalPart(span.name, span.length, span, begin, end)
+            for span in chain.segments
+            if begin < span.base + span.length and (end is None or span.base < end)
+        ]
+
+    def read(
+        self, store: BlockingStore, part: JournalPart, names: frozenset[str]
+    ) -> Iterator[pa.RecordBatch]:
+        columns = {name: column for name, column in _COLUMNS.items() if name in names}
+        try:
+            for located in self._located(store, part):
+                wanted = [one for one in located if part.begin <= one.offset and not _behind(part, one)]
+                for first in range(0, len(wanted), BATCH_ROWS):
+                    yield _batch(wanted[first : first + BATCH_ROWS], columns)
+                if located and _behind(part, located[-1]):
+                    return
+        except (CorruptDataError, LostBytesError) as fault:
+            if self.options.fail_on_fault:
+                raise
+            log.warning(
+                "%s: going on without what follows, as failOnFault=false allows: %s", self.what, fault
+            )
+
+    def _located(self, store: BlockingStore, part: JournalPart) -> Iterator[list[Located]]:
+        directory = self.options.directory
+        if part.span is None:
+            records = object_records(store.store, directory, part.name, part.size)
+        else:
+            records = span_records(store.store, directory, part.span)
+        for _, located in store.iterate(records):
+            yield located
+
+    # --- between two places ---------------------------------------------------------------------------------
+
+    def _numbers(self) -> tuple[int, int | None]:
+        begin, end = self.options.begin, self.options.end
+        for place in (begin, end):
+            if place is not None and place.is_cut:
+                raise BadOptionError(f"{self.what} is an object, and {place} is a place in a chain")
+        return begin.number if begin else 0, end.number if end else None
+
+    async def _chain(self, store: Store) -> tuple[ChainState, int, int | None]:
+        """The chain, and the offsets between which its records are wanted. Raises DataLossError."""
+        options = self.options
+        begin, end = await self._position(store, options.begin), await self._position(store, options.end)
+        if isinstance(end, Position):
+            chain = await look_chain_at(store, options.directory, options.name, end)
+        else:
+            chain = await look_chain(store, options.directory, options.name)
+            if chain.end is None:
+                await self._refuse_absent(store, chain)
+        if isinstance(begin, Position):
+            try:
+                chain.up_to(begin)
+            except StopNotFoundError as error:
+                raise DataLossError(
+                    f"{self.what}: from={options.begin} is not on the line of history that is read: {error}",
+                    remedy="the region went back between the two, or it was trimmed: choose a later place",
+                ) from error
+        first = begin.size if isinstance(begin, Position) else begin
+        there = chain.segments[0].base if chain.segments else 0
+        if first is not None and first < there:
+            raise DataLossError(
+                f"{self.what}: what lies between {first} and {there} is not there any more, or a snapshot has"
+                f" taken its place",
+                remedy=f"leave out the option 'from', or say {there}",
+            )
+        return chain, first or 0, end.size if isinstance(end, Position) else end
+
+    async def _position(self, store: Store, place: Place | None) -> Position | int | None:
+        if place is None or not place.is_cut:
+            return None if place is None else place.number
+        options = self.options
+        found = region_of_worker(options.directory)
+        if found is None:
+            raise BadOptionError(f"{place}: {options.directory} is no worker's directory, and is in no cut")
+        region, worker = found
+        cut = (await read_manifest(store, region)).restorable(place.number)
+        stands = _stands(cut, worker, options.name)
+        if stands is None:
+            raise BadOptionError(f"{place}: chain {options.name} of worker {worker} is not in cut {cut.cut}")
+        return stands
+
+    async def _refuse_absent(self, store: Store, chain: ChainState) -> None:
+        directory, name = self.options.directory, self.options.name
+        if chain.seen:
+            return  # begun, and nothing of it is committed yet
+        view = await store.look(directory)
+        names = {one for objects in view.answers.values() for one in objects}
+        if not names and not view.epoch_seen:
+            near = nearest(directory, await store.list_directories())
+            raise NothingThereError(f"there is no directory {directory!r} in the store{near}")
+        chains = sorted({one.split(".")[0] for one in names})
+        raise NothingThereError(
+            f"directory {directory!r} has no object and no chain {name!r}{nearest(name, chains)};"
+            f" it has {', '.join(chains)}",
+            remedy="see `dos ls` for what is there",
+        )
+
+
+def _behind(part: JournalPart, one: Located) -> bool:
+    return part.end is not None and one.offset >= part.end
+
+
+def _stands(cut: Cut, worker: int, chain: str) -> Position | None:
+    """Where a cut has a chain of a worker."""
+    part = cut.workers.get(worker)
+    if part is None:
+        return None
+    known = {STATE_CHAIN: part.state, STEPS_CHAIN: part.steps}
+    if chain in known:
+        return known[chain]
+    for sink, stands in part.sinks.items():
+        if output_chain(sink) == chain:
+            return msgspec.convert(stands, Position)
+    return None
+
+
+def _batch(located: Sequence[Located], columns: dict[str, _Column]) -> pa.RecordBatch:
+    arrays = [pa.array([column.value(one) for one in located], column.kind) for column in columns.values()]
+    if not arrays:  # nobody asked for any: how many there are still counts
+        columns = {"offset": _COLUMNS["offset"]}
+        arrays = [pa.array([one.offset for one in located], pa.int64())]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+__all__ = ["JournalPart", "JournalTable"]

@@ -1,0 +1,79 @@
+"""Spark's classes of the formats that look inside.
+
+Rules of this file: options in, readers out. What is wrong with options shows when `load` is called. They are
+for `spark.read` alone: a stream of records is what `format("dos")` gives.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_integration.core.inside_options import CUTS, JOURNAL, STATE, parse_cuts, parse_journal, parse_state
+from spark_integration.inside.cuts import CutsTable
+from spark_integration.inside.journal import JournalTable
+from spark_integration.inside.state import StateTable
+from spark_integration.inside.table import InsideReader, Table, columns_of
+from spark_integration.reading.planning import check_once
+from spark_integration.reading.session import with_token
+
+
+class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
+    """What they share."""
+
+    _name: str
+    table_of: Callable[[Mapping[str, str]], Table]
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._read: Table = type(self).table_of(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        return cls._name
+
+    def schema(self) -> StructType:
+        """The columns that there are, or those of the option `columns`."""
+        return from_arrow_schema(columns_of(self._read))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_once(self._read.options.columns, schema.names)
+        return InsideReader(self._read, to_arrow_schema(schema, timezone="UTC"))
+
+
+def _journal(given: Mapping[str, str]) -> Any:
+    return JournalTable(with_token(parse_journal(given)))
+
+
+def _cuts(given: Mapping[str, str]) -> Any:
+    return CutsTable(with_token(parse_cuts(given)))
+
+
+def _state(given: Mapping[str, str]) -> Any:
+    return StateTable(with_token(parse_state(given)))
+
+
+class JournalSource(_Source):
+    """Records of a journal. Raises UnknownOptionError, BadOptionError, BadUrlError."""
+
+    _name = JOURNAL
+    table_of = staticmethod(_journal)
+
+
+class CutsSource(_Source):
+    """The committed cuts of a region. Raises as `JournalSource`."""
+
+    _name = CUTS
+    table_of = staticmethod(_cuts)
+
+
+class StateSource(_Source):
+    """What an operator keeps, at a cut. Raises as `JournalSource`."""
+
+    _name = STATE
+    table_of = staticmethod(_state)
+
+
+SOURCES = (JournalSource, CutsSource, StateSource)

@@ -1,0 +1,201 @@
+"""`dos-state`: what an operator keeps, at a committed cut; or what of it was written between two.
+
+Rules of this file: which blocks a task folds, and the columns of what comes out. What is in a block is
+`checkpoint.state_blocks`'s, which blocks make a cut `checkpoint.state_reading`'s.
+
+Each worker's part is a task, or several that share its range of the key hash (`tasksPerWorker`). A task reads
+the worker's whole state chain from its newest snapshot on, blocks of all operators, because they lie in one
+chain in the order in which they came; it keeps the rows of its operator and range, in about twice the bytes
+that these have, beside one block. So several tasks bound what each holds, at the price of reading the chain
+as many times.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from checkpoint.core.layout import Layout
+from checkpoint.core.manifest import Cut
+from checkpoint.errors import StateNotToldError
+from checkpoint.key_hash import HASH_COLUMN
+from checkpoint.manifest_reading import ManifestView, read_manifest
+from checkpoint.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
+from checkpoint.state_reading import StateBlock, blocks_at, blocks_between
+from dos_client import Store
+from dos_client.blocking import BlockingStore
+from journal import LostBytesError, Position
+from spark_integration.core.inside_options import StateOptions
+from spark_integration.core.wording import is_control, nearest
+from spark_integration.errors import DataLossError, NoSchemaError, NothingThereError, SchemaMismatchError
+from spark_integration.inside.table import Columns
+from spark_integration.limits import BATCH_ROWS
+
+_HASHES: Final = 1 << 64
+_WORKER: Final = "_worker"
+
+
+class StatePart(NamedTuple):
+    """`at`: where the worker's chain stands in the cut; `since`: where it stood in the one before; hashes
+    from `begin` on, below `end`.
+    """
+
+    worker: int
+    at: Position
+    since: Position | None
+    begin: int
+    end: int
+
+
+class StateTable:
+    """See the head of this file; the methods are those of `Table`."""
+
+    def __init__(self, options: StateOptions) -> None:
+        self.options = options
+
+    @property
+    def what(self) -> str:
+        cut = "" if self.options.cut is None else f" at cut {self.options.cut}"
+        return f"state of operator {self.options.operator} of region {self.options.region}{cut}"
+
+    async def columns(self, store: Store) -> Columns:
+        """Those of the first block that is found; where nothing was written since, of the state itself."""
+        parts, tables = await self._parts(store), set[str]()
+        whole = [part._replace(since=None) for part in parts if part.since is not None]
+        for part in (*parts, *whole):
+            async with aclosing(_blocks(store, self.options.region, part)) as blocks:
+                async for block in blocks:
+                    if block.operator == self.options.operator:
+                        return _columns(_schema_of(block), difference=self.options.since is not None)
+                    tables.add(block.operator)
+        raise NoSchemaError(
+            f"{self.what} holds nothing that would tell its columns; there is state of"
+            f" {', '.join(sorted(tables)) or 'no operator'}"
+        )
+
+    async def parts(self, store: Store) -> Sequence[StatePart]:
+        return await self._parts(store)
+
+    async def _parts(self, store: Store) -> list[StatePart]:
+        options = self.options
+        view = await read_manifest(store, options.region)
+        cut = _cut(view, options.cut)
+        self._check_operator(cut)
+        since = None if options.since is None else view.restorable(options.since)
+        found = []
+        for worker, part in sorted(cut.workers.items()):
+            if since is not None and worker not in since.workers:
+                raise StateNotToldError(worker, f"it was not there in cut {since.cut}")
+            for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
+                before = None if since is None else since.workers[worker].state
+                found.append(StatePart(worker, part.state, before, begin, end))
+            if is_control(cut.operators.get(options.operator, "")):
+                break  # each worker has all of it
+        return found
+
+    def _check_operator(self, cut: Cut) -> None:
+        operator = self.options.operator.partition("~")[0]  # an operator's tables are NAME, NAME~rows, ..
+        if cut.operators and operator not in cut.operators:
+            raise NothingThereError(
+                f"region {self.options.region} has no operator {operator!r} in cut {cut.cut}"
+                f"{nearest(operator, cut.operators)}; it has {', '.join(cut.operators)}"
+            )
+
+    def read(self, store: BlockingStore, part: StatePart, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
+        del names
+        fold = StateFold(keep_deleted=part.since is not None)
+        schema: pa.Schema | None = None
+        try:
+            for block in store.iterate(_blocks(store.store, self.options.region, part)):
+                if block.operator != self.options.operator:
+                    continue
+                rows = block.decoded()
+                self._check_same(schema or rows.schema, rows.schema)
+                schema = rows.schema
+                fold.add(block.operator, hash_range(rows, part.begin, part.end))
+        except LostBytesError as error:
+            self._say_gone(store, error)
+        found = fold.take(self.options.operator)
+        if found is not None:
+            yield from _shown(found, part.worker)
+
+    def _check_same(self, before: pa.Schema, now: pa.Schema) -> None:
+        if before.equals(now, check_metadata=True):
+            return
+        one, other = (f"version {state_version_of(schema)} ({_listed(schema)})" for schema in (before, now))
+        raise SchemaMismatchError(
+            f"{self.what}: some of it is of {one} and some of {other}, as a migration makes of it",
+            remedy="read a later cut: the first snapshot after a migration has all of it in the new version",
+        )
+
+    def _say_gone(self, store: BlockingStore, error: LostBytesError) -> None:
+        """Raises CutReleasedError if that is why."""
+        view = store.portal.call(read_manifest, store.store, self.options.region)
+        for number in (self.options.cut, self.options.since):
+            if number is not None:
+                view.restorable(number)
+        raise DataLossError(
+            f"{self.what} is not all there any more: {error}",
+            remedy="read a cut that is retained; `dos cuts ls` lists them",
+        ) from error
+
+
+def _cut(view: ManifestView, number: int | None) -> Cut:
+    if number is not None:
+        return view.restorable(number)
+    if view.last is None:
+        raise NothingThereError(f"region {view.region} has committed no cut yet")
+    return view.last
+
+
+def _hash_ranges(layout: Layout, worker: int, operator: str, count: int) -> list[tuple[int, int]]:
+    """All hashes in `count` ranges that divide what the worker owns evenly; what it should not have is read
+    too, with the first or last.
+    """
+    shards = layout.shards_of(worker, operator.partition("~")[0])
+    shift = 64 - layout.shard_bits
+    first = min((one.begin << shift for one in shards), default=0)
+    last = max((one.end << shift for one in shards), default=_HASHES)
+    bounds = [first + (last - first) * index // count for index in range(count + 1)]
+    bounds[0], bounds[-1] = 0, _HASHES
+    return list(pairwise(bounds))
+
+
+def _blocks(store: Store, region: str, part: StatePart) -> AsyncGenerator[StateBlock]:
+    if part.since is None:
+        return blocks_at(store, region, part.worker, part.at)
+    return blocks_between(store, region, part.worker, part.since, part.at)
+
+
+def _schema_of(block: StateBlock) -> pa.Schema:
+    with pa.ipc.open_stream(block.data) as reader:
+        return reader.schema
+
+
+def _listed(block: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in block if field.name != HASH_COLUMN)
+
+
+def _columns(block: pa.Schema, *, difference: bool) -> Columns:
+    """Those that the operator declared; its own, which begin with `_`, when they are named. Of a difference
+    also whether a key was deleted.
+    """
+    fields = [field.remove_metadata() for field in block if field.name not in (HASH_COLUMN, DELETED_COLUMN)]
+    shown = [field for field in fields if not field.name.startswith("_")] or fields
+    deleted = [pa.field(DELETED_COLUMN, pa.bool_())] if difference else []
+    extra = [field for field in fields if field not in shown]
+    told = [pa.field(_WORKER, pa.int32()), pa.field(HASH_COLUMN, pa.int64())]
+    return Columns(pa.schema([*shown, *deleted]), pa.schema([*extra, *told]))
+
+
+def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
+    """In pieces that Spark takes at once."""
+    hashes = block.schema.get_field_index(HASH_COLUMN)
+    block = block.set_column(hashes, HASH_COLUMN, block.column(HASH_COLUMN).view(pa.int64()))
+    for piece in slices(block, BATCH_ROWS):
+        yield piece.append_column(_WORKER, pa.repeat(pa.scalar(worker, pa.int32()), piece.num_rows))
+
+
+__all__ = ["StatePart", "StateTable"]

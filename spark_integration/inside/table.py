@@ -1,0 +1,93 @@
+"""What a format that looks inside has to say of itself; and the reader that all of them share.
+
+Rules of this file: Spark's calls in, the table's out. Reader and table are pickled to every task: they hold
+options and columns, nothing that was opened.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from dos_client import Store
+from dos_client.blocking import BlockingStore
+from spark_integration.core.option_texts import ReadOptions
+from spark_integration.core.row_filter import check_filter
+from spark_integration.reading.rows import Shaper, check_columns, chosen
+from spark_integration.reading.session import opened
+
+
+class Columns(NamedTuple):
+    """shown: without being asked for; extra: when they are named."""
+
+    shown: pa.Schema
+    extra: pa.Schema
+
+    @property
+    def every(self) -> pa.Schema:
+        return pa.schema([*self.shown, *self.extra])
+
+
+class Part(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+    """What one task reads."""
+
+
+class Table(Protocol):
+    """One format, with its options. Pickled."""
+
+    @property
+    def options(self) -> ReadOptions: ...
+
+    @property
+    def what(self) -> str:
+        """What is read, for people."""
+        ...
+
+    async def columns(self, store: Store) -> Columns:
+        """Raises what is wrong with what was named."""
+        ...
+
+    async def parts(self, store: Store) -> Sequence[Any]:
+        """What each task reads, as values that can be pickled."""
+        ...
+
+    def read(self, store: BlockingStore, part: Any, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a part, with at least the columns `names`."""
+        ...
+
+
+def columns_of(table: Table) -> pa.Schema:
+    """The columns of a DataFrame for which none were said."""
+    with opened(table.options) as store:
+        found = store.portal.call(table.columns, store.store)
+    return chosen(found.shown, found.extra, table.options.columns)
+
+
+class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
+    """Reads what there is when Spark plans the query."""
+
+    def __init__(self, table: Table, wanted: pa.Schema) -> None:
+        self._table = table
+        self._wanted = wanted
+
+    def partitions(self) -> Sequence[InputPartition]:
+        table, comparisons = self._table, self._table.options.filter
+
+        async def plan(store: Store) -> Sequence[Any]:
+            there = (await table.columns(store)).every
+            check_columns(self._wanted, there, table.what)
+            check_filter(comparisons, there)
+            return await table.parts(store)
+
+        with opened(table.options) as store:
+            return [Part(one) for one in store.portal.call(plan, store.store)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Part):
+            return  # Spark's own, where there are none of ours
+        table, comparisons = self._table, self._table.options.filter
+        names = frozenset([*self._wanted.names, *(one.column for one in comparisons)])
+        with opened(table.options) as store:
+            rows = table.read(store, partition.value, names)
+            yield from Shaper(self._wanted, comparisons, table.what).shape(rows)

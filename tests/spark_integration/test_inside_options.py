@@ -1,0 +1,57 @@
+"""The options of the formats that look inside: each that is wrong is named, before a store is opened."""
+
+import pytest
+
+from dos_client.errors import BadUrlError
+from spark_integration.core.inside_options import parse_cuts, parse_journal, parse_state
+from spark_integration.errors import BadOptionError, UnknownOptionError
+
+PARSERS = {"journal": parse_journal, "cuts": parse_cuts, "state": parse_state}
+
+
+def test_options_that_are_wrong_are_named() -> None:
+    def refused(error: type[Exception], text: str, kind: str, path: str, **options: str) -> None:
+        with pytest.raises(error, match=text):
+            PARSERS[kind]({"path": path, **{name.rstrip("_"): value for name, value in options.items()}})
+
+    state = "dos://h/words"
+    refused(
+        UnknownOptionError,
+        r"the source dos-state has no option 'operater'; did you mean 'operator'\?",
+        "state",
+        state,
+        operater="x",
+    )
+    refused(UnknownOptionError, "the source dos-cuts has no option 'output'", "cuts", state, output="x")
+    refused(
+        UnknownOptionError,
+        r"the source dos-journal has no option 'form'; did you mean 'from'\?",
+        "journal",
+        state,
+        form="1",
+    )
+    refused(BadOptionError, "the option 'operator' says whose state is read", "state", state)
+    refused(
+        BadOptionError,
+        "option 'cut' is a whole number from 1, not 'last'",
+        "state",
+        state,
+        operator="c",
+        cut="last",
+    )
+    refused(
+        BadOptionError,
+        r"option 'since' \(3\) is a cut before",
+        "state",
+        state,
+        operator="c",
+        cut="3",
+        since="3",
+    )
+    refused(BadOptionError, "at most 1024", "state", state, operator="c", tasksPerWorker="5000")
+    refused(BadOptionError, "names an object", "cuts", "dos://h/words/x")
+    refused(BadOptionError, "names a store and nothing in it", "cuts", "dos://h")
+    refused(BadOptionError, "names a directory and no journal", "journal", state)
+    refused(BadOptionError, "is a logical offset", "journal", f"{state}/c", from_="step:3")
+    refused(BadOptionError, "lies behind option 'to'", "journal", f"{state}/c", from_="9", to="3")
+    refused(BadUrlError, "words", "cuts", "words")
