@@ -22,7 +22,7 @@ from checkpoint.cli.support import StoreUrl
 from checkpoint.core.inputs import check_input_name
 from checkpoint.errors import InputClosedError
 from checkpoint.input_log import close_input
-from dataflow.entry_point import is_loopback, serve_lines
+from dataflow.entry_point import serve_lines
 from dataflow.worker_failures import first_error
 from dos_client import BadUrlError, Store, open_store, parse_url
 from dos_client.cli.support import (
@@ -36,6 +36,7 @@ from dos_client.cli.support import (
     read_token,
     run,
 )
+from dos_protocol.addresses import address_text, is_loopback, parse_listen
 from dos_protocol.errors import BadNameError, FencedError
 from dos_protocol.names import check_name
 
@@ -102,7 +103,10 @@ def serve(
     Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the handle is closed, 2
     usage or the address is refused, 3 the store cannot be reached.
     """
-    host, port = _address(listen)
+    try:
+        host, port = parse_listen(listen)
+    except ValueError as error:
+        fail(str(error), REFUSED)
     if not insecure and not is_loopback(host):
         fail(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1", REFUSED)
     producer = name or _own_name()
@@ -157,14 +161,6 @@ def close(
 
 def _own_name() -> str:
     return "entry-" + re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        fail(f"--listen takes HOST:PORT with a port from 0 to 65535, not {text!r}", REFUSED)
-    return host, int(port)
 
 
 def _check_names(application: str, *others: str) -> None:
@@ -230,7 +226,7 @@ async def _say_that_it_waits(started: trio.Event) -> None:
 
 def _announce(host: str, application: str, handle: str, producer: str, port: int, *, as_json: bool) -> None:
     """One line, once it listens; programs that start an entry point wait for it."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = address_text(host, port)
     if as_json:
         print_json({"address": address, "application": application, "handle": handle, "name": producer})
     else:

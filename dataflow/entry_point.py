@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import ip_address
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,6 +32,7 @@ from dataflow import limits
 from dataflow.errors import SchemaError
 from dataflow.producing import Producer, open_producer
 from dos_client import Store
+from dos_protocol.addresses import is_loopback
 
 ENTRY_SCHEMA: Final = "at timestamp, line string"
 """What an `InputSource` of such a handle is given."""
@@ -119,14 +119,6 @@ async def serve_lines(
             serve = partial(_serve, to_record=to_record, clock=clock)
             await nursery.start(trio.serve_listeners, serve, listeners)
             task_status.started(listeners[0].socket.getsockname()[1])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _serve(

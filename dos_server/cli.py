@@ -4,7 +4,6 @@ Exit codes: 0 stopped by SIGTERM or SIGINT; 2 usage, or refused: the data direct
 server's, an address that needs `--insecure`, or cannot be listened on.
 """
 
-import ipaddress
 import json
 import logging
 import random
@@ -17,6 +16,7 @@ from typing import Annotated, NoReturn
 import trio
 import typer
 
+from dos_protocol.addresses import address_text, is_loopback, parse_listen
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
@@ -85,8 +85,11 @@ def serve(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
-    host, port = _parse_address(listen)
-    if not _is_loopback(host):
+    try:
+        host, port = parse_listen(listen)
+    except ValueError as error:
+        _refuse(str(error))
+    if not is_loopback(host):
         if not insecure:
             _refuse(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1")
         logging.getLogger("dos.server").warning("listening on %s without TLS, as --insecure says", host)
@@ -127,8 +130,7 @@ async def _until_signal(opened: OpenServer, data: Path, as_json: bool) -> None:
 
 def _announce(opened: OpenServer, data: Path, *, as_json: bool) -> None:
     """One line, once it listens; programs that start a server wait for it."""
-    host, port = opened.address
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = address_text(*opened.address)
     server_id = id_text(opened.server.server_id)
     if as_json:
         line = json.dumps({"data": str(data), "address": address, "server_id": server_id})
@@ -137,28 +139,11 @@ def _announce(opened: OpenServer, data: Path, *, as_json: bool) -> None:
     print(line, flush=True)
 
 
-def _parse_address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        _refuse(f"--listen takes HOST:PORT with a port from 0 to 65535, not {text!r}")
-    return host, int(port)
-
-
 def _scrub_plan(rate: str, every: str) -> ScrubPlan:
     try:
         return ScrubPlan(parse_rate(rate), parse_span(every), random.random())  # noqa: S311 - spreads work
     except ValueError as error:
         _refuse(str(error))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _raise_file_limit() -> None:

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import trio
 
+from dos_protocol.addresses import address_text
 from dos_protocol.names import id_text
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
@@ -106,8 +107,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """The URL of this one server."""
-        host, port = self.address
-        return f"dos://[{host}]:{port}" if ":" in host else f"dos://{host}:{port}"
+        return f"dos://{address_text(*self.address)}"
 
     def stop(self) -> None:
         """Stop serving and close the files. What was acknowledged stays; connections are cut."""

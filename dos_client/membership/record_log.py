@@ -3,8 +3,9 @@
 Rules of this file: take the log over, append, wait for the quorum. What is decided, `core.replacement` says.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import trio
 
@@ -17,8 +18,10 @@ from dos_client.reading.sessions import read_one
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import BrokenConnectionError, FencedError
+from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
 from dos_protocol.store_record import StoreRecord
+
+_T = TypeVar("_T")
 
 
 class RecordLog:
@@ -52,15 +55,7 @@ class RecordLog:
 async def read_overrides(store: Store) -> list[override_log.Override]:
     """What people forced on the store, oldest first. Raises QuorumUnavailableError; BrokenConnectionError
     when members go away again and again while they are read."""
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return await _read_overrides_once(store)
-        except BrokenConnectionError:
-            if attempt == take_over_attempts_max:
-                raise
-            await trio.sleep(backoff_s(attempt, store.chance.random()))
+    return await _until_done(_read_overrides_once, store, BrokenConnectionError)
 
 
 async def _read_overrides_once(store: Store) -> list[override_log.Override]:
@@ -84,19 +79,21 @@ async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
 
     Raises QuorumUnavailableError when too few members are there, FencedError when others keep coming in
     between."""
-    claim, log = await _take_over(store)
+    # superseded before the start is acknowledged: begin again (R17)
+    claim, log = await _until_done(_take_over_once, store, FencedError)
     async with claim:
         yield log
 
 
-async def _take_over(store: Store) -> tuple[Claim, RecordLog]:
-    """Superseded before the start is acknowledged: wait a random, doubling time and begin again (R17)."""
+async def _until_done(once: Callable[[Store], Awaitable[_T]], store: Store, passing: type[DosError]) -> _T:
+    """Try until it is done, after a `passing` error each time a random, doubling time later; at most
+    `take_over_attempts_max` times."""
     attempt = 0
     while True:
         attempt += 1
         try:
-            return await _take_over_once(store)
-        except FencedError:
+            return await once(store)
+        except passing:
             if attempt == take_over_attempts_max:
                 raise
             await trio.sleep(backoff_s(attempt, store.chance.random()))
