@@ -51,7 +51,12 @@ class Aggregate(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Count(Aggregate):
-    """How many rows there are, or in how many of them the column is not null: bigint."""
+    """How many rows there are, or in how many of them the column is not null: bigint.
+
+    Example:
+
+        by_item.aggregate("counted", orders=Count(), priced=Count("price"))
+    """
 
     column: str | None = None
 
@@ -71,6 +76,8 @@ class Count(Aggregate):
 class Sum(Aggregate):
     """The sum of a column: bigint of integers, double of doubles, rounded once at the end. A sum of integers
     that does not fit a bigint stops the region.
+
+        by_item.aggregate("sold", income=Sum("price"))
     """
 
     column: str
@@ -84,7 +91,12 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregate):
-    """The mean of a column of numbers: double."""
+    """The mean of a column of numbers: double.
+
+    Example:
+
+        by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), price=Mean("price"))
+    """
 
     column: str
 
@@ -98,7 +110,12 @@ class Mean(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Min(Aggregate):
-    """The least value of a column of numbers, dates, timestamps or booleans."""
+    """The least value of a column of numbers, dates, timestamps or booleans.
+
+    Example:
+
+        by_item.aggregate("first", since=Min("at"))
+    """
 
     column: str
 
@@ -111,7 +128,12 @@ class Min(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Max(Aggregate):
-    """The largest value of a column of numbers, dates, timestamps or booleans."""
+    """The largest value of a column of numbers, dates, timestamps or booleans.
+
+    Example:
+
+        by_item.aggregate("last", until=Max("at"))
+    """
 
     column: str
 
@@ -127,6 +149,8 @@ class ApproxDistinct(Aggregate):
     """About how many different values a column has: bigint. Exact up to 2^precision values (4,096); above
     that with a standard error of 1 / sqrt(2^precision) (1.6 %) and the same for the same values. Takes 8
     bytes a value up to there. Apache DataSketches' theta sketch.
+
+        by_item.aggregate("different", prices=ApproxDistinct("price", precision=14))
     """
 
     column: str

@@ -43,7 +43,14 @@ from dataflow.stream import ControlTable, Node, Stream
 
 
 class Graph:
-    """A dataflow under construction. `name` is for people; the region has a name of its own."""
+    """A dataflow under construction. `name` is for people; the region has a name of its own.
+
+    Example:
+
+        graph = Graph("words")
+        words = graph.source("words", InputSource("words", "word string"))
+        words.key_by("by_word", "word").count("counts").sink("out", CallSink(print))
+    """
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -56,26 +63,54 @@ class Graph:
         return f"<Graph {self.name!r}: {' '.join(node.name or '?' for node in self._nodes)}>"
 
     def source(self, name: str, source: SourceSpec) -> "Stream":
-        """A stream of what `source` reads."""
+        """A stream of what `source` reads.
+
+        Example:
+
+            logs = graph.source("logs", DirectorySource("logs"))
+        """
         return self._add(name, source, ())
 
     def stream(self, name: str) -> "Stream":
-        """The output of the operator `name`, which may be given later."""
+        """The output of the operator `name`, which may be given later.
+
+        Example:
+
+            graph.stream("dear").sink("dear_out", CallSink(print))
+            orders.filter("dear", lambda row: row["price"] > 10)
+        """
         return Stream(self, name)
 
     def sink(self, name: str, sink: SinkSpec, *streams: "Stream") -> None:
-        """Write a stream out. The same as `stream.sink(name, sink)`."""
+        """Write a stream out. The same as `stream.sink(name, sink)`.
+
+        Example:
+
+            graph.sink("archive", ParquetSink("archive"), orders)
+        """
         self._add(name, sink, streams)
 
     def union(self, name: str, *streams: "Stream") -> "Stream":
-        """Several streams of one schema as one. The same as `first.union(name, *others)`."""
+        """Several streams of one schema as one. The same as `first.union(name, *others)`.
+
+        Example:
+
+            graph.union("all", orders, prices)
+        """
         return self._add(name, UnionSpec(), streams)
 
     def apply(self, name: str, operator: UserOperator, /, **inputs: "Stream") -> "Stream":
         """What an operator of your own gives that has several inputs, by the names that it gives them
         (`UserOperator.needs`).
 
-            graph.apply("priced", Priced(), orders=orders.key_by("o", "item"), prices=by_item)
+            class Tagged(UserOperator):
+                needs = {"orders": "item string", "prices": "item string"}
+                schema = "item string, came_from string"
+
+                def process_of(self, name, batch):
+                    return [(item, name) for item in batch.column("item").to_pylist()]
+
+            graph.apply("tagged", Tagged(), orders=by_item, prices=prices.key_by("prices_by_item", "item"))
 
         Either all of them are keyed, by columns of the same types, and all rows of a key come to one copy; or
         none is. With one input without a name: `stream.apply`. Raises SchemaError, GraphError.
@@ -86,7 +121,12 @@ class Graph:
     def control(self, name: str, stream: "Stream", *keys: str) -> "ControlTable":
         """The last row of each key of a stream, whole on every worker, for operators that take `control=`:
 
-            limits = graph.control("limits", graph.stream("new_limits"), "sensor")
+            newest = graph.control("newest", prices, "item")
+
+            def priced(row, newest):
+                return {**row, "price": newest[row["item"]]["price"] if row["item"] in newest else None}
+
+            orders.map("priced", priced, control=newest)
 
         A user function gets it as its second argument, a read-only mapping: from the value of the key column
         (a tuple, where there are several) to a dict of the other columns. A row whose other columns are all
@@ -99,19 +139,32 @@ class Graph:
 
     @classmethod
     def of(cls, name: str, nodes: Iterable[Node], annotations: "Mapping[str, Annotation]") -> "Graph":
-        """A graph of these operators."""
+        """A graph of these operators.
+
+        Example:
+
+            nodes, _ = graph.nodes()
+            copy = Graph.of("copy", nodes, {})
+        """
         graph = cls(name)
         graph._nodes = list(nodes)
         graph._annotations = dict(annotations)
         return graph
 
     def nodes(self) -> tuple[list[Node], list[NodeSpec]]:
-        """The operators in the order in which they were given, and as the checks see them."""
+        """The operators in the order in which they were given, and as the checks see them.
+
+        Example:
+
+            recorded, checked = graph.nodes()
+        """
         return list(self._nodes), self._node_specs()
 
     def annotate(self, name: str, annotation: Annotation) -> None:
         """Say of the operator `name`, which may be given later, that it starts a consistent region, or is
         autonomous. The same as `stream.annotate(annotation)`; also for a sink, which is no stream.
+
+            graph.annotate("lines", consistent(period=5))
         """
         if type(annotation) not in (Consistent, Autonomous):
             problem = f"an annotation is consistent(...) or autonomous, not {annotation!r}"
@@ -122,20 +175,32 @@ class Graph:
             raise GraphError(self.name, (problem,))
 
     def explain(self) -> None:
-        """Print the regions of this graph, with their operators. Raises GraphError as `plan` does."""
+        """Print the regions of this graph, with their operators. Raises GraphError as `plan` does.
+
+        Example:
+
+            graph.explain()
+        """
         plan = self.plan()
         print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
 
     def plot(self, path: "str | Path") -> None:
         """Write a picture of this graph, an SVG file: operators, regions, exchanges, side outputs, control
         tables. Raises GraphError as `plan` does, ValueError for another kind of file, OSError.
+
+            graph.plot("shop.svg")
         """
         if Path(path).suffix != ".svg":
             raise ValueError(f"plot writes SVG, and {str(path)!r} is named otherwise; name it graph.svg")
         plot(self.plan(), Path(path))
 
     def plan(self) -> GraphPlan:
-        """Check everything and plan it. Raises GraphError with all problems found; starts nothing."""
+        """Check everything and plan it. Raises GraphError with all problems found; starts nothing.
+
+        Example:
+
+            columns = graph.plan().schemas["orders"]
+        """
         specs = self._node_specs()
         problems = find_problems(specs)
         if problems:

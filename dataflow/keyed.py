@@ -48,7 +48,12 @@ class KeyedOperators(ABC):
     def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> "Stream": ...
 
     def count(self, name: str) -> "Stream":
-        """How often each key came: (key columns, count bigint), once a step for each key that came in it."""
+        """How often each key came: (key columns, count bigint), once a step for each key that came in it.
+
+        Example:
+
+            by_item.count("counts")
+        """
         return self._then(name, CountSpec(self._keys()))
 
     def aggregate(
@@ -56,8 +61,9 @@ class KeyedOperators(ABC):
     ) -> "Stream":
         """What is computed of the rows of each key (`dataflow.aggregates`).
 
-            keyed.aggregate("sold", orders=Count(), income=Sum("price"))
-            keyed.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
+            by_item.aggregate("sold", orders=Count(), income=Sum("price"))
+            by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
+            by_item.aggregate("smooth", CountWindow("at", 3, slide=1), mean=Mean("price"))
 
         Without a window, of all its rows so far, once a step for each key that came in it: (key columns, a
         column for each aggregate, by its name). With one, of the rows in each window, once, when the window
@@ -77,6 +83,9 @@ class KeyedOperators(ABC):
 
         Of rows that share a key and differ otherwise, the first to come goes on, and which that is depends on
         the order of arrival: take as key all that tells rows apart.
+
+            by_item.dedup("items")
+            by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))
         """
         if window is None:
             return self._then(name, DedupSpec(self._keys()))
@@ -96,8 +105,12 @@ class KeyedOperators(ABC):
         key; `suffix` is appended to names that both have. Rows that come behind the event time of their
         stream are on the side outputs "late" and "late_right".
 
-            calls.key_by("by_call", "caller").join(
-                "billed", tariffs.key_by("by_who", "who"), times=("at", "since"), within=timedelta(hours=1)
+            by_item.join(
+                "near",
+                prices.key_by("prices_by_item", "item"),
+                times=("at", "at"),
+                within=timedelta(minutes=30),
+                suffix="_now",
             )
         """
         spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)  # noqa: SLF001 - of one class
@@ -107,6 +120,8 @@ class KeyedOperators(ABC):
         """Of each key in each window the `k` rows that are largest in column `by`, largest first, when the
         window is over; those that are equal in it in the order of all columns, nulls last. Rows that come
         behind that are on the side output "late".
+
+            by_item.top_k("dearest", Tumbling("at", timedelta(days=1)), 3, by="price")
         """
         return self._then(name, TopKSpec(self._keys(), window, k, by))
 
@@ -135,6 +150,17 @@ class KeyedOperators(ABC):
         sides: side outputs, name -> columns, for which both functions get `emit(port, row)` as their last
         argument. ttl: how long a value is kept in event time, from the last call for its key on.
         state_on: "memory"; or "disk", for more values than fit into it, on the local disk of each worker.
+
+            def on_row(row, state):
+                state.value = {"n": (state.value["n"] if state.value else 0) + 1}
+                state.timer = row["at"] + timedelta(minutes=30)
+
+            def on_timer(key, time, state):
+                yield key["item"], state.value["n"]
+                state.value = None
+
+            state, rows = "n bigint", "item string, n bigint"
+            by_item.map_state("visits", on_row, on_timer=on_timer, time="at", state=state, schema=rows)
         """
         spec = MapStateSpec(
             self._keys(),
@@ -169,6 +195,15 @@ class KeyedOperators(ABC):
         """A function written for Spark's `applyInPandasWithState`, as it is: called with (key, DataFrames,
         GroupState) for each row, in the order of event time, and when a timeout has passed. docs/state.md
         says what is not supported. The other arguments are those of `map_state`.
+
+            def numbered(key, frames, state):
+                n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
+                state.update((n,))
+                yield pd.DataFrame({"item": [key[0]], "n": [n]})
+
+            by_item.apply_in_pandas_with_state(
+                "numbered", numbered, "item string, n bigint", "n bigint", "append", time="at"
+            )
         """
         check_mode(outputMode)
         spec = GroupStateSpec(
@@ -205,6 +240,19 @@ class KeyedOperators(ABC):
         `transformWithStateInPandas`, as it is: `handleInputRows` is called for each row, in the order of
         event time, `handleExpiredTimer` when a timer has passed. docs/state.md says what is not supported.
         The other arguments are those of `map_state`.
+
+            class Numbered:  # made from StatefulProcessor, where there is Spark
+                def init(self, handle):
+                    self.n = handle.getValueState("n", "n bigint")
+
+                def handleInputRows(self, key, rows, timerValues):
+                    n = (self.n.get()[0] if self.n.exists() else 0) + sum(1 for _ in rows)
+                    self.n.update((n,))
+                    yield key[0], n
+
+            by_item.transform_with_state(
+                "numbered", Numbered(), "item string, n bigint", "append", "none", time="at"
+            )
         """
         check_mode(outputMode)
         timers = check_time_mode(timeMode)

@@ -68,6 +68,9 @@ class Stream:
     ) -> "Stream":
         """One row for each row. `schema` of the result; without it that of the input.
 
+            orders.map("reduced", lambda row: {**row, "price": row["price"] * 0.9})
+            lines.map("lengths", lambda batch: pc.utf8_length(batch["line"]), schema="n int", takes="batch")
+
         takes="row": the function gets a dict of the columns and returns a dict, a tuple or (one column) a
         value. takes="batch": it gets a `pa.RecordBatch` and returns one of as many rows (or a table, a dict
         of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are Arrow-backed.
@@ -82,6 +85,13 @@ class Stream:
 
         sides: side outputs, name -> columns; `stream.side(name, port)` takes one. The function gets, as its
         last argument, `emit(port, row)`, which puts a row there, or a batch or table of them.
+
+            def checked(row, emit):
+                if row["price"] < 0:
+                    emit("odd", (row["item"],))
+                return row
+
+            odd = orders.map("checked", checked, sides={"odd": "item string"}).side("odd", "odd")
         """
         columns = None if schema is None else parse_schema(schema)
         spec = MapSpec(
@@ -107,7 +117,12 @@ class Stream:
         control: "ControlTable | None" = None,
         sides: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
-        """Any number of rows for each row: the function returns or yields them. As `map` otherwise."""
+        """Any number of rows for each row: the function returns or yields them. As `map` otherwise.
+
+        Example:
+
+            lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
+        """
         columns = parse_schema(schema)
         spec = FlatMapSpec(
             function,
@@ -133,6 +148,9 @@ class Stream:
     ) -> "Stream":
         """Only rows for which the function says yes; a batch function returns a boolean array. As `map`
         otherwise.
+
+            orders.filter("dear", lambda row: row["price"] > 10)
+            orders.filter("tea", lambda batch: pc.equal(batch["item"], "tea"), takes="batch")
         """
         return self._then(
             name,
@@ -147,11 +165,21 @@ class Stream:
         )
 
     def union(self, name: str, *others: "Stream") -> "Stream":
-        """This stream and others of the same schema as one."""
+        """This stream and others of the same schema as one.
+
+        Example:
+
+            orders.union("all", prices)
+        """
         return self.graph.union(name, self, *others)
 
     def key_by(self, name: str, *columns: str) -> "KeyedStream":
-        """Rows with the same values in `columns` meet on one worker."""
+        """Rows with the same values in `columns` meet on one worker.
+
+        Example:
+
+            orders.key_by("by_item_and_time", "item", "at").count("counts")
+        """
         stream = self._then(name, KeyBySpec(tuple(columns)))
         return KeyedStream(stream.graph, stream.node)
 
@@ -168,33 +196,60 @@ class Stream:
         lateness: a promise, that no row comes more than this behind the latest one that its worker has read.
         punctuation: a column of timestamps, null in most rows; where it is not, it promises that all later
         rows of its worker have larger times. A row that breaks the promise is late.
+
+            sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
+            sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
+            sent.event_time("by_rows", "at", punctuation="all_before")
         """
         return self._then(name, EventTimeSpec(column, lateness, punctuation))
 
     def sort(self, name: str, time: str) -> "Stream":
         """The same rows in the order of their event time, those of one time in the order of all columns, as
         far as event time is. Each worker gives its own in order. Late rows are on the side output "late".
+
+            orders.sort("in_order", "at")
         """
         return self._then(name, SortSpec(time))
 
     def apply(self, name: str, operator: UserOperator) -> "Stream":
         """What an operator of your own gives (`UserOperator`). On a keyed stream, all rows of a key come to
-        one copy of it.
+        one copy of it. One that has several inputs: `graph.apply`.
+
+            class Loud(UserOperator):
+                needs = schema = "line string"
+
+                def process(self, batch):
+                    return [line.upper() for line in batch.column("line").to_pylist()]
+
+            lines.apply("loud", Loud())
         """
         return self._then(name, apply_spec(operator))
 
     def side(self, name: str, port: str) -> "Stream":
         """A side output of the operator before: "late", the rows that came too late for it, or one that a
         user function or operator declares.
+
+            in_order = orders.sort("in_order", "at")
+            in_order.side("late", "late").sink("late_out", CallSink(print))
         """
         return self._then(name, SideSpec(port))
 
     def sink(self, name: str, sink: SinkSpec) -> None:
-        """Write the stream out."""
+        """Write the stream out.
+
+        Example:
+
+            orders.sink("archive", ParquetSink("archive"))
+        """
         self._then(name, sink)
 
     def annotate(self, annotation: Annotation) -> "Stream":
-        """Say that the operator whose output this is starts a consistent region, or is autonomous."""
+        """Say that the operator whose output this is starts a consistent region, or is autonomous.
+
+        Example:
+
+            logs = graph.source("logs", FileSource("logs/*.txt")).annotate(consistent(period=5))
+        """
         self.graph.annotate(self.node if isinstance(self.node, str) else self.node.name, annotation)
         return self
 

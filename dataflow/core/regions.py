@@ -107,10 +107,13 @@ def consistent(
     """Start a consistent region at an operator. See `Consistent`; raises ValueError for a setting out of its
     range.
 
-        lines = graph.source("lines", FileSource(["a.txt"])).annotate(consistent(period=5))
+        logs = graph.source("logs", FileSource(["a.txt"])).annotate(consistent(period=5))
 
         @consistent(period=5)
-        def parse(row): ...
+        def parsed(row):
+            return row
+
+        logs.map("parsed", parsed)
     """
     return Consistent(
         trigger=trigger,

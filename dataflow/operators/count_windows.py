@@ -36,6 +36,8 @@ _windows_per_row_max: Final = 1000
 class CountWindow:
     """Windows of `size` rows of one key in the order of `time`, a timestamp column; a new one every `slide`
     rows, without it every `size`.
+
+        CountWindow("at", 100, slide=10)
     """
 
     time: str

@@ -60,6 +60,8 @@ class UserOperator:
             def reset(self, state):
                 self.line = state.column("line")[0].as_py()
 
+        lines.apply("longest", Longest())
+
     Every worker runs a copy (`copy.deepcopy`) of the instance that the graph was given, on one thread. Rows
     of one key meet in one copy on a keyed stream. What is wrong with the declarations is told before anything
     runs, by operator and column. What a method raises stops the region and names the operator, or resets

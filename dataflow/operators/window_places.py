@@ -50,7 +50,12 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of `size`, a new one every `slide`: each row is in size / slide of them."""
+    """Windows of `size`, a new one every `slide`: each row is in size / slide of them.
+
+    Example:
+
+        Sliding("at", timedelta(hours=1), slide=timedelta(minutes=10))
+    """
 
     time: str
     size: timedelta
