@@ -18,10 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
-from dataflow import limits
 from dataflow.columns import Slots
 from dataflow.exchange import hashes_of
-from dataflow.state import Hashes, KeyIndex, SlotArray
+from dataflow.state import Hashes, KeyIndex, SlotArray, in_pieces
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -214,9 +213,7 @@ class KeyedTable:
     def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
         """The same in several blocks, each made when it is asked for: nothing may change meanwhile."""
         slots = self.live()
-        slots = slots[np.argsort(self.hashes(slots))]
-        for begin in range(0, len(slots), limits.snapshot_piece_rows):
-            piece = slots[begin : begin + limits.snapshot_piece_rows]
+        for piece in in_pieces(slots, self.hashes(slots)):
             yield self._block(piece, np.zeros(len(piece), np.bool_))
         self.upgraded = False
 

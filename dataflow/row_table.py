@@ -8,7 +8,7 @@ lie in chunks, with the least time of each: a punctuation touches only chunks th
 restore their order is not that of arrival: an operator puts what it gives into an order of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ from dataflow.core.event_time import END, Mark
 from dataflow.errors import SchemaError
 from dataflow.exchange import hashes_of
 from dataflow.operators.base import StateTable
-from dataflow.state import Hashes
+from dataflow.state import Hashes, in_pieces
 
 ROW: Final = "_row"
 _RELEASE: Final = "_release"
@@ -160,6 +160,11 @@ class RowTable(StateTable):
 
     def snapshot(self) -> pa.RecordBatch:
         return self._block(self.all(), np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        rows = self.all()
+        for piece in in_pieces(np.arange(len(rows)), rows.hashes):
+            yield self._block(rows.take(piece), np.empty(0, np.uint64), np.empty(0, np.int64))
 
     def _block(self, rows: Rows, gone_hashes: Hashes, gone: Slots) -> pa.RecordBatch:
         columns = [*rows.batch.columns, pa.array(rows.times)]

@@ -5,7 +5,7 @@ worker's business. Counts are 64-bit; a key whose count falls to zero (weights m
 tombstone in the next block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -23,7 +23,7 @@ from dataflow.operators.base import (
     OperatorSpec,
     StatefulOperator,
 )
-from dataflow.state import KeyIndex, SlotArray
+from dataflow.state import KeyIndex, SlotArray, in_pieces
 
 COUNT_COLUMN: Final = "count"
 
@@ -117,7 +117,15 @@ class CountOperator(StatefulOperator):
         return self._block(slots)
 
     def snapshot(self) -> pa.RecordBatch:
-        return self._block(np.flatnonzero(self._counts.reach(len(self._index))[: len(self._index)]))
+        return self._block(self._counted())
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        slots = self._counted()
+        for piece in in_pieces(slots, self._index.hashes(slots)):
+            yield self._block(piece)
+
+    def _counted(self) -> Slots:
+        return np.flatnonzero(self._counts.reach(len(self._index))[: len(self._index)])
 
     def _block(self, slots: Slots) -> pa.RecordBatch:
         hashes = self._index.hashes(slots)

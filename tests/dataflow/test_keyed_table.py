@@ -137,7 +137,7 @@ def test_slots_of_a_step_come_in_the_order_in_which_they_first_came() -> None:
     assert np.array_equal(table.hashes(touched), hash_keys([pa.array(["b", "a", "c"])]))
 
 
-# --- operators whose state is such a table ------------------------------------------------------------------
+# --- operators that keep something by key -------------------------------------------------------------------
 
 _hours = Tumbling("at", timedelta(hours=1))
 
@@ -150,8 +150,9 @@ _hours = Tumbling("at", timedelta(hours=1))
         lambda keyed: keyed.aggregate("own", _hours, n=Count()),
         lambda keyed: keyed.aggregate("own", CountWindow("at", 2), n=Count()),
         lambda keyed: keyed.dedup("own", _hours),
+        lambda keyed: keyed.count("own"),
     ],
-    ids=["aggregate", "dedup", "windows", "count windows", "dedup in windows"],
+    ids=["aggregate", "dedup", "windows", "count windows", "dedup in windows", "count"],
 )
 def test_its_snapshot_comes_in_pieces_of_bounded_size(
     add: Callable[[KeyedStream], Stream], monkeypatch: pytest.MonkeyPatch

@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.state_blocks import newest_rows
+from dataflow import limits
 from dataflow.row_table import RowTable
 
 COLUMNS = pa.schema([("name", pa.string()), ("tags", pa.list_(pa.int64()))])
@@ -58,6 +60,11 @@ def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: li
             blocks.append(table.checkpoint())
             assert content(loaded(blocks)) == content(table)
             assert content(loaded([table.snapshot()])) == content(table)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(limits, "snapshot_piece_rows", 2)
+                pieces = list(table.snapshot_pieces())
+            assert [piece.num_rows for piece in pieces[:-1]] == [2] * (len(pieces) - 1)
+            assert content(loaded(pieces)) == content(table)
             assert content(loaded([newest_rows(blocks)])) == content(table)
         assert content(table) == sorted((number, *row) for number, row in model.items())
         assert len(table) == len(model)
