@@ -21,6 +21,7 @@ from journal.core.replay import fold
 from journal.files.directory import Directory
 from journal.files.local_journal import LocalJournal
 from journal.files.mirroring import Mirror
+from journal.files.moments import AtCut, AtStep
 from journal.files.restoring import Restored, restore
 from journal.following import ChainFollower, size_seen
 from journal.ops import Op
@@ -31,6 +32,8 @@ from journal.writer import ChainWriter
 
 __all__ = [
     "ORIGIN",
+    "AtCut",
+    "AtStep",
     "ChainError",
     "ChainFollower",
     "ChainState",

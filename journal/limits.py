@@ -86,6 +86,9 @@ files_segment_bytes_max: Final = 64 * MIB
 recovery_bytes_max: Final = 256 * MIB
 """What a restore of a directory reads at most, unless the files themselves have more than half of it."""
 
+trim_wait_s: Final = 60.0
+"""So long `dos journal trim` waits for members to delete."""
+
 archive_block_bytes: Final = MIB
 """An archived segment has a SHA-256 for each block of this size: no smaller part of it is read. Part of the
 format."""

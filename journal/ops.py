@@ -43,7 +43,7 @@ ARGUMENTS: dict[Op, str] = {
     Op.REMOVE: "ints=[] strings=[path]",
     Op.SEGMENT_START: "ints=[] strings=[JSON SegmentStart]",
     Op.MARK: "ints=[wall clock, ms since 1970] strings=[]",
-    Op.CUT: "ints=[cut, step, incarnation] strings=[JSON Cut]",
+    Op.CUT: "ints=[cut, step, incarnation] strings=[JSON Cut]; of files ints=[cut, step] strings=[]",
     Op.STATE_BLOCK: "ints=[cut] strings=[operator, Arrow IPC stream]",
     Op.SNAPSHOT_BEGIN: "ints=[] strings=[]",
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",

@@ -19,10 +19,12 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import ClassVar
 
+import msgspec
+
 from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.chain import take_over
 from journal.core.chain import ChainState
-from journal.core.position import ORIGIN, Position
+from journal.core.position import NO_FLOOR, ORIGIN, Position
 from journal.core.record import Record, encode_v1
 from journal.core.segment import (
     Predecessor,
@@ -32,7 +34,7 @@ from journal.core.segment import (
     segment_name,
     start_record,
 )
-from journal.core.trimming import Floor
+from journal.core.trimming import Floor, below
 from journal.limits import append_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, ObjectWriterPort
@@ -76,6 +78,7 @@ class ChainWriter:
         self._base = 0
         self._snapshot_size = 0
         self._floor: Floor | None = None
+        self._released: Floor = NO_FLOOR
         self._replaces: Floor | None = None
         self._segments = 0
 
@@ -114,6 +117,7 @@ class ChainWriter:
         writer = cls(claim, chain, generation, scratch, pipelined)
         writer._snapshot_size = predecessor.snapshot_size
         writer._segments = len(predecessor.segments)
+        writer._released = predecessor.released
         for span in predecessor.segments[:1]:
             lowest = parse_segment_name(span.name)
             assert lowest is not None, "spans are of segments"
@@ -219,6 +223,29 @@ class ChainWriter:
         self._state = WriterState.MOVING
         await self._guarded_move(snapshot)
 
+    async def release(self, floor: Floor) -> None:
+        """Let go of all segments of this chain below that one, (epoch, base), for ever, in two phases: the
+        start of a new segment says so, and is synced on the quorum; only then they are deleted, in the
+        background, on all members (R14). Segments that begin later say it again, so that a deletion that a
+        crash cut short is taken up by `collect_released` of the next writer.
+
+        The caller answers for it: a finished snapshot begins the segment `floor`, its end is committed, and
+        the chain's present line of history leads to it. Raises as `roll`; LocalProtocolError for a floor
+        above this segment. What was released stays so.
+        """
+        if floor > (self._claim.epoch, self._base):
+            raise LocalProtocolError(f"chain {self._chain} is written at {self._base}: {floor} is above")
+        before, self._released = self._released, max(self._released, floor)
+        if self._released != before:
+            await self.roll()
+        self.collect_released()
+
+    def collect_released(self) -> None:
+        """Delete, in the background, what an acknowledged start of this chain says is released. Raises
+        FencedError."""
+        if self._released != NO_FLOOR:
+            self._claim.collect(below({self._chain: self._released}))
+
     async def aclose(self) -> None:
         """Stop appending. What was appended goes on being synced by the claim; closing does not wait for
         it.
@@ -279,6 +306,7 @@ class ChainWriter:
             generation=self._generation,
             writer=self._claim.writer_id.hex(),
             pipelined=self._pipelined,
+            released=msgspec.UNSET if self._released == NO_FLOOR else self._released,
         )
         if self._object is not None:
             self._object.seal()

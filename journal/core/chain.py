@@ -16,7 +16,7 @@ import msgspec
 
 from dos_protocol.messages import ObjectInfo
 from journal.core.errors import StopNotFoundError
-from journal.core.position import ORIGIN, Position
+from journal.core.position import NO_FLOOR, ORIGIN, Position
 from journal.core.segment import SegmentName, parse_segment_name
 
 Answers = Mapping[bytes, Mapping[str, ObjectInfo]]
@@ -48,13 +48,15 @@ class ChainState(msgspec.Struct, frozen=True):
     segments: the oldest first; the first has no predecessor or begins with a finished snapshot, none of the
     later ones does the latter. end: None if the journal never existed (or, for a reader, if nothing in it
     is committed); ORIGIN if it was rolled back to nothing. seen: segments of this chain that the members
-    named, on the chain or off it.
+    named, on the chain or off it. released: segments of the chain below this one, (epoch, base), need not be
+    there any more, as its starts say.
     """
 
     chain: str
     segments: tuple[SegmentSpan, ...] = ()
     end: Position | None = None
     seen: int = 0
+    released: tuple[int, int] = NO_FLOOR
 
     @property
     def bytes(self) -> int:

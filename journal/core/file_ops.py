@@ -118,19 +118,51 @@ def re_rooted(raw: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Where a replay stops. `size`: no record that ends above; `wall_ms`: nothing recorded after that moment,
-    as far as marks tell: to a second."""
+    as far as marks tell: to a second; `cut`, `step`: with the CUT record of that number, or of that step."""
 
     size: int | None = None
     wall_ms: int | None = None
+    cut: int | None = None
+    step: int | None = None
 
     def lies_before(self, end: int, record: Record) -> bool:
         """Whether the replay ends before this record, which ends at logical offset `end`."""
         if self.size is not None and end > self.size:
             return True
-        return self.wall_ms is not None and record.op is Op.MARK and record.ints[0] > self.wall_ms
+        if self.wall_ms is not None:
+            return record.op is Op.MARK and record.ints[0] > self.wall_ms
+        return self.names_a_cut and record.op is Op.CUT and self._number(record) > self._wanted
 
-    def begins_before(self, base: int, first_mark_ms: int | None) -> bool:
-        """Whether the stop lies below a stretch of history that begins at that offset with that mark."""
+    def ends_with(self, record: Record) -> bool:
+        """Whether this record is the last one taken. Only what names a cut ends so; it must be found."""
+        return self.names_a_cut and record.op is Op.CUT and self._number(record) == self._wanted
+
+    @property
+    def names_a_cut(self) -> bool:
+        return self.cut is not None or self.step is not None
+
+    @property
+    def tells(self) -> Op | None:
+        """The records that say where this stop lies; None: offsets do."""
+        if self.names_a_cut:
+            return Op.CUT
+        return Op.MARK if self.wall_ms is not None else None
+
+    def begins_before(self, base: int, first: Record | None) -> bool:
+        """Whether the stop lies below a stretch of history that begins at that offset. first: of the records
+        that tell (`tells`), the first one in the stretch.
+        """
         if self.size is not None:
             return self.size <= base
-        return self.wall_ms is not None and first_mark_ms is not None and first_mark_ms > self.wall_ms
+        if self.names_a_cut:
+            return first is None or self._number(first) > self._wanted
+        return self.wall_ms is not None and first is not None and first.ints[0] > self.wall_ms
+
+    @property
+    def _wanted(self) -> int:
+        return (self.cut if self.cut is not None else self.step) or 0
+
+    def _number(self, cut: Record) -> int:
+        """What a CUT record says: its number, or its step."""
+        place = 0 if self.cut is not None else 1
+        return cut.ints[place] if place < len(cut.ints) else 0

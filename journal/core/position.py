@@ -30,6 +30,8 @@ class Position(msgspec.Struct, frozen=True, order=False):
         return f"{self.epoch:x}:{self.size}"
 
 
+NO_FLOOR: Final = (0, 0)
+"""(epoch, base) below every segment: nothing is released."""
 ORIGIN: Final = Position(0, 0, 0)
 """Before everything: where a chain begins, or begins anew when it is rolled back to nothing."""
 

@@ -10,8 +10,8 @@ start records reach (R6).
 A start is valid if and only if (1) its record is whole and valid, (2) its op is SEGMENT_START and its one
 string is the JSON of a SegmentStart, (3) chain, epoch and base agree with the name, (4) it has a
 predecessor, or none and base 0, (5) the predecessor's name is a segment of the same chain that lies before
-it in (epoch, base), and (6) the predecessor's base plus its final length is the base. (5) makes every walk
-end.
+it in (epoch, base), (6) the predecessor's base plus its final length is the base, and (7) what it releases
+is below a segment that lies before it in (epoch, base). (5) makes every walk end.
 """
 
 import re
@@ -24,7 +24,7 @@ from dos_protocol.errors import BadNameError, LocalProtocolError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import check_name
 from journal.core.errors import ChainError
-from journal.core.position import ORIGIN, Position
+from journal.core.position import NO_FLOOR, ORIGIN, Position
 from journal.core.record import Record
 from journal.limits import chain_name_bytes_max
 from journal.ops import Op
@@ -94,8 +94,10 @@ class SegmentStart(msgspec.Struct, frozen=True):
 
     generation: of the store record under which it was opened. writer: the claim's writer id, 32 hex digits.
     pipelined: whether records may be sent before the ones before them are acknowledged; without it every
-    record proves its predecessor (R9), which is what a reader of a manifest relies on (R10). Readers ignore
-    fields that they do not know.
+    record proves its predecessor (R9), which is what a reader of a manifest relies on (R10). released: where
+    the owner of a chain lets its oldest part go: segments of the chain below this one, (epoch, base), may be
+    deleted once this start is acknowledged (R14), and are for nobody to read. Readers ignore fields that they
+    do not know.
     """
 
     chain: str
@@ -105,6 +107,7 @@ class SegmentStart(msgspec.Struct, frozen=True):
     generation: int
     writer: str
     pipelined: bool = True
+    released: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def name(self) -> str:
@@ -147,6 +150,8 @@ def start_of(record: Record, where: str) -> SegmentStart:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ChainError(where, 0, "the JSON of a segment start", f"{error}") from error
     _check_predecessor(start, where)
+    if start.released and not NO_FLOOR < start.released < (start.epoch, start.base):
+        raise ChainError(where, 0, "a release of segments below an earlier one", f"below {start.released}")
     return start
 
 

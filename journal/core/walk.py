@@ -44,7 +44,7 @@ from journal.core.chain import (
     segments_seen,
 )
 from journal.core.errors import ChainError, LostBytesError, NotEnoughAnswersError
-from journal.core.position import ORIGIN, Position, base_of
+from journal.core.position import NO_FLOOR, ORIGIN, Position, base_of
 from journal.core.scan import Mark, Survey
 from journal.core.segment import SegmentName, SegmentStart, check_chain_name, parse_segment_name
 from journal.core.walk_vocabulary import (
@@ -176,11 +176,9 @@ class _Walk:
 
     def _check_generation(self, start: SegmentStart) -> None:
         if start.generation > self.generation:
-            raise StaleGenerationError(
-                f"segment {start.name} was opened under store generation {start.generation}, "
-                f"this client knows {self.generation}",
-                actual=start.generation,
-            )
+            told = f"segment {start.name} was opened under store generation {start.generation}, "
+            raise StaleGenerationError(f"{told}this client knows {self.generation}", actual=start.generation)
+        self._released = max(self._released, start.released or NO_FLOOR)
 
     def _bottom(self) -> list[Effect]:
         raise NotImplementedError
@@ -188,9 +186,11 @@ class _Walk:
     def _found(self, end: Position | None) -> list[Effect]:
         self.phase = Phase.DONE
         spans = tuple(reversed(self._spans))
-        return [Found(ChainState(self.chain, spans, end, len(segments_seen(self.chain, self.answers))))]
+        seen = len(segments_seen(self.chain, self.answers))
+        return [Found(ChainState(self.chain, spans, end, seen, self._released))]
 
     _start: SegmentStart
+    _released = NO_FLOOR
 
 
 class TakeOver(_Walk):

@@ -30,11 +30,12 @@ from journal.core.errors import FileConflictError, LostBytesError, TornRecordErr
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
 from journal.files.comparing import Change, changes_between
-from journal.files.moments import moment
+from journal.files.moments import moment_here, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
-from journal.files.restoring import check_target, stop_at
+from journal.files.restoring import check_target
 from journal.files.sources import replay_target
+from journal.files.trim_cli import trim
 from journal.limits import file_copy_bytes_max
 
 At = Annotated[
@@ -42,7 +43,8 @@ At = Annotated[
     typer.Option(
         metavar="X",
         help="As of when: a logical offset (4096), a time (time:2026-11-22T03:00, local unless it says "
-        "otherwise), or how long ago (-90s, -10m, -1h, -2d). Default: the journal's end.",
+        "otherwise), how long ago (-90s, -10m, -1h, -2d), or a cut (cut:7, or step:41 for the cut of that "
+        "step). Default: the journal's end.",
         show_default=False,
     ),
 ]
@@ -210,7 +212,7 @@ def diff(
 
 def add_commands(app: typer.Typer) -> None:
     """Make them commands of that app."""
-    for command in (replay, files, cat, diff):
+    for command in (replay, files, cat, diff, trim):
         app.command()(command)
 
 
@@ -228,7 +230,7 @@ def _change_text(change: Change) -> str:
 
 
 def _stop(at: str | None) -> Any:
-    return stop_at(None if at is None else moment(at, datetime.now(UTC).astimezone()))
+    return stop_at(None if at is None else moment_here(at))
 
 
 def _paths(strip: bool) -> Paths:

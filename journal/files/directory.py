@@ -6,8 +6,7 @@ back what was applied and never recorded on the quorum. Files are read as files;
 than here is undone by the next opening.
 
 The journal grows by segments; where a restore would read more than `recovery_bytes_max`, a snapshot of all
-files begins the next one. Nothing is deleted here: every moment stays restorable until the history is
-trimmed.
+files begins the next one. Nothing is deleted but by `trim`: every moment stays restorable until then.
 """
 
 import time
@@ -18,16 +17,19 @@ from typing import Protocol
 
 import trio
 
+from dos_protocol.errors import LocalProtocolError
 from journal.chain import take_over
 from journal.core.file_ops import FileOp, Truncate, Write
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.files.changing import ChangingFiles
 from journal.files.local_journal import LocalJournal
+from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
+from journal.files.trimming import Trim, trim
 from journal.limits import file_marks_every_s, files_segment_bytes_max, recovery_bytes_max
 from journal.ops import Op
-from journal.ports import ClaimPort
+from journal.ports import ClaimPort, StorePort
 from journal.reading import read_batches
 from journal.scratch import Scratch
 from journal.writer import ChainWriter
@@ -104,6 +106,8 @@ class Directory:
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
         self._marked_ms: int | None = None
+        self._cut = (0, 0)
+        """The last cut's number and step, as far as known."""
 
     @classmethod
     async def open(
@@ -135,9 +139,12 @@ class Directory:
             predecessor = None if state.end is None else state
             writer = await ChainWriter.open(claim, chain, predecessor, generation, scratch)
             rebuilding.put()
-        return cls(
+        writer.collect_released()  # what a crash kept the one before us from deleting
+        opened = cls(
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
+        opened._cut = rebuilding.replay.cut or 0, rebuilding.replay.step
+        return opened
 
     @classmethod
     def open_local(
@@ -200,6 +207,39 @@ class Directory:
     async def wait_synced(self, position: Position | None = None) -> None:
         """Until that change (None: all of them) is on the quorum, for good. Raises FencedError."""
         await self.writer.wait_synced(position)
+
+    async def cut(self, number: int, step: int = 0) -> Position:
+        """Give this moment a number, by which it can be gone back to: `restore(.., at=AtCut(number))`, or
+        AtStep(step). Numbers rise, steps do not fall; they are the caller's. The position just past it.
+
+        Raises LocalProtocolError for a number that does not rise, or a journal of version 0; as a change.
+        """
+        if not self.writer.marks:
+            raise LocalProtocolError("a journal of version 0 has no cuts", remedy="write version 1")
+        async with self._lock:
+            if number <= self._cut[0] or step < self._cut[1]:
+                raise LocalProtocolError(
+                    f"cut {number} at step {step} after cut {self._cut[0]} at {self._cut[1]}"
+                )
+            await self.writer.wait_room()
+            self._cut = number, step
+            return self.writer.append(Record(Op.CUT, ints=(number, step)))
+
+    async def trim(self, store: StorePort, name: str, before: Moment) -> Trim:
+        """Let the history before a moment go, for ever; see `journal.files.trimming`. Everything from it on
+        stays restorable. name: of this directory in the store.
+
+        Returns what goes once a new segment says so on the quorum; members delete it in the background.
+        Raises as `plan_trim`, and LocalProtocolError for a journal on this machine alone. Failed or
+        cancelled, the directory may have to be opened again; nothing is deleted that was not released.
+        """
+        if not isinstance(self.writer, ChainWriter):
+            raise LocalProtocolError(f"{self.path} has its journal in one file, which is never trimmed")
+        async with self._lock:
+            await self.writer.wait_synced()
+            done = await trim(store, name, self.writer, self.writer.chain, stop_at(before))
+            self._segment_base = self.end.size
+            return done
 
     # --- one change -----------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ from journal.chain import look_chain_at, look_committed
 from journal.core.chain import ChainState
 from journal.core.errors import HistoryTrimmedError, LostBytesError
 from journal.core.file_ops import Stop
-from journal.core.position import ORIGIN, Position
-from journal.ops import Op
+from journal.core.position import NO_FLOOR, ORIGIN, Position
+from journal.core.record import Record
+from journal.core.segment import parse_segment_name
+from journal.core.trimming import Floor
 from journal.ports import StorePort
 from journal.reading import Source, read_batches, read_start
 
@@ -23,39 +25,48 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -
     Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if that stretch is not
     there any more, and what `look_chain` raises.
     """
-    state = await look_committed(store, directory, chain)
+    state = head = await look_committed(store, directory, chain)
     while state.segments and stop.begins_before(
-        state.segments[0].base, await _first_mark_ms(store, directory, state, stop)
+        state.segments[0].base, await _first_that_tells(store, directory, state, stop)
     ):
-        below = await stretch_below(store, directory, chain, state)
+        below = await stretch_below(store, directory, chain, state, head.released)
         if below is None:
             break
         state = below
     return state
 
 
-async def stretch_below(store: StorePort, directory: str, chain: str, state: ChainState) -> ChainState | None:
-    """The stretch on which this one stands; None if it is the first. Raises as `stretch_at`."""
+async def stretch_below(
+    store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
+) -> ChainState | None:
+    """The stretch on which this one stands; None if it is the first. released: as the chain's head says.
+    Raises as `stretch_at`.
+    """
     below = await _stands_on(store, directory, state)
     if below == ORIGIN:
         return None
+    first = parse_segment_name(state.segments[0].name)
+    assert first is not None, "spans are of segments"
+    if first.order <= released:
+        raise HistoryTrimmedError(f"chain {chain} in {directory} was trimmed: it begins at {first.base} now")
     try:
         return await look_chain_at(store, directory, chain, below)
     except LostBytesError as error:
         raise HistoryTrimmedError(
-            f"chain {chain} in {directory} begins at {state.segments[0].base}: what lies below is gone"
+            f"chain {chain} in {directory} begins at {first.base}: what lies below is gone"
         ) from error
 
 
-async def _first_mark_ms(store: StorePort, directory: str, state: ChainState, stop: Stop) -> int | None:
-    """The moment at which a stretch begins; None if no mark says."""
-    if stop.wall_ms is None:
+async def _first_that_tells(store: StorePort, directory: str, state: ChainState, stop: Stop) -> Record | None:
+    """The first record of a stretch that says when it begins, or at which cut; None if none does."""
+    tells = stop.tells
+    if tells is None:
         return None
     async with aclosing(read_batches(store, state, directory=directory)) as batches:
         async for batch in batches:
             for _, record in batch:
-                if record.op is Op.MARK:
-                    return record.ints[0]
+                if record.op is tells:
+                    return record
     return None
 
 

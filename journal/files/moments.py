@@ -1,18 +1,48 @@
-"""Moments as people write them: an offset, a time, or so long ago.
+"""Moments: where a replay stops, for programs and as people write them.
 
 4096                        the logical offset
 time:2026-11-22T03:00:00    that time, here; with +00:00 or Z, there
 -90s  -10m  -1h  -2d        so long ago
+cut:7                       the end of that cut, as `Directory.cut` recorded it
+step:41                     the end of the cut that was made at the end of that step
 """
 
 import re
-from datetime import datetime, timedelta
-from typing import Final
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
 
-from journal.files.restoring import Moment
+from journal.core.file_ops import Stop
+from journal.core.position import Position
+from journal.files.replaying import TO_THE_END
+
+
+@dataclass(frozen=True, slots=True)
+class AtCut:
+    """The end of a cut."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtStep:
+    """The end of the cut that was made at the end of a step."""
+
+    number: int
+
+
+Moment: TypeAlias = int | datetime | AtCut | AtStep | None
+"""Where a replay stops: at a logical offset, a moment (with a time zone), a cut, or the end."""
+
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_NUMBERED: Final = re.compile(r"(cut|step):(\d{1,19})", re.ASCII)
 _AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+
+
+def moment_here(text: str) -> Moment:
+    """The moment that the text means, now and here. Raises as `moment`."""
+    return moment(text, datetime.now(UTC).astimezone())
 
 
 def moment(text: str, now: datetime) -> Moment:
@@ -20,6 +50,8 @@ def moment(text: str, now: datetime) -> Moment:
     like = f"time:{now:%Y-%m-%dT%H:%M:%S}"
     if text.isascii() and text.isdigit():
         return int(text)
+    if numbered := _NUMBERED.fullmatch(text):
+        return (AtCut if numbered[1] == "cut" else AtStep)(int(numbered[2]))
     if ago := _AGO.fullmatch(text):
         try:
             return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
@@ -27,10 +59,26 @@ def moment(text: str, now: datetime) -> Moment:
             raise ValueError(f"{text!r} is no moment: that is before all calendars") from error
     if not text.startswith("time:"):
         raise ValueError(
-            f"{text!r} is no moment: give an offset (4096), a time ({like}) or how long ago (-1h)"
+            f"{text!r} is no moment: give an offset (4096), a time ({like}), how long ago (-1h),"
+            " cut:7 or step:41"
         )
     try:
         told = datetime.fromisoformat(text.removeprefix("time:"))
     except ValueError as error:
         raise ValueError(f"{text!r} is no moment: {error}; write it as {like}") from error
     return told if told.tzinfo is not None else told.astimezone()
+
+
+def stop_at(at: Position | Moment) -> Stop:
+    """The stop. Raises ValueError for a moment without a time zone."""
+    if isinstance(at, Position):
+        return TO_THE_END  # the chain is read to there and no further
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ValueError(f"a moment needs a time zone: {at.isoformat()} has none; say +00:00 for UTC")
+        return Stop(wall_ms=int(at.timestamp() * 1000))
+    if isinstance(at, AtCut):
+        return Stop(cut=at.number)
+    if isinstance(at, AtStep):
+        return Stop(step=at.number)
+    return Stop(size=at)

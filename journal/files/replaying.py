@@ -7,6 +7,7 @@ done with an operation: applied to a tree, or only counted.
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from journal.core.errors import StopNotFoundError
 from journal.core.file_ops import FILE_OPS, FileOp, Paths, Remove, Stop, Truncate, Write, file_op
 from journal.core.record import Record
 from journal.ops import Op
@@ -36,6 +37,10 @@ class FilesReplay:
         self.records = 0
         self.wall_ms: int | None = None
         """The last mark taken."""
+        self.cut: int | None = None
+        self.step = 0
+        """The last cut taken, and its step."""
+        self._found = False
         self._apply = apply
         self._only = only
         self._paths = paths
@@ -61,7 +66,21 @@ class FilesReplay:
                     apply(op)
             elif record.op is Op.MARK:
                 self.wall_ms = record.ints[0]
+            elif record.op is Op.CUT and record.ints:
+                self.cut, self.step = record.ints[0], record.ints[1] if len(record.ints) > 1 else 0
+                if stop.ends_with(record):
+                    self.stopped = self._found = True
+                    return False
         return True
+
+    def finish(self) -> None:
+        """All that there is was taken. Raises StopNotFoundError if it was to end with a cut that is none."""
+        if self.stop.names_a_cut and not self._found:
+            wanted = (
+                f"cut {self.stop.cut}" if self.stop.cut is not None else f"a cut of step {self.stop.step}"
+            )
+            below = "no cut" if self.cut is None else f"cut {self.cut}"
+            raise StopNotFoundError(f"the journal has not {wanted}; the one before is {below}")
 
 
 class FileSizes:

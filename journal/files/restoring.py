@@ -8,24 +8,20 @@ holds was proved by the chain's digests before the files are put in place.
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
 from journal.chain import look_chain_at
-from journal.core.file_ops import Paths, Stop
+from journal.core.file_ops import Paths
 from journal.core.position import Position
 from journal.files.directory import FILES_CHAIN
 from journal.files.history import stretch_at
+from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
-from journal.files.replaying import TO_THE_END, FilesReplay
+from journal.files.replaying import FilesReplay
 from journal.ports import StorePort
 from journal.reading import read_batches
 from journal.scratch import Scratch
-
-Moment: TypeAlias = int | datetime | None
-"""Where a replay stops: at a logical offset, a moment (with a time zone), or the end."""
-
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """(bytes read, bytes in all if known)"""
@@ -57,12 +53,13 @@ async def restore(
     """Make the files of that chain at `into`, which must not exist or be an empty directory.
 
     at: a position, a logical offset on the chain's present line of history (the last record that ends at or
-    below it is the last one taken), a moment, or None for the end. only: that file alone. progress: told
+    below it is the last one taken), a moment, `AtCut(7)` or `AtStep(41)` (what `Directory.cut` recorded), or
+    None for the end. only: that file alone. progress: told
     (bytes read, bytes in all). Memory does not grow with the journal.
 
     Raises FileExistsError; NotFoundError; HistoryTrimmedError if that moment is not held any more;
-    StopNotFoundError for a position at which no record ends; UnsafePathError, FileConflictError; what reading
-    a chain raises. Failed or cancelled, `into` is as it was.
+    StopNotFoundError for a position at which no record ends, or a cut that is none; UnsafePathError,
+    FileConflictError; what reading a chain raises. Failed or cancelled, `into` is as it was.
     """
     check_target(into)
     with Rebuilding(into, stop=stop_at(at), only=only, paths=paths) as rebuilding:
@@ -99,6 +96,7 @@ async def replay_chain(
             replay.take([(position.size, record) for position, record in batch])
             done = batch[-1][0].size - state.segments[0].base
             progress(done, state.bytes)
+    replay.finish()
     return done
 
 
@@ -106,14 +104,3 @@ def check_target(into: Path) -> None:
     """Raise FileExistsError unless files may be made there: a restore never writes over anything."""
     if into.is_symlink() or into.is_file() or (into.is_dir() and any(into.iterdir())):
         raise FileExistsError(f"{into} is there already: name a directory that does not exist, or is empty")
-
-
-def stop_at(at: Position | Moment) -> Stop:
-    """The stop. Raises ValueError for a moment without a time zone."""
-    if isinstance(at, Position):
-        return TO_THE_END  # the chain is read to there and no further
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            raise ValueError(f"a moment needs a time zone: {at.isoformat()} has none; say +00:00 for UTC")
-        return Stop(wall_ms=int(at.timestamp() * 1000))
-    return Stop(size=at)

@@ -23,16 +23,25 @@ def replay_target(target: str, replay: FilesReplay, token: bytes, progress: Prog
     client and a chain's reading raise.
     """
     if not is_url(target):
-        return inspect_file(journal_file(target), _taking(replay), progress)
+        return _whole(inspect_file(journal_file(target), _taking(replay), progress), replay)
     return trio.run(_replay_url, target, replay, token, progress)
 
 
 async def _replay_url(url: str, replay: FilesReplay, token: bytes, progress: Progress) -> Outcome | None:
     async with found_in_store(url, token) as (store, directory, name, size):
         if size is not None:
-            return await inspect_object(store, directory, name, size, _taking(replay), progress)
+            return _whole(
+                await inspect_object(store, directory, name, size, _taking(replay), progress), replay
+            )
         await replay_chain(replay, store, directory, name, progress=progress)
         return None
+
+
+def _whole(outcome: Outcome, replay: FilesReplay) -> Outcome:
+    """The outcome. Raises StopNotFoundError if all is sound, and the replay was to end elsewhere."""
+    if outcome.fault is None:
+        replay.finish()
+    return outcome
 
 
 def _taking(replay: FilesReplay) -> Callable[[list[Located]], bool]:

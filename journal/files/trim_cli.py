@@ -1,0 +1,136 @@
+"""`dos journal trim`: letting the oldest history of journaled files go.
+
+Rules of this file: arguments, what is printed, exit codes. What may go is `trimming.py`'s.
+"""
+
+import functools
+import json
+import sys
+from typing import Annotated, Any
+
+import trio
+import typer
+
+from dos_client import chance
+from dos_client.live_store import Store
+from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from journal.archive.bucket import SCHEME as S3_SCHEME
+from journal.cli_support import (
+    FAULT,
+    UNREACHABLE,
+    USAGE,
+    AsJson,
+    TokenFile,
+    quiet_when_the_pipe_closes,
+    refuse,
+    refusing,
+    token_of,
+)
+from journal.core.errors import HistoryTrimmedError, LostBytesError
+from journal.core.file_ops import Stop
+from journal.core.segment import parse_segment_name
+from journal.files.moments import moment_here, stop_at
+from journal.files.trimming import Trim, plan_trim, trim_stopped
+from journal.inspecting import found_in_store
+from journal.limits import trim_wait_s
+
+
+def trim(
+    url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
+    before: Annotated[
+        str,
+        typer.Option(
+            metavar="X",
+            help="Nobody goes back beyond that: an offset (4096), a time (time:2026-11-22T03:00), how long"
+            " ago (-30d), cut:N or step:N.",
+        ),
+    ],
+    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="Nobody writes the directory now: claim it. A writer that is alive after all is fenced.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Show which segments hold nothing but history before a moment; with --apply --stopped, delete them.
+
+    Everything from that moment on stays restorable: the snapshot from which it is rebuilt stays, and so a
+    little before it. What is deleted is gone, but from an archive: `dos journal archive` first. A program
+    that is writing the directory does it by itself, with `Directory.trim`. Directories of regions are
+    refused.
+
+    Examples:
+
+        dos journal trim --before -30d dos://h1,h2,h3/ledger/files
+
+        dos journal trim --before time:2026-11-01T00:00 --apply --stopped dos://h1,h2,h3/ledger/files
+
+    Exit codes: 0 shown, or deleted on all members that are there, 1 a fault was found, 2 usage, refused, or
+    no such chain, 3 the store cannot be reached, or some members had not deleted in a minute.
+    """
+    if apply != stopped:
+        refuse("say --apply and --stopped together: only who writes a directory may delete there", USAGE)
+    with quiet_when_the_pipe_closes():
+        with refusing():
+            work = functools.partial(
+                _work, url, stop_at(moment_here(before)), token_of(token_file), apply=apply
+            )
+            try:
+                plan, clean = trio.run(work)
+            except HistoryTrimmedError as error:
+                refuse(str(error), USAGE)
+            except (CorruptDataError, LostBytesError) as error:
+                refuse(str(error), FAULT)
+        sys.stdout.write((_json(plan, apply) if as_json else _text(plan, apply)) + "\n")
+        sys.stdout.flush()
+        if not clean:
+            refuse(
+                "released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE
+            )
+
+
+async def _work(url: str, before: Stop, token: bytes, *, apply: bool) -> tuple[Trim, bool]:
+    async with found_in_store(url, token) as (store, directory, name, size):
+        if S3_SCHEME in url or not isinstance(store, Store):
+            raise LocalProtocolError(f"{url} is, or has, an archive: nothing is deleted in archives")
+        if size is not None:
+            raise LocalProtocolError(f"{directory}/{name} is an object, not a chain")
+        if not apply:
+            return await plan_trim(store, directory, name, before), True
+        await plan_trim(
+            store, directory, name, before
+        )  # what is refused is refused before anything is claimed
+        view = await store.look(directory)
+        names = (parse_segment_name(one) for objects in view.answers.values() for one in objects)
+        epoch = max([view.epoch_seen, *(one.epoch for one in names if one is not None)]) + 1
+        async with await store.claim(directory, epoch, chance.fresh_id()) as claim:
+            plan, writer = await trim_stopped(store, directory, claim, name, before)
+            try:
+                return plan, await claim.wait_collected(trim_wait_s)
+            finally:
+                await writer.aclose()
+
+
+def _json(plan: Trim, applied: bool) -> str:
+    told: dict[str, Any] = {
+        "chain": plan.chain,
+        "keepsFrom": plan.keeps_from,
+        "bytes": plan.bytes,
+        "segments": [{"name": name, "bytes": size} for name, size in plan.segments],
+        "applied": applied,
+    }
+    return json.dumps(told)
+
+
+def _text(plan: Trim, applied: bool) -> str:
+    lines = [f"{size:>14,} {name}" for name, size in plan.segments]
+    what = f"{len(plan.segments)} segments, {plan.bytes:,} bytes"
+    kept = f"everything from offset {plan.keeps_from:,} on stays restorable"
+    if applied:
+        return "\n".join([*lines, f"deleted {what}; {kept}"])
+    tail = "; --apply --stopped deletes them" if plan.segments else ""
+    return "\n".join([*lines, f"{what} may go; {kept}{tail}"])

@@ -1,0 +1,314 @@
+"""Trimming journaled files: what is kept is restored exactly, whatever was trimmed or cut short."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dos_cli.main import app
+from dos_client import init_store
+from dos_client.store import open_store
+from dos_protocol.errors import DosError, LocalProtocolError
+from journal import AtCut, AtStep, ChainWriter, Directory, Op, Record, StopNotFoundError, restore
+from journal.core.errors import ChainError, HistoryTrimmedError
+from journal.core.file_ops import Stop
+from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_record
+from journal.files import trimming
+from journal.files.trimming import plan_trim
+from tests.journal.memory_store import DIRECTORY, MemoryStore
+from tests.journal.test_files import files, opened
+from tests.support.servers import ServerProcess, one_server
+
+__all__ = ["one_server"]
+SMALL = {"recovery_bytes": 600, "segment_bytes": 250}
+
+
+class Life:
+    """A directory, and what it held after each change of its present line of history."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store, self.epoch = root, MemoryStore(), 0
+        self.moments: list[Any] = []
+        self.keeps_from = 0
+        self.went_back = False
+
+    async def open(self, at: Any = None) -> None:
+        self.epoch += 1
+        path = self.root / "live"
+        self.directory = await Directory.open(path, self.store.claim(self.epoch), at=at, **SMALL)
+
+    async def change(self, number: int) -> None:
+        await self.directory.append(f"f{number % 3}", bytes([number]) * 40)
+        if number % 5 == 0:
+            await self.directory.truncate("f0", 10)
+        await self.directory.wait_synced()
+        self.moments.append((self.directory.end, files(self.root / "live")))
+
+    async def trim(self, number: int, *, crash: bool) -> None:
+        if not self.moments:
+            return
+        position, _ = self.moments[number % len(self.moments)]
+        claim = self.directory.writer._claim  # type: ignore[attr-defined]
+        if crash:  # the release is acknowledged, and nothing is deleted
+            claim.collect = lambda _: None
+        try:
+            plan = await self.directory.trim(self.store, DIRECTORY, position.size)  # type: ignore[arg-type]
+        except HistoryTrimmedError:
+            assert position.size <= self.keeps_from
+            return
+        assert plan.keeps_from <= position.size
+        again = await plan_trim(self.store, DIRECTORY, "files", Stop(size=position.size))
+        assert again.released or not plan.segments, "what is deleted, a start on the quorum has released"
+        self.keeps_from = max(self.keeps_from, plan.keeps_from)
+        if crash:
+            await self.directory.aclose()
+            await self.open()
+
+    async def back(self, number: int) -> None:
+        """Go back by hand, to a moment that is kept."""
+        kept = [n for n, (position, _) in enumerate(self.moments) if position.size > self.keeps_from]
+        if not kept:
+            return
+        chosen, self.went_back = kept[number % len(kept)], True
+        await self.directory.aclose()
+        del self.moments[chosen + 1 :]
+        await self.open(at=self.moments[chosen][0])
+
+    async def check(self) -> None:
+        for number, (position, held) in enumerate(self.moments):
+            into = self.root / f"at-{number}"
+            for at in (position, position.size):
+                if position.size > self.keeps_from:
+                    await restore(into, self.store, DIRECTORY, at=at)
+                    assert files(into) == held
+                    for path in sorted(into.rglob("*"), reverse=True):
+                        path.unlink()
+        state = await plan_trim(self.store, DIRECTORY, "files", Stop(size=self.keeps_from + 1))
+        assert self.keeps_from == 0 or self.went_back or state.released
+
+
+async def play(root: Path, history: list[tuple[str, int]]) -> None:
+    life = Life(root)
+    await life.open()
+    for kind, number in history:
+        if kind == "change":
+            await life.change(number)
+        elif kind == "reopen":
+            await life.directory.aclose()
+            await life.open()
+        elif kind == "back":
+            await life.back(number)
+        else:
+            await life.trim(number, crash=kind == "trim, crash")
+    await life.check()
+    await life.directory.aclose()
+
+
+KINDS = ["change", "change", "change", "change", "reopen", "back", "trim", "trim, crash"]
+HISTORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 255)), max_size=30)
+
+
+@given(HISTORIES)
+@settings(max_examples=40)
+def test_every_moment_from_which_on_nothing_was_let_go_is_restored(
+    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, int]]
+) -> None:
+    trio.run(play, tmp_path_factory.mktemp("life"), history)
+
+
+def at_random(seed: int) -> list[tuple[str, int]]:
+    chance = random.Random(seed)
+    return [(chance.choice(KINDS), chance.randrange(256)) for _ in range(40)]
+
+
+def test_a_floor_that_is_one_segment_too_high_is_found_out(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_higher(state: Any) -> Any:
+        first = parse_segment_name(state.segments[min(1, len(state.segments) - 1)].name)
+        assert first is not None
+        return first.order, state.segments[0].base
+
+    monkeypatch.setattr(trimming, "_lowest", one_higher)
+    with pytest.raises((AssertionError, DosError)):
+        play_some(tmp_path_factory)
+
+
+def test_a_deletion_that_no_start_released_is_found_out(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(writer: ChainWriter, floor: Any) -> None:
+        writer._released = floor
+        writer.collect_released()
+
+    monkeypatch.setattr(ChainWriter, "release", at_once)
+    with pytest.raises((AssertionError, DosError)):
+        play_some(tmp_path_factory)
+
+
+def play_some(folders: pytest.TempPathFactory) -> None:
+    for seed in range(12):
+        trio.run(play, folders.mktemp("life"), at_random(seed))
+
+
+@pytest.mark.trio
+async def test_what_was_trimmed_is_said_to_be_so_and_what_is_written_now_cannot_be(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with opened(store, tmp_path / "live", 1, **SMALL) as directory:
+        for number in range(40):
+            end = await directory.append("log", bytes([number]) * 40)
+            await directory.truncate("log", 40)
+        await directory.wait_synced()
+        plan = await directory.trim(store, DIRECTORY, end.size)
+        assert plan.segments
+        with pytest.raises(HistoryTrimmedError, match=f"was trimmed: it begins at {plan.keeps_from} now"):
+            await restore(tmp_path / "into", store, DIRECTORY, at=100)
+        writer = directory.writer
+        assert isinstance(writer, ChainWriter)
+        with pytest.raises(LocalProtocolError, match="is above"):
+            await writer.release((9, 0))
+    for server in store.servers:
+        names = server.objects[DIRECTORY]
+        assert min(parse_segment_name(name).order for name in names) == plan.floor  # type: ignore[union-attr]
+
+
+@pytest.mark.trio
+async def test_a_directory_with_other_chains_is_somebody_elses_to_trim(tmp_path: Path) -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    await ChainWriter.open(claim, "state", None, 1)
+    async with await Directory.open(tmp_path / "live", claim) as directory:
+        await directory.append("log", b"x")
+        await directory.wait_synced()
+        with pytest.raises(LocalProtocolError, match=r"other chains besides files: state.*dos region trim"):
+            await directory.trim(store, DIRECTORY, None)
+
+
+@pytest.mark.parametrize("released", [(0, 0), (3, 0), (9, 9)])
+def test_a_start_that_releases_itself_is_refused(released: tuple[int, int]) -> None:
+    start = SegmentStart("J", 3, 0, None, 1, "00" * 16, released=released)
+    with pytest.raises(ChainError, match="a release of segments below an earlier one"):
+        parse_start(start_record(start), start.name)
+
+
+def test_a_start_that_releases_nothing_has_the_bytes_it_always_had() -> None:
+    record = start_record(SegmentStart("J", 3, 0, None, 1, "00" * 16))
+    assert b"released" not in record.strings[0]
+
+
+# --- cuts and steps of journaled files --------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(tmp_path: Path) -> None:
+    store, held = MemoryStore(), {}
+    async with opened(store, tmp_path / "live", 1, **SMALL) as directory:
+        for number in range(1, 31):
+            await directory.append("log", bytes([number]) * 40)
+            await directory.truncate("log", 40 - number)
+            await directory.cut(number, 10 * number)
+            held[number] = files(tmp_path / "live")
+        await directory.append("log", b"behind the last cut")
+        await directory.wait_synced()
+        with pytest.raises(LocalProtocolError, match="cut 30 at step 300 after cut 30 at 300"):
+            await directory.cut(30, 300)
+    for number in (1, 7, 16, 29, 30):
+        for at in (AtCut(number), AtStep(10 * number)):
+            into = tmp_path / f"at-{at}"
+            await restore(into, store, DIRECTORY, at=at)
+            assert files(into) == held[number]
+    for at, words in [
+        (AtCut(31), "has not cut 31; the one before is cut 30"),
+        (AtStep(45), "has not a cut of step 45; the one before is cut"),
+        (AtCut(0), "has not cut 0; the one before is no cut"),
+    ]:
+        with pytest.raises(StopNotFoundError, match=words):
+            await restore(tmp_path / "into", store, DIRECTORY, at=at)
+    assert not (tmp_path / "into").exists()
+    async with opened(store, tmp_path / "live", 2, **SMALL) as directory:
+        with pytest.raises(LocalProtocolError, match="after cut 30"):
+            await directory.cut(30)
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def dos(*arguments: object) -> Any:
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
+
+
+@pytest.mark.process
+def test_the_command_shows_and_deletes_and_says_what_it_refuses(
+    one_server: ServerProcess, tmp_path: Path
+) -> None:
+    async def write() -> None:
+        async with open_store(one_server.url) as store:
+            claim = await store.claim("ledger", 1, b"w" * 16)
+            async with await Directory.open(tmp_path / "live", claim, **SMALL) as directory:
+                for number in range(1, 41):
+                    await directory.append("log", bytes([number]) * 40)
+                    await directory.truncate("log", 40)
+                    await directory.cut(number, number)
+                await directory.wait_synced()
+            await claim.aclose()
+
+    trio.run(lambda: init_store(one_server.url))
+    trio.run(write)
+    url = f"{one_server.url}/ledger/files"
+    shown = dos("journal", "trim", "--before", "cut:35", url, "--json")
+    assert shown.exit_code == 0, shown.stderr
+    plan = json.loads(shown.stdout)
+    assert plan["segments"]
+    assert not plan["applied"]
+    alone = dos("journal", "trim", "--before", "cut:35", "--apply", url)
+    assert (alone.exit_code, "say --apply and --stopped together" in alone.stderr) == (2, True)
+    early = dos("journal", "cat", "--at", "cut:2", url, "log")
+    assert early.stdout_bytes == bytes([2]) * 0 + bytes([1]) * 40
+    done = dos("journal", "trim", "--before", "cut:35", "--apply", "--stopped", url)
+    assert done.exit_code == 0, done.stderr
+    assert f"deleted {len(plan['segments'])} segments" in done.stdout
+    again = json.loads(dos("journal", "trim", "--before", "cut:35", url, "--json").stdout)
+    assert again["segments"] == []
+    assert dos("journal", "files", "--at", "cut:35", url).exit_code == 0
+    gone = dos("journal", "cat", "--at", "cut:2", url, "log")
+    assert (gone.exit_code, "was trimmed" in gone.stderr) == (2, True)
+    assert dos("journal", "verify", url).exit_code == 0
+    for target, words in [("s3://b/p/ledger/files", "trim"), (f"{one_server.url}/nobody/files", "no chain")]:
+        refused = dos("journal", "trim", "--before", "-1h", target)
+        assert refused.exit_code in (2, 3), (target, refused.stderr, words)
+
+
+def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
+    from journal import LocalJournal
+
+    async def write() -> None:
+        async with Directory.open_local(
+            tmp_path / "live", LocalJournal(tmp_path / "a.journal", version=1)
+        ) as one:
+            await one.append("log", b"first")
+            await one.cut(1, 5)
+            await one.append("log", b"second")
+        old = Directory.open_local(tmp_path / "old", LocalJournal(tmp_path / "old.journal", version=0))
+        async with old:
+            with pytest.raises(LocalProtocolError, match="version 0 has no cuts"):
+                await old.cut(1)
+
+    trio.run(write)
+    for at in ("cut:1", "step:5"):
+        shown = dos("journal", "cat", "--at", at, tmp_path / "a.journal", "log")
+        assert (shown.exit_code, shown.stdout) == (0, "first")
+    missed = dos("journal", "cat", "--at", "cut:2", tmp_path / "a.journal", "log")
+    assert (missed.exit_code, "has not cut 2" in missed.stderr) == (2, True)
+
+
+def test_a_record_of_a_cut_is_shown_in_a_dump(tmp_path: Path) -> None:
+    from journal.core.record import encode_v1
+
+    (tmp_path / "j").write_bytes(encode_v1(Record(Op.CUT, ints=(7, 41))))
+    assert "CUT" in dos("journal", "dump", tmp_path / "j").stdout
