@@ -6,12 +6,14 @@ finished yet is not there: whoever appends to an object may be in the middle of 
     lines, json      each ends with a newline
     length-prefixed  u32, big-endian, the number of bytes that follow
     journal          the journal's own records, version 0 or 1 (`journal.core.record`)
-    arrow            one after another, whole IPC streams: known only when they are read
+    arrow            whole IPC streams, one after another; `arrow_messages` tells where each ends
 """
 
+from collections import deque
 from typing import Final, Protocol
 
 from journal.core.decoder import RecordDecoder
+from spark_integration.core.arrow_messages import ArrowMessages, MessageKind
 from spark_integration.errors import NotReadableError
 from spark_integration.limits import OBJECT_RECORD_BYTES_MAX
 
@@ -25,8 +27,19 @@ class Framer(Protocol):
         """Ends of the records that are whole by now, as offsets in the object. Raises NotReadableError."""
         ...
 
+    def rows(self, records: int) -> int:
+        """How many rows the next so many of these records have. Each is asked for once, in order."""
+        ...
 
-class LineFramer:
+
+class _RowEach:
+    """Of contents in which a record is a row."""
+
+    def rows(self, records: int) -> int:
+        return records
+
+
+class LineFramer(_RowEach):
     """See the table above."""
 
     def __init__(self, where: str, at: int) -> None:
@@ -44,7 +57,7 @@ class LineFramer:
         return ends
 
 
-class PrefixFramer:
+class PrefixFramer(_RowEach):
     """See the table above."""
 
     def __init__(self, where: str, at: int) -> None:
@@ -66,7 +79,7 @@ class PrefixFramer:
         return ends
 
 
-class JournalFramer:
+class JournalFramer(_RowEach):
     """See the table above."""
 
     def __init__(self, where: str, at: int) -> None:
@@ -74,6 +87,27 @@ class JournalFramer:
 
     def feed(self, data: bytes) -> list[int]:
         return [end for end, _ in self._decoder.feed(data)]
+
+
+class ArrowFramer:
+    """See the table above. A record is a whole stream; its rows are those of its batches."""
+
+    def __init__(self, where: str, at: int) -> None:
+        self._messages = ArrowMessages(where, at)
+        self._rows: deque[int] = deque([0])
+        """Of each record that was found and not asked for yet; the last is that of the one that goes on."""
+
+    def feed(self, data: bytes) -> list[int]:
+        ends = []
+        for message in self._messages.feed(data):
+            self._rows[-1] += message.rows
+            if message.kind is MessageKind.END:
+                ends.append(message.end)
+                self._rows.append(0)
+        return ends
+
+    def rows(self, records: int) -> int:
+        return sum(self._rows.popleft() for _ in range(records))
 
 
 def _check_size(where: str, at: int, size: int) -> None:

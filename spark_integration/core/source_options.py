@@ -133,10 +133,6 @@ def check_streaming(options: SourceOptions) -> None:
             "spark.readStream gives what is committed alone: what is only synced may be taken back, and a"
             " stream cannot take back what it gave; leave out the option 'read'"
         )
-    if options.content is Content.ARROW:
-        raise BadOptionError(
-            "content 'arrow' is for spark.read alone: where a record ends in it only reading all of it tells"
-        )
 
 
 def _check_together(options: SourceOptions) -> None:

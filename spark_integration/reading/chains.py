@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dos_client import Store
 from journal import ChainFollower, ChainState, LostBytesError, Position, Record, look_chain, look_chain_at
-from journal.core.chain import SegmentSpan
+from journal.core.chain import SegmentSpan, segments_seen
 from spark_integration.core.admission import Piece
 from spark_integration.core.source_offsets import BEGINNING, Point
 from spark_integration.errors import DataLossError
@@ -136,6 +136,19 @@ class ChainOrigin(ABC):
         while await tail.next() is not None:
             pass
         return tail.at
+
+    async def seen(self, split: str) -> Point:
+        shown = await self.shown(split)
+        if shown is None:
+            return BEGINNING
+        if shown is not ALL:
+            return Point(shown.epoch, shown.size)
+        view = await self.store.look(self.directory(split))
+        found = [
+            Point(seen.name.epoch, seen.name.base + seen.longest)
+            for seen in segments_seen(self.chain, view.answers)
+        ]
+        return max(found, default=BEGINNING)
 
     async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
         if end == start or end.size == 0:

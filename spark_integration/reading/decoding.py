@@ -16,6 +16,7 @@ from checkpoint.core.inputs import InputLine, InputPiece, decode_part
 from checkpoint.core.outputs import decode_output
 from journal import Op
 from journal.core.decoder import RecordDecoder
+from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, MessageKind
 from spark_integration.core.framing import PREFIX_BYTES, PrefixFramer
 from spark_integration.core.source_options import Content, SourceOptions
 from spark_integration.errors import NotReadableError
@@ -96,7 +97,7 @@ def arrow_batches(data: bytes, where: str) -> list[pa.RecordBatch]:
     try:
         with pa.ipc.open_stream(data) as reader:
             return list(reader)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise NotReadableError(f"{where} is no Arrow stream: {error}") from error
 
 
@@ -306,30 +307,39 @@ def signed(ints: Sequence[int]) -> list[int]:
 
 
 class ArrowDecoder(ObjectDecoder):
-    """Whole Arrow IPC streams, one after another; one that is not finished is passed over."""
+    """Whole batches of Arrow IPC streams, one stream after another; what is not finished is passed over.
+    Holds what is fed at once, one message, and the dictionaries of a stream.
+    """
+
+    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+        super().__init__(part, extra, wanted)
+        self._messages = ArrowMessages(self.where, part.begin)
+        self._bytes = bytearray()
+        self._head = b""
+        """The schema of the stream, and its dictionaries until now."""
+        self._waiting: list[tuple[MessageKind, bytes]] = []
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
-        self._rest += data
-        yield from ()
+        self._bytes += data
+        for message in self._messages.feed(data):
+            size = message.end - message.begin
+            piece, self.at = bytes(self._bytes[:size]), message.begin
+            del self._bytes[:size]
+            if message.kind in (MessageKind.SCHEMA, MessageKind.END):
+                yield from self._flushed()
+                self._head = piece if message.kind is MessageKind.SCHEMA else b""
+            else:
+                self._waiting.append((message.kind, piece))
+        yield from self._flushed()
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        source = pa.BufferReader(self._rest)
-        while source.tell() < len(self._rest):
-            at = source.tell()
-            try:
-                reader = pa.ipc.open_stream(source)
-            except pa.ArrowInvalid as error:
-                if at == 0:
-                    raise NotReadableError(f"{self.where} holds no Arrow stream: {error}") from error
-                return
-            while True:
-                try:
-                    batch = reader.read_next_batch()
-                except StopIteration:
-                    break
-                except (pa.ArrowInvalid, OSError):
-                    return  # the rest is not there yet
+    def _flushed(self) -> Iterator[pa.RecordBatch]:
+        """The batches of the messages that wait, which are of one stream."""
+        waiting, self._waiting = self._waiting, []
+        if any(kind is MessageKind.BATCH for kind, _ in waiting):
+            stream = b"".join([self._head, *(piece for _, piece in waiting), END_OF_STREAM])
+            for batch in arrow_batches(stream, f"{self.where}, up to byte {self.at}"):
                 yield self.told(batch)
+        self._head += b"".join(piece for kind, piece in waiting if kind is MessageKind.DICTIONARY)
 
 
 _OBJECTS: Final[dict[Content, type[ObjectDecoder]]] = {

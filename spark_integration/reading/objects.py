@@ -8,7 +8,7 @@ than what was read of it, or gone, data was lost.
 """
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from fnmatch import fnmatchcase
 
@@ -19,7 +19,8 @@ from dos_client.reading.committed import Committed
 from dos_client.reading.store_reads import patiently
 from dos_protocol.errors import NotFoundError
 from spark_integration.core.admission import Piece
-from spark_integration.core.framing import Framer, JournalFramer, LineFramer, PrefixFramer
+from spark_integration.core.arrow_messages import ArrowMessages
+from spark_integration.core.framing import ArrowFramer, Framer, JournalFramer, LineFramer, PrefixFramer
 from spark_integration.core.source_offsets import BEGINNING, Point
 from spark_integration.core.source_options import Content, Read, SourceOptions
 from spark_integration.core.wording import nearest
@@ -30,7 +31,8 @@ from spark_integration.reading.ranges import Range
 
 log = logging.getLogger("dos.spark_integration")
 EXTRA = pa.schema([("_object", pa.string()), ("_offset", pa.int64())])
-_FRAMERS: "dict[Content, type[LineFramer | PrefixFramer | JournalFramer]]" = {
+_FRAMERS: dict[Content, Callable[[str, int], Framer]] = {
+    Content.ARROW: ArrowFramer,
     Content.LINES: LineFramer,
     Content.JSON: LineFramer,
     Content.LENGTH_PREFIXED: PrefixFramer,
@@ -53,8 +55,9 @@ class ObjectOrigin:
         self.directory = options.directory
         self._tails: dict[str, ObjectScan] = {}
         rows, size = options.rows_max, options.bytes_max
+        one = self._content is Content.ARROW  # which has many rows
         self.together = (
-            1 << 62 if rows is None else max(1, rows // PIECES_PER_TRIGGER),
+            1 << 62 if rows is None else 1 if one else max(1, rows // PIECES_PER_TRIGGER),
             1 << 62 if size is None else size // PIECES_PER_TRIGGER,
         )
         """So many records, and bytes, are one piece at most, which a micro-batch takes whole."""
@@ -120,6 +123,9 @@ class ObjectOrigin:
             pass
         return tail.at
 
+    async def seen(self, split: str) -> Point:
+        return Point(0, await self._size_now(split))
+
     async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
         if start == end or not end.size:
             return []
@@ -154,6 +160,8 @@ class ObjectOrigin:
                 data += chunk
         if self._content is Content.JSON:
             data = data[: data.rfind(b"\n") + 1] or data
+        elif not ArrowMessages(f"{self.directory}/{split}", 0).feed(data):
+            return  # not even its schema is there
         if data:
             yield data
 
@@ -236,15 +244,15 @@ class ObjectScan(Scan):
                 return None
             self._read += len(chunk)
             self._ends = self._framer.feed(chunk)
-        rows, end = 1, self._ends[0]
+        records, end = 1, self._ends[0]
         for further in self._ends[1 : self._rows_max]:
             if further - self.at.size > self._bytes_max:
                 break
-            rows, end = rows + 1, further
-        del self._ends[:rows]
+            records, end = records + 1, further
+        del self._ends[:records]
         size = end - self.at.size
         self.at = Point(0, end)
-        return Piece(self.at, rows, size, end - self._begun)
+        return Piece(self.at, self._framer.rows(records), size, end - self._begun)
 
     async def aclose(self) -> None:
         self._ends = []

@@ -45,6 +45,10 @@ class Origin(Protocol):
         """The end of what may be read now, between two pieces."""
         ...
 
+    async def seen(self, split: str) -> Point:
+        """How far there is anything at all, for people: cheaper than `end`, and not between two pieces."""
+        ...
+
     async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
         """What lies between. Raises DataLossError if some of it is not there any more."""
         ...

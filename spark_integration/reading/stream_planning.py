@@ -61,6 +61,10 @@ class StreamPlanner:
         ends = self._target or {split: await self._origin.end(split) for split in splits}
         return {**start, **ends}
 
+    async def seen(self) -> Points:
+        """How far there is anything now, for people to see how far the stream is behind."""
+        return {split: await self._origin.seen(split) for split in await self._origin.splits()}
+
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
         """What lies between. Raises DataLossError."""
         await self._check()

@@ -60,6 +60,10 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             return ReadMaxBytes(self._options.bytes_max)
         return ReadAllAvailable()
 
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """What there is now, for the query's progress: with limits a micro-batch may end far below it."""
+        return self._offset(self._call(self._planned.seen))
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read what is there now and no more."""
         self._call(self._planned.fix_target)

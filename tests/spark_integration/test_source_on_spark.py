@@ -1,5 +1,6 @@
 """The source `dos` on a real Spark session, over a store of three in memory: what only Spark can show."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
-from tests.spark_integration.written import lines, write_batches, write_objects, write_steps
+from tests.spark_integration.written import arrow, lines, write_batches, write_objects, write_steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 WORDS = pa.schema([("word", pa.string()), ("count", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -107,6 +108,26 @@ def test_what_is_wrong_is_said_when_load_is_called(
 ) -> None:
     with pytest.raises(PySparkException, match=r"UnknownOptionError: .*did you mean 'columns'\?"):
         words(spark, servers).option("colums", "word").load(f"{servers.url}/words")
+
+
+def test_a_stream_of_arrow_objects_says_in_its_progress_how_far_there_is_more(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, tmp_path: Path
+) -> None:
+    streams = [arrow([{"word": f"w{number}", "count": number}], COUNTS) for number in range(4)]
+    write_objects(store, "arrows", {"a": b"".join(streams)})
+    asked = spark.readStream.format("dos").options(content="arrow", maxRowsPerTrigger="3")
+    sink = (
+        asked.load(f"{servers.url}/arrows").writeStream.format("parquet").option("path", str(tmp_path / "t"))
+    )
+    query = sink.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    table = pq.read_table(tmp_path / "t")
+    assert sorted(zip(*table.to_pydict().values(), strict=True)) == [(f"w{n}", n) for n in range(4)]
+    sources = [progress["sources"][0] for progress in query.recentProgress if progress["numInputRows"]]
+    assert [source["numInputRows"] for source in sources] == [3, 1]
+    ends = [json.loads(source["endOffset"])["splits"]["a"]["size"] for source in sources]
+    assert ends == [sum(map(len, streams[:3])), sum(map(len, streams))]
+    assert [json.loads(source["latestOffset"])["splits"]["a"]["size"] for source in sources] == [ends[1]] * 2
 
 
 def test_the_examples_of_the_page_run(

@@ -21,7 +21,7 @@ from checkpoint.manifest_log import cut_record
 from checkpoint.state_blocks import block_schema, encode_block, make_block
 from checkpoint.state_store import StateStore
 from dataflow.blocking import open_producer
-from dos_client.blocking import BlockingStore
+from dos_client.blocking import BlockingObjectWriter, BlockingStore
 from dos_client.writing.claim import Claim
 from journal import ORIGIN, ChainWriter, Op, Position, Record, take_over
 
@@ -211,7 +211,13 @@ def write_objects(
     """Objects of a directory, written by one claim, appended to if they are there."""
     with store.claim(directory, epoch, bytes([epoch]) * 16) as claim:
         for name, data in objects.items():
-            writer = claim.open_object(name)
+            there = max((has[name].synced for has in claim.answers.values() if name in has), default=0)
+            if there:
+                held = claim.read(name, 0, there)
+                opened = store.portal.call_sync(claim.claim.resume_object, name, 0, 0, held)
+                writer = BlockingObjectWriter(store.portal, opened)
+            else:
+                writer = claim.open_object(name)
             writer.wait_synced(writer.append(data))
 
 

@@ -1,0 +1,144 @@
+"""The messages of Arrow IPC streams that lie one after another: where each ends, before all of it is there.
+
+Rules of this file: boundaries, and what a message is. Its content is read by pyarrow, which can tell where a
+stream ends only by reading all of it.
+
+A message is (Arrow's "encapsulated message format", from 0.15 on, all little-endian)
+
+    u32  0xFFFFFFFF
+    i32  bytes of metadata, with its padding; 0: the stream ends here, and nothing follows of this message
+         metadata: a flatbuffer, table Message {version i16, header_type u8, header, bodyLength i64, ..}
+         body: bodyLength bytes
+
+and of a record batch the header is a table whose first field is how many rows it has (i64). In a flatbuffer a
+table begins with the distance back to its vtable: u16 size, u16 size of the table, then for each field where
+it lies in the table, 0 if it is left out.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from spark_integration.errors import NotReadableError
+from spark_integration.limits import OBJECT_RECORD_BYTES_MAX
+
+_PREFIX: Final = struct.Struct("<Ii")
+_MARK: Final = 0xFFFFFFFF
+END_OF_STREAM: Final = _PREFIX.pack(_MARK, 0)
+_HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
+_LENGTH: Final = 0
+_REMEDY: Final = "is the option 'content' what the object holds? An Arrow file (Feather) is no stream"
+
+
+class MessageKind(IntEnum):
+    """Numbers are those of `header_type`."""
+
+    END = 0
+    SCHEMA = 1
+    DICTIONARY = 2
+    BATCH = 3
+
+
+class Message(NamedTuple):
+    """Bytes `begin` to `end` of the object."""
+
+    kind: MessageKind
+    begin: int
+    end: int
+    rows: int = 0
+
+
+class ArrowMessages:
+    """Takes an object's bytes in order, from the beginning of a stream on. Holds no bodies."""
+
+    def __init__(self, where: str, at: int) -> None:
+        self._where = where
+        self._at = self._fed = at
+        self._held = b""
+        """From `_at` on, where the next message begins."""
+        self._awaited: Message | None = None
+        """Instead: the message whose body is not all there yet."""
+        self._within = False
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are whole by now. Raises NotReadableError."""
+        self._fed += len(data)
+        found: list[Message] = []
+        rest = self._held + data
+        if self._awaited is not None:
+            if self._awaited.end > self._fed:
+                return []
+            found.append(self._awaited)
+            rest = data[len(data) - (self._fed - self._awaited.end) :]
+            self._at, self._awaited = self._awaited.end, None
+        while (message := self._first(rest)) is not None:
+            if message.end > self._fed:
+                self._awaited, rest = message, b""
+                break
+            found.append(message)
+            rest = rest[message.end - self._at :]
+            self._at = message.end
+        self._held = rest
+        return found
+
+    def _first(self, data: bytes) -> Message | None:
+        """The message that begins here, if all of its metadata is there."""
+        if len(data) < _PREFIX.size:
+            return None
+        mark, size = _PREFIX.unpack_from(data)
+        if mark != _MARK or not 0 <= size <= OBJECT_RECORD_BYTES_MAX:
+            raise self._wrong("no Arrow stream, or one from before Arrow 0.15")
+        if not size:
+            self._within = False
+            return Message(MessageKind.END, self._at, self._at + _PREFIX.size)
+        if len(data) < _PREFIX.size + size:
+            return None
+        try:
+            kind, body, rows = _parsed(data[_PREFIX.size : _PREFIX.size + size])
+        except (struct.error, ValueError) as error:
+            raise self._wrong(f"a message of an Arrow stream that cannot be read: {error}") from error
+        if (kind is MessageKind.SCHEMA) == self._within:
+            raise self._wrong(
+                "a schema in the midst of an Arrow stream" if self._within else "no schema first"
+            )
+        self._within = True
+        return Message(kind, self._at, self._at + _PREFIX.size + size + body, rows)
+
+    def _wrong(self, what: str) -> NotReadableError:
+        return NotReadableError(f"{self._where} has at byte {self._at} {what}", remedy=_REMEDY)
+
+
+def _parsed(metadata: bytes) -> tuple[MessageKind, int, int]:
+    """(kind, bytes of the body, rows). Raises struct.error, ValueError."""
+    (root,) = _unpack("<I", metadata, 0)
+    kind = MessageKind(_number("<B", metadata, _field(metadata, root, _HEADER_TYPE)))
+    if kind is MessageKind.END:
+        raise ValueError("no header")
+    body = _number("<q", metadata, _field(metadata, root, _BODY_LENGTH))
+    rows = 0
+    header = _field(metadata, root, _HEADER)
+    if kind is MessageKind.BATCH and header is not None:
+        table = header + _number("<I", metadata, header)
+        rows = _number("<q", metadata, _field(metadata, table, _LENGTH))
+    if body < 0 or rows < 0:
+        raise ValueError(f"a body of {body} bytes, {rows} rows")
+    return kind, body, rows
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Where a field of a table lies; None if it is left out."""
+    vtable = table - _number("<i", data, table)
+    (size,) = _unpack("<H", data, vtable)
+    slot = 4 + 2 * number
+    offset = _unpack("<H", data, vtable + slot)[0] if slot + 2 <= size else 0
+    return table + offset if offset else None
+
+
+def _number(layout: str, data: bytes, at: int | None) -> int:
+    return 0 if at is None else int(_unpack(layout, data, at)[0])
+
+
+def _unpack(layout: str, data: bytes, at: int) -> tuple[int, ...]:
+    if at < 0:
+        raise ValueError(f"an offset of {at}")  # struct would count from the end
+    return struct.unpack_from(layout, data, at)
