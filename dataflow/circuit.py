@@ -21,6 +21,7 @@ from checkpoint.core.layout import Layout
 from dataflow.circuit_time import CircuitTime
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import KIND_RULES, Kind, NodePlan, StagePlan
+from dataflow.directory import OperatorDirectory
 from dataflow.errors import OperatorError, OperatorFailure
 from dataflow.exchange import Broadcaster, Partitioner
 from dataflow.graph import GraphPlan
@@ -98,6 +99,7 @@ class Circuit:
         self.stateful: dict[str, StateTable] = {}
         """Operator, or operator and table -> its state."""
         self._operators: dict[str, Operator] = {}
+        self._directories: dict[str, OperatorDirectory] = {}
         self._controls: dict[str, ControlOperator] = {}
         self._partitioners: dict[str, Partitioner | Broadcaster] = {}
         self._wire: dict[int, pa.Schema] = {}
@@ -198,6 +200,11 @@ class Circuit:
         rows, self._rows_out = self._rows_out, 0
         return rows
 
+    def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
+        """The files of an operator that keeps some, as of the cut. Before `restored`."""
+        self._directories[name] = directory
+        self._operators[name].take_directory(directory)
+
     def restored(self) -> None:
         """All of the state is in: operators may begin, those above first. Raises OperatorError."""
         for node in self.graph.plan.nodes:
@@ -275,8 +282,16 @@ class Circuit:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
                 except UserFault as fault:
                     raise _operator_error(node.name, "a cut", fault) from fault
+            if node.name in self._directories:
+                self._cut_directory(node.name, into.cut)
             if node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
+
+    def _cut_directory(self, name: str, cut: int) -> None:
+        try:
+            self._directories[name].cut(cut)
+        except UserFault as fault:
+            raise _operator_error(name, "a cut", fault) from fault
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
         schema = self.graph.schemas[node.name]

@@ -44,6 +44,12 @@ class OperatorFailure(DosError):  # noqa: N818 - the paper's word for what an op
     """
 
 
+class DirectoryError(DosError):
+    """An operator used its directory where or when it may not. Nothing was changed; the operator is to be
+    mended.
+    """
+
+
 class OperatorError(DosError):
     """A user function raised, or returned what its schema does not allow. The region stops and needs a
     person; if `wants_reset` (it raised OperatorFailure), the region resets.
@@ -186,6 +192,7 @@ class CircuitStoppedError(DosError):
 __all__ = [
     "CircuitStoppedError",
     "DeliveryError",
+    "DirectoryError",
     "GraphError",
     "InputChangedError",
     "InputEncodingError",

@@ -22,7 +22,7 @@ from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent
 from dataflow.errors import GraphError
 from dataflow.explaining import explain
 from dataflow.graph_checks import (
-    delivery_problems,
+    region_problems,
     shared_key_problems,
     shown_by_step_problems,
     sink_deliveries,
@@ -210,7 +210,7 @@ class Graph:
             raise GraphError(self.name, choice.problems)
         described = [node.spec for node in self._nodes]
         unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
-        unfit += delivery_problems(choice, {node.name: node.spec for node in self._nodes})
+        unfit += region_problems(choice, {node.name: node.spec for node in self._nodes})
         if unfit:
             raise GraphError(self.name, tuple(unfit))
         schemas = find_schemas(self.name, specs, described)

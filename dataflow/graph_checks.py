@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from checkpoint.core.outputs import Publish
+from checkpoint.directory_store import directory_name_bytes_max
 from dataflow.core.delivery import Delivery
 from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import Kind, NodeSpec, in_order
@@ -74,7 +75,29 @@ def shared_key_problems(
     return problems
 
 
-def delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
+def region_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
+    """What cannot be in the region it is in, or outside of any."""
+    return _delivery_problems(choice, specs) + _directory_problems(choice, specs)
+
+
+def _directory_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
+    """Files are cut and restored with a region, and recorded in a chain that has the operator's name."""
+    problems = []
+    for name in (name for name, spec in specs.items() if spec.keeps_files):
+        if name in choice.outside:
+            problems.append(
+                f"operator {name!r} keeps files and is outside of any consistent region: there are no cuts"
+                " with which they could be restored; annotate it as consistent(...)"
+            )
+        if len(name) > directory_name_bytes_max:
+            problems.append(
+                f"operator {name!r} keeps files, and its name has {len(name)} characters, more than"
+                f" {directory_name_bytes_max}: their chain has it in its name; rename it"
+            )
+    return problems
+
+
+def _delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
     """A region promises no more of its sinks than they can give."""
     problems = []
     for region in choice.regions:

@@ -85,6 +85,13 @@ snapshot_piece_rows: Final = 64 * 1024
 snapshot_memory_bytes_max: Final = 32 * MIB
 """A snapshot of a worker's state that waits to be sent lies in the scratch directory from this size on."""
 
+directory_bytes_ahead: Final = 16 * MIB
+"""Changes of an operator's files that were handed over and are not in their chain yet: the operator waits at
+more. One write has no more than that.
+"""
+directory_record_bytes: Final = 64
+"""What a change counts besides its data and its file's name."""
+
 control_rows_max: Final = 1_000_000
 """Keys of one control table, which every worker holds whole, as Python objects."""
 

@@ -31,6 +31,7 @@ from dataflow.errors import SchemaError
 from dataflow.graph import Graph, GraphPlan
 from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.base import SourceBatch, SourceSpec
+from dataflow.trial_directories import TrialDirectories
 from dataflow.trial_ends import Keeping, KeepingSpec, stand_in
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
@@ -54,6 +55,7 @@ class Trial:
         }
         """Sink -> (step, batch)."""
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
+        self._directories = TrialDirectories()
         self._circuits = self._open()
 
     def step(
@@ -82,6 +84,7 @@ class Trial:
                     self._step, name, SourceBatch(batch, (), batch.nbytes)
                 )
         taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
+        self._directories.ask_for_snapshots(due=snapshot)
         self._run(cut=cut, taken=taken, end=end)
         for circuit in self._circuits:
             for name, batches in self._kept.items():
@@ -123,6 +126,11 @@ class Trial:
         return self._step
 
     @property
+    def directories(self) -> list[tuple[str, int]]:
+        """(operator, worker) of each directory."""
+        return [(name, worker) for name in self._directories.operators() for worker in range(self._workers)]
+
+    @property
     def sinks(self) -> list[str]:
         """Their names."""
         return list(self._kept)
@@ -136,6 +144,17 @@ class Trial:
         """The same as dicts."""
         rows: list[dict[str, Any]] = self.table(sink).to_pylist()
         return rows
+
+    def files(self, operator: str, worker: int = 0) -> dict[str, bytes]:
+        """The files of an operator that keeps some, on one worker: name -> content."""
+        try:
+            return self._directories.files(operator, worker)
+        except KeyError:
+            kept = ", ".join(map(repr, self._directories.operators())) or "none"
+            raise SchemaError(
+                f"operator {operator!r} keeps no files on worker {worker}; of {self._workers} workers, keep"
+                f" files: {kept}"
+            ) from None
 
     def counters(self) -> list[dict[str, dict[str, int]]]:
         """Of each worker: operator -> counter -> value, since it was opened."""
@@ -156,9 +175,11 @@ class Trial:
             )
             for worker in range(self._workers)
         ]
-        for circuit, blocks in zip(circuits, self._blocks, strict=True):
+        self._directories.begin_life()
+        for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
             for operator, data in blocks:
                 circuit.restore(operator, decode_block(data), self._cuts)
+            self._directories.hand_to(circuit, self._plan, worker)
             circuit.restored()
         return circuits
 
@@ -184,6 +205,7 @@ class Trial:
         self._cuts += 1
         self._cut_operators = self._plan.operators
         self._cut_step = self._step
+        self._directories.commit()
         for blocks, made in zip(self._blocks, taken, strict=True):
             if made.snapshot is not None:
                 blocks[:] = made.snapshot
@@ -251,7 +273,8 @@ def assert_crash_safe(
     of its own, dealt to the workers in turn.
 
     Returns the trial without a crash, for further asserts. Raises AssertionError, which names the crash, the
-    sink, and rows that are missing or too many (in whatever order); GraphError; OperatorError.
+    sink, and rows that are missing or too many (in whatever order), or the operator and the files that are
+    others; GraphError; OperatorError.
     """
     rows = {name: [row for row in given if row is not CRASH] for name, given in inputs.items()}
     marked = {
@@ -295,6 +318,16 @@ def _crashing(
 
 def _compare(expected: Trial, found: Trial, crashes: set[tuple[str, int]]) -> None:
     where = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
+    for operator, worker in expected.directories:
+        without, with_crash = expected.files(operator, worker), found.files(operator, worker)
+        other = sorted(
+            name for name in without.keys() | with_crash.keys() if without.get(name) != with_crash.get(name)
+        )
+        if other:
+            raise AssertionError(
+                f"with a crash before {where}, worker {worker} of operator {operator!r} has other files than"
+                f" without: {', '.join(map(repr, other[:3]))}{' ...' if len(other) > 3 else ''}"
+            )
     for sink in expected.sinks:
         missing, extra = Counter(map(repr, expected.rows(sink))), Counter(map(repr, found.rows(sink)))
         missing, extra = missing - extra, extra - missing

@@ -163,7 +163,7 @@ class CircuitLoop:
             run.load(message)
             self._post(BlockLoaded(run.number))
         elif isinstance(message, StateComplete):
-            run.loaded()
+            run.loaded(message.directories)
             self._state = LoopState.STANDING
             self._post(StateLoaded(run.number))
         elif isinstance(message, Started):

@@ -29,13 +29,16 @@ from dataflow import limits
 from dataflow.core.laps import Laps
 from dataflow.feeding import Feed
 from dataflow.sources.fed import FedSource
+from dataflow.worker_directories import Directories
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_failures import first_error
 from dataflow.worker_journals import Journals, NoJournals, after_step
 from dataflow.worker_messages import (
     BlockLoaded,
     CutTaken,
+    DirectoryCut,
     DivisionsDurable,
+    FileChanged,
     Inbox,
     OutputMade,
     PausedAt,
@@ -89,6 +92,7 @@ class Life:
             durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
         )
         self._exchange.on_durable = self._outputs.heard
+        self._directories = Directories(self._plan, order.incarnation, spec.scratch_dir)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._failure: Exception | None = None
@@ -112,6 +116,8 @@ class Life:
             self._loaded.set()
         elif isinstance(message, OutputMade):
             self._outputs.take(message)
+        elif isinstance(message, FileChanged | DirectoryCut):
+            self._directories.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
         elif isinstance(message, StageEnded | Published | SourceWaits | PausedAt):
@@ -183,15 +189,19 @@ class Life:
         order, after = self._order, after_step(self._order)
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
             await stack.enter_async_context(aclosing(self._outputs))
+            await stack.enter_async_context(aclosing(self._directories))
             journals = await self._open_chains(claim, stack)
             laps.end("open", trio.current_time())
+            nursery.start_soon(self._directories.record_all)
             async with trio.open_nursery() as standing:
                 standing.start_soon(self._load, journals)
                 await self._exchange.dial_all(nursery, order.peers, step=after)
             laps.end("load", trio.current_time())
             await self._control.restored(
                 last_step=journals.last_step,
-                replayed_bytes=journals.replayed_bytes + self._outputs.replayed_bytes,
+                replayed_bytes=sum(
+                    one.replayed_bytes for one in (journals, self._outputs, self._directories)
+                ),
                 seconds=sum(laps.phases_s.values()),
                 phases_s=laps.phases_s,
             )
@@ -221,6 +231,10 @@ class Life:
             )
             if not spec.without_cuts:
                 rolling = Rolling(snapshot_bytes_min=spec.limits.snapshot_bytes_min)
+                # First: when the journals stand, what lies below any chain's floor is deleted.
+                await self._directories.open(
+                    claim, part, generation=generation, scratch=scratch, rolling=rolling
+                )
                 journals = await Journals.open(
                     claim, order, generation=generation, scratch=scratch, rolling=rolling
                 )
@@ -250,7 +264,7 @@ class Life:
         async for cut, operator, data in journals.blocks():
             await self._block_room.acquire()
             self._inbox.put(StateBlock(self.number, cut, operator, data))
-        self._inbox.put(StateComplete(self.number))
+        self._inbox.put(StateComplete(self.number, await self._directories.rebuild()))
         await self._loaded.wait()
 
     async def _serve(self, journals: Journals) -> None:
@@ -302,7 +316,13 @@ class Life:
                 nursery.start_soon(world().in_thread, writer.sync)
             positions = await journals.prepare(taken)
             outputs = await self._outputs.synced(taken.step)
-        positions = msgspec.structs.replace(positions, sinks={**positions.sinks, **outputs})
+            files = await self._directories.synced(taken.mark.cut)
+        positions = msgspec.structs.replace(
+            positions,
+            sinks={**positions.sinks, **outputs},
+            directories=files.positions,
+            floors={**positions.floors, **files.floors},
+        )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
         await self._control.prepared(
             cut=taken.mark.cut, step=taken.step, positions=positions, phases_s=phases

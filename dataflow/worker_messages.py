@@ -10,8 +10,9 @@ for one.
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from checkpoint.core.channel_frames import Frame
@@ -20,9 +21,11 @@ from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import SplitPosition, WorkerCut
 from checkpoint.core.messages import FailureKind
 from dataflow.core.schedule import CutMark
+from dataflow.directory_handover import Handover
 from dataflow.feed_buffer import FeedBuffer
 from dataflow.sinks.base import SinkWriter
 from dataflow.snapshot_spool import SnapshotSpool
+from journal import Record
 
 # --- to the circuit thread ----------------------------------------------------------------------------------
 
@@ -54,9 +57,10 @@ class StateBlock:
 
 @dataclass(frozen=True, slots=True)
 class StateComplete:
-    """All blocks are sent; answer with `StateLoaded`."""
+    """All blocks are sent; answer with `StateLoaded`. `directories`: operator -> its files."""
 
     incarnation: int
+    directories: Mapping[str, Handover] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,28 @@ class OutputMade:
 
 
 @dataclass(frozen=True, slots=True)
+class FileChanged:
+    """A change of an operator's files, which it makes once this is sent."""
+
+    incarnation: int
+    operator: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryCut:
+    """A cut lies behind the changes sent so far. sizes: of all files; copy: where they are, if a snapshot of
+    them is due.
+    """
+
+    incarnation: int
+    operator: str
+    cut: int
+    sizes: Mapping[str, int]
+    copy: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class CutTaken:
     """A step with a cut is through: make it durable, then vote."""
 
@@ -242,10 +268,13 @@ ToLinks: TypeAlias = (
     | SourceWaits
     | PausedAt
     | OutputMade
+    | FileChanged
+    | DirectoryCut
     | CutTaken
     | Published
     | CircuitFailed
 )
+Post: TypeAlias = Callable[[ToLinks], None]
 
 
 class Inbox:

@@ -5,7 +5,9 @@ messages. It is made for one incarnation and thrown away with it; an error leave
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import pyarrow as pa
 
@@ -18,12 +20,15 @@ from checkpoint.state_blocks import decode_block, encode_block
 from dataflow.circuit import Checkpoint, Circuit
 from dataflow.core.event_time import Mark, decode_mark
 from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule
+from dataflow.directory import OperatorDirectory
+from dataflow.directory_handover import Handover
 from dataflow.exchange import decode_batch
 from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.log import LogWriter
 from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.fed import FedReader
+from dataflow.worker_directories import PostedChanges
 from dataflow.worker_identity import Clock, Identity
 from dataflow.worker_messages import (
     CutCommitted,
@@ -33,18 +38,20 @@ from dataflow.worker_messages import (
     OutputMade,
     PausedAt,
     PauseRequested,
+    Post,
     Restoring,
     Shared,
     SourceWaits,
     StageEnded,
     Started,
     StateBlock,
-    ToLinks,
 )
 from dataflow.worker_reading import Reading
 from dataflow.worker_sending import Item, Sending
 
 logger = logging.getLogger("dos.dataflow")
+
+NO_DIRECTORIES: Final[Mapping[str, Handover]] = MappingProxyType({})
 
 
 class Incarnation:
@@ -58,7 +65,7 @@ class Incarnation:
         *,
         worker_limits: WorkerLimits,
         shared: Shared,
-        post: Callable[[ToLinks], None],
+        post: Post,
         clock: Clock | None = None,
     ) -> None:
         """Stand at the cut, without state. Raises InputChangedError, CorruptDataError and others."""
@@ -131,8 +138,11 @@ class Incarnation:
         where = f"the state of operator {block.operator!r} in cut {block.cut}"
         self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
 
-    def loaded(self) -> None:
-        """All stored blocks were taken. Raises OperatorError."""
+    def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
+        """All stored blocks were taken, and these are the files of operators. Raises OperatorError."""
+        for name, handover in directories.items():
+            log = PostedChanges(self.number, name, handover, self._post)
+            self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
         self._circuit.restored()
 
     def start(self, order: Started) -> None:

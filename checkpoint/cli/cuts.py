@@ -136,6 +136,12 @@ def show(
         if isinstance(entry, dict)
     ]
     print_table(("#worker", "sink", "stands at"), sinks)
+    files = [
+        (one["worker"], operator, f"{at['epoch']:x}:{at['size']}")
+        for one in found["workers"]
+        for operator, at in one["directories"].items()
+    ]
+    print_table(("#worker", "directory of", "#stands at (epoch:size)"), files)
     print_table(
         ("#from shard", "#to", "#worker", "operator"),
         [

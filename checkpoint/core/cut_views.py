@@ -148,6 +148,7 @@ def _worker(index: int, part: WorkerCut, phases: dict[str, float]) -> dict[str, 
         "worker": index,
         "state": _position(part.state),
         "steps": _position(part.steps),
+        "directories": {name: _position(at) for name, at in part.directories.items()},
         "sources": {
             source: {
                 split: {"position": at.position, "digest": f"{at.digest:016x}", "done": at.done}

@@ -18,7 +18,7 @@ restore.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -32,9 +32,12 @@ from journal.core.trimming import Floor
 
 CUT_VERSION: Final = 2
 PINS_VERSION: Final = 3
-_READABLE: Final = (1, 2, 3)
+DIRECTORIES_VERSION: Final = 4
+_READABLE: Final = (1, 2, 3, 4)
 """Version 1 says nothing of what is retained, nor of what a cut needs of its chains. Version 3 is version 2
 with pins: who does not know them must not go on from it, because it would release what they hold.
+Version 4 has the positions of operators' directories, and perhaps pins: who does not know them would lose
+the files.
 """
 _PIN: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.pin_name_chars_max - 1}}}", re.ASCII)
 
@@ -70,6 +73,17 @@ class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
     """Chain -> the lowest segment, (epoch, base), that a restore of this cut reads: it begins with a snapshot
     whose end is acknowledged, or is the chain's first. Of a chain that is not named all may be needed.
     """
+    directories: dict[str, Position] = {}
+    """Operator that keeps files -> the position of their chain."""
+
+    def positions(self) -> dict[str, Position]:
+        """All that is of this worker's incarnation, by name."""
+        files = {f"directory of {name!r}": at for name, at in self.directories.items()}
+        return {"state": self.state, "steps": self.steps, **files}
+
+    def epochs(self) -> set[int]:
+        """Of all its positions: those that voted them must be one incarnation (R12)."""
+        return {at.epoch for at in self.positions().values()}
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +116,12 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     version: int = CUT_VERSION
 
 
-def version_with(pins: dict[str, int]) -> int:
-    """The version of a cut with these pins: whoever reads version 2 alone may go on where there are none."""
+def version_with(pins: dict[str, int], workers: Mapping[int, WorkerCut]) -> int:
+    """The version of a cut with these pins and directories: whoever reads version 2 alone may go on where
+    there are none.
+    """
+    if any(part.directories for part in workers.values()):
+        return DIRECTORIES_VERSION
     return PINS_VERSION if pins else CUT_VERSION
 
 
@@ -200,6 +218,8 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = 
         )
     for worker, part in cut.workers.items():
         _check_worker(cut.cut, worker, part, cut.incarnation)
+    if cut.version < DIRECTORIES_VERSION <= version_with({}, cut.workers):
+        raise ManifestError(f"it has directories, which version {cut.version} does not know", cut=cut.cut)
     check_layout(cut.layout, workers, cut=cut.cut)
     _check_retained(cut, before)
     _check_pins(cut)
@@ -212,7 +232,7 @@ def _counted(workers: int) -> str:
 
 
 def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> None:
-    for chain, position in (("state", part.state), ("steps", part.steps)):
+    for chain, position in part.positions().items():
         if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
             raise ManifestError(f"worker {worker}: its {chain} position is {position}", cut=cut)
         if position.epoch > incarnation:

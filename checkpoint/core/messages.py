@@ -71,7 +71,7 @@ class Join(FromWorker, frozen=True, kw_only=True):
 
 
 class Restored(FromWorker, frozen=True, kw_only=True):
-    """The worker stands at the ordered cut: both chains opened in this incarnation, their starts
+    """The worker stands at the ordered cut: its chains opened in this incarnation, their starts
     acknowledged.
     """
 

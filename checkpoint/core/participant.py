@@ -304,7 +304,7 @@ class Participant:
         self._move(event)
 
     def _check_vote(self, vote: Prepared) -> None:
-        epochs = {vote.positions.state.epoch, vote.positions.steps.epoch}
+        epochs = vote.positions.epochs()
         if epochs != {self.incarnation}:
             raise StaleIncarnationError(
                 f"a vote with positions of epochs {epochs} in incarnation {self.incarnation}"

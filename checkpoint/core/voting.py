@@ -29,7 +29,7 @@ class PendingCut:
 
     def vote(self, vote: Prepared) -> Refusal | None:
         """Count a vote, or say why not; each worker votes once."""
-        epochs = (vote.incarnation, vote.epoch, vote.positions.state.epoch, vote.positions.steps.epoch)
+        epochs = (vote.incarnation, vote.epoch, *sorted(vote.positions.epochs()))
         if set(epochs) != {self.incarnation}:  # R12: the epoch voted must be the incarnation
             return Refusal(
                 "STALE_INCARNATION",
@@ -68,20 +68,21 @@ class PendingCut:
         """
         assert not self.missing()
         assert not self.disagreement()
+        workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
         return Cut(
             cut=self.number,
             step=self.votes[0].step,
             incarnation=self.incarnation,
             final=self.final,
             wall_time_ms=0,
-            workers={worker: self.votes[worker].positions for worker in range(self.workers)},
+            workers=workers,
             layout=layout,
             fingerprint=fingerprint,
             operators=operators,
             parent=parent.cut if parent else 0,
             retained=retained,
             pins=pins or {},
-            version=version_with(pins or {}),
+            version=version_with(pins or {}, workers),
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
         )
 

@@ -18,7 +18,8 @@ from checkpoint.core.fingerprint import declared_state
 from checkpoint.state_blocks import block_schema
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
-from dataflow.errors import SchemaError
+from dataflow.directory import OperatorDirectory
+from dataflow.errors import DirectoryError, SchemaError
 from dataflow.migration import StateHistory, columns_text
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
 from dataflow.operators.emitting import Emitter, sides_of
@@ -95,12 +96,17 @@ class ApplySpec(OperatorSpec):
         del inputs
         return sides_of(self.operator.sides)
 
+    @property
+    def keeps_files(self) -> bool:
+        return bool(self.operator.keeps_files)
+
     def detail(self) -> str:
         history = self.history()
-        if history is None:
-            return ""
-        version = self.as_of or history.version
-        return declared_state(version, columns_text(history.columns_of(version)))
+        said = ["keeps files"] if self.keeps_files else []
+        if history is not None:
+            version = self.as_of or history.version
+            said.append(declared_state(version, columns_text(history.columns_of(version))))
+        return " ".join(said)
 
     def earlier(self) -> "Sequence[ApplySpec]":
         history = self.history()
@@ -164,9 +170,11 @@ class ApplyOperator(Operator):
         self._inputs = inputs_of(spec.operator)
         columns = dict(zip(self._inputs, context.inputs, strict=True))
         self._place = Place(
-            context.operator, context.worker, context.workers, context.inputs[0], inputs=columns
+            context.operator, context.worker, context.workers, context.inputs[0], columns, self._ask
         )
         self._is_open = False
+        self._keeps_files = spec.keeps_files
+        self._directory: OperatorDirectory | None = None
         self._time = MarksTogether(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
         self._state = None if history is None else OwnState(history, self._checkpoint)
@@ -250,6 +258,21 @@ class ApplyOperator(Operator):
         if self._is_open:
             self._is_open = False
             self._own.close()
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    def take_directory(self, directory: OperatorDirectory) -> None:
+        self._directory = directory
+
+    def _ask(self) -> OperatorDirectory:
+        if not self._keeps_files:
+            raise DirectoryError(
+                f"{type(self._own).__name__} keeps no files", remedy="write keeps_files = True in its class"
+            )
+        if self._directory is None:
+            raise DirectoryError("directory() works from open() to close()")
+        return self._directory
 
     def _checkpoint(self, schema: pa.Schema) -> pa.RecordBatch:
         with self._user("checkpoint", emits=False):
@@ -265,6 +288,8 @@ class ApplyOperator(Operator):
     def _user(self, method: str, *, emits: bool = True) -> Iterator[None]:
         """Tells what is wrong in a method of the user's as its fault."""
         self._emits = emits
+        if self._directory is not None:
+            self._directory.method = method
         try:
             yield
             self._emitter.settle()
@@ -274,6 +299,8 @@ class ApplyOperator(Operator):
             raise UserFault(f"{method}: {say(error)}") from error
         finally:
             self._emits = False
+            if self._directory is not None:
+                self._directory.method = ""
 
 
 def _batches(made: Made, schema: pa.Schema) -> list[pa.RecordBatch]:

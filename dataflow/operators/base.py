@@ -17,7 +17,7 @@ An operator may have side outputs (`OperatorSpec.sides`): what it puts there is 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
@@ -27,6 +27,9 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import Kind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
+
+if TYPE_CHECKING:  # it tells faults by this file's `UserFault`
+    from dataflow.directory import OperatorDirectory
 
 WEIGHT_COLUMN: Final = "_weight"
 assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
@@ -122,6 +125,10 @@ class Operator:
         """What is promised of the output, when `mark` is promised of the inputs."""
         return mark
 
+    def take_directory(self, directory: "OperatorDirectory") -> None:
+        """Its files, as of the cut; before `restored`. Only an operator that keeps files gets some."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no files: {directory.path}")
+
     def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
         """What has come on a side output since the last call."""
         del port
@@ -198,6 +205,11 @@ class OperatorSpec(ABC):
     @abstractmethod
     def open(self, context: OperatorContext) -> Operator:
         """A running instance, without state."""
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether it has a directory (`dataflow.directory`), which is cut and restored with its worker."""
+        return False
 
     def detail(self) -> str:
         """What beside kind, inputs and schema changes the meaning of its state; part of the fingerprint."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import pyarrow as pa
 
+from dataflow.directory import OperatorDirectory
 from dataflow.errors import OperatorFailure
 from dataflow.migration import Migration
 
@@ -37,6 +38,17 @@ class Place:
     columns: pa.Schema
     inputs: Mapping[str, pa.Schema] = field(default_factory=dict)
     """Of an operator with several inputs: the columns of each, by name. `columns` are those of the first."""
+    _ask: Callable[[], OperatorDirectory] | None = field(default=None, repr=False, compare=False)
+
+    def directory(self) -> OperatorDirectory:
+        """The files of this copy of the operator, as they were at the cut; see `UserOperator.keeps_files`.
+
+        The same each time it is asked for. Raises DirectoryError for an operator that keeps none, and before
+        `open`; OperatorFailure elsewhere than on a worker.
+        """
+        if self._ask is None:
+            raise OperatorFailure(f"operator {self.operator!r}: directory() works on a worker only")
+        return self._ask()
 
 
 class UserOperator:
@@ -85,6 +97,11 @@ class UserOperator:
     """
     sides: ClassVar[Mapping[str, Columns]] = NO_SIDES
     """Its side outputs: name -> columns. `emit` puts rows there; `stream.side(name, port)` takes them."""
+    keeps_files: ClassVar[bool] = False
+    """Whether it keeps files: `open` may ask its argument for `directory()` then, a journaled directory of
+    each copy's own. What is written there in `open`, `reset`, `process`, `on_punctuation` and `drain` is part
+    of the next cut; after a failure the files are those of the last one, on whatever machine.
+    """
     deterministic: ClassVar[bool] = True
     """Whether it gives the same rows whenever it gets the same rows in the same order, however they are cut
     into batches and wherever cuts are. If not (it asks a clock, a service, chance), state and output stay

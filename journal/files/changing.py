@@ -5,7 +5,7 @@ of a change, hands it to the journal, and only then has the change made; so what
 told with nothing recorded. Not for several threads at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dos_protocol.errors import ClosedError, LocalProtocolError
@@ -51,7 +51,7 @@ class ChangingFiles:
             return
         yield Truncate(new, 0)
         for offset in range(0, size, file_copy_bytes_max):
-            yield Write(new, offset, self._read(old, offset, size))
+            yield Write(new, offset, _read(self.path, old, offset, size))
         yield Remove(old)
 
     def recorded(self, op: FileOp) -> Record:
@@ -90,23 +90,40 @@ class ChangingFiles:
         self._files.apply(op)
         self.live_bytes += self._sizes.get(op.path, 0) - before
 
+    @property
+    def broken(self) -> LocalFilesError | None:
+        """Why the files are behind their journal, if they are."""
+        return self._broken
+
+    def sizes(self) -> dict[str, int]:
+        """The files that there are, with their lengths."""
+        return dict(self._sizes)
+
     def snapshot(self) -> Iterator[Record]:
         """All files, from nothing."""
-        for name in sorted(self._sizes):
-            size = self._sizes[name]
-            yield record_of(Truncate(name, size))
-            for offset in range(0, size, file_copy_bytes_max):
-                yield record_of(Write(name, offset, self._read(name, offset, size)))
+        return snapshot_of(self.path, self._sizes)
 
     def _size(self, name: str) -> int:
         if name not in self._sizes:
             raise FileNotFoundError(f"{name} is not in {self.path}")
         return self._sizes[name]
 
-    def _read(self, name: str, offset: int, size: int) -> bytes:
-        with (self.path / name).open("rb", buffering=0) as file:
-            file.seek(offset)
-            data = file.read(min(file_copy_bytes_max, size - offset))
-        if len(data) != min(file_copy_bytes_max, size - offset):
-            raise LocalFilesError(f"{name} has fewer than the {size} bytes that its journal gave it")
-        return data
+
+def snapshot_of(root: Path, sizes: Mapping[str, int]) -> Iterator[Record]:
+    """The records that make these files below `root` from nothing. Raises LocalFilesError for one that has
+    fewer bytes than that, OSError.
+    """
+    for name in sorted(sizes):
+        size = sizes[name]
+        yield record_of(Truncate(name, size))
+        for offset in range(0, size, file_copy_bytes_max):
+            yield record_of(Write(name, offset, _read(root, name, offset, size)))
+
+
+def _read(root: Path, name: str, offset: int, size: int) -> bytes:
+    with (root / name).open("rb", buffering=0) as file:
+        file.seek(offset)
+        data = file.read(min(file_copy_bytes_max, size - offset))
+    if len(data) != min(file_copy_bytes_max, size - offset):
+        raise LocalFilesError(f"{name} has fewer than the {size} bytes that its journal gave it")
+    return data

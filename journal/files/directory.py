@@ -24,10 +24,11 @@ from journal.core.position import Position
 from journal.core.record import Record
 from journal.files.changing import ChangingFiles
 from journal.files.local_journal import LocalJournal
+from journal.files.marks import Marks
 from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.trimming import Trim, trim
-from journal.limits import file_marks_every_s, files_segment_bytes_max, recovery_bytes_max
+from journal.limits import files_segment_bytes_max, recovery_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
 from journal.reading import read_batches
@@ -101,11 +102,10 @@ class Directory:
         self.writer = writer
         self._files = ChangingFiles(path)
         self._lock = trio.Lock()
-        self._clock_ms = clock_ms
+        self._marks = Marks(clock_ms)
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
-        self._marked_ms: int | None = None
         self._cut = (0, 0)
         """The last cut's number and step, as far as known."""
 
@@ -247,19 +247,11 @@ class Directory:
         record = self._files.recorded(op)
         await self.writer.wait_room()
         await self._roll_if_due()
-        self._mark_if_due()
+        if self.writer.marks and (mark := self._marks.due()) is not None:
+            self.writer.append(mark)
         position = self.writer.append(record)
         self._files.apply(op)
         return position
-
-    def _mark_if_due(self) -> None:
-        """A mark goes before the first change after it is due: a change lies at most so long after a mark."""
-        now = self._clock_ms()
-        if not self.writer.marks:
-            return
-        if self._marked_ms is None or not 0 <= now - self._marked_ms < file_marks_every_s * 1000:
-            self.writer.append(Record(Op.MARK, ints=(now,)))
-            self._marked_ms = now
 
     async def _roll_if_due(self) -> None:
         if not self.writer.rolls:
@@ -276,6 +268,5 @@ class Directory:
 
     def _snapshot(self) -> Iterator[Record]:
         """All files, from nothing."""
-        self._marked_ms = self._clock_ms()
-        yield Record(Op.MARK, ints=(self._marked_ms,))
+        yield self._marks.now()
         yield from self._files.snapshot()

@@ -20,6 +20,7 @@ from checkpoint.core.manifest import (
     check_cut,
     decode_cut,
     encode_cut,
+    version_with,
 )
 from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.errors import FingerprintMismatchError, ManifestError
@@ -64,11 +65,13 @@ def cuts(draw):
             size=draw(st.integers(0, 2**63)),
             sources=draw(st.dictionaries(names, splits, max_size=2)),
             sinks=draw(sinks),
+            directories=draw(st.dictionaries(names, st.builds(Position, st.just(3), u64, u64), max_size=2)),
         )
         for index in range(workers)
     }
     return a_cut(
         workers=parts,
+        version=version_with({}, parts),
         layout=even_layout(workers),
         final=draw(st.booleans()),
         step=draw(st.integers(0, 2**63)),
@@ -113,7 +116,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"the record says \[6, 40, 3\], its text \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), "the record says"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 do not go with its text"),
-        (edited(version=4), "version 4 of cuts"),
+        (edited(version=5), "version 5 of cuts"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
@@ -142,6 +145,8 @@ def at(**fields):
         (a_cut(workers=at(steps=Position(0, 5, 0))), "worker 1: its steps position"),
         (a_cut(workers=at(state=Position(3, 5, 2**64))), "worker 1: its state position"),
         (a_cut(workers=at(state=Position(4, 5, 0))), "of epoch 4, after incarnation 3"),
+        (a_cut(workers=at(directories={"a": Position(4, 5, 0)})), "directory of 'a' position is of epoch 4"),
+        (a_cut(workers=at(directories={"a": Position(3, -5, 0)})), "worker 1: its directory of 'a' position"),
         (a_cut(workers=at(sources={"in": {"a": SplitPosition(-3)}})), "split 'a' of 'in' is at -3"),
         (a_cut(step=-1), "step -1"),
         (a_cut(cut=0), "begin at 1"),
@@ -320,6 +325,33 @@ def test_a_cut_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
     assert (cut.version, cut.retained, cut.workers[0].floors) == (1, (), {})
     assert encode_cut(cut).ints == (5, 40, 3)
     assert floors_of(keep((), cut), 0) == {}, "all of its chains may be needed"
+
+
+GOLDEN_LATER = (
+    b'{"cut":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
+    b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{},%s}},'
+    b'"layout":{"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"shard_bits":16,'
+    b'"splits":{}},"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"retained":[4,5],'
+    b'"rolled_back_to":0,"phases_s":{},"driver":"","version":%d}'
+)
+"""Of versions 2 and 4: what is said of the worker last, the version."""
+
+
+def test_a_cut_of_version_2_is_read_and_knows_no_directories() -> None:
+    cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (b'"floors":{"state":[2,60]}', 2))
+    check_cut(cut, workers=1)
+    assert (cut.version, cut.workers[0].directories) == (2, {})
+    assert floors_of(keep((), cut), 0) == {"state": (2, 60)}
+
+
+def test_a_cut_of_version_4_has_the_positions_of_directories() -> None:
+    part = b'"floors":{"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}'
+    cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (part, 4))
+    check_cut(cut, workers=1)
+    assert cut.workers[0].directories == {"own": Position(3, 70, 9)}
+    assert (version_with({}, cut.workers), version_with({}, {0: worker_cut()})) == (4, 2)
+    with pytest.raises(ManifestError, match="it has directories, which version 2 does not know"):
+        check_cut(msgspec.structs.replace(cut, version=2), workers=1)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@ coordinator replaced by plain lists, and every interleaving chosen by the test.
 
 What it keeps of the real thing: frames of one sender arrive in order on one link; a cut counts once every
 worker has handed it over; a reset takes all workers back to the last cut that counted, with the state blocks
-up to it and the divisions that all have.
+up to it, the files of operators as of it, and the divisions that all have.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from checkpoint.core.channel_frames import Frame
@@ -16,6 +17,7 @@ from checkpoint.core.divisions import Division
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.outputs import OutputLine, Verdict
+from dataflow.directory_handover import Handover
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.worker_identity import Identity
@@ -23,7 +25,9 @@ from dataflow.worker_messages import (
     CutCommitted,
     CutRequested,
     CutTaken,
+    DirectoryCut,
     DivisionsDurable,
+    FileChanged,
     OutputMade,
     Restoring,
     Shared,
@@ -34,7 +38,9 @@ from dataflow.worker_messages import (
     ToLinks,
 )
 from dataflow.worker_run import Incarnation
-from journal import Position
+from journal import Position, Record
+from journal.files.changing import snapshot_of
+from journal.files.rebuilding import Rebuilding
 
 Choose = Callable[[int], int]
 """choose(n) is a number below n: where the interleaving comes from."""
@@ -65,6 +71,11 @@ class WorkerSide:
     line: OutputLine | None = None
     unshown: deque[OutputMade] = field(default_factory=deque)
     """Made, and the division of its step is not durable everywhere yet."""
+    files: dict[str, list[Record]] = field(default_factory=dict)
+    """Operator -> the changes of its files."""
+    files_at: dict[str, dict[int, list[Record]]] = field(default_factory=dict)
+    """Operator -> cut -> the changes, or a snapshot, that make its files."""
+    paths: dict[str, Path] = field(default_factory=dict)
     run: Incarnation | None = None
     inbound: dict[int, deque[Frame]] = field(default_factory=dict)
 
@@ -73,8 +84,16 @@ class OneThreadRegion:
     """See the top of this file."""
 
     def __init__(
-        self, graph: Graph, workers: int, choose: Choose, limits: WorkerLimits | None = None
+        self,
+        graph: Graph,
+        workers: int,
+        choose: Choose,
+        limits: WorkerLimits | None = None,
+        *,
+        folder: Path | None = None,
     ) -> None:
+        """folder: where the files of operators are."""
+        self.folder = folder
         self.plan = graph.plan()
         self.workers = workers
         self.choose = choose
@@ -121,7 +140,7 @@ class OneThreadRegion:
             side.blocks = [block for block in side.blocks if block[0] <= cut]
             for number, operator, data in side.blocks:
                 side.run.load(StateBlock(self.incarnation, number, operator, data))
-            side.run.loaded()
+            side.run.loaded(self._directories(index, cut))
         until = min(self._last_recorded(side, step) for side in self.sides)
         for side in self.sides:
             assert side.run is not None
@@ -129,6 +148,23 @@ class OneThreadRegion:
             self.steps_replayed += len(divisions)
             side.run.start(Started(self.incarnation, divisions))
         self._tell_durable()
+
+    def _directories(self, index: int, cut: int) -> dict[str, Handover]:
+        """The files as of the cut, in a place of this incarnation's own."""
+        side = self.sides[index]
+        found = {}
+        for name, spec in self.plan.specs.items():
+            if spec.keeps_files:
+                assert self.folder is not None, "operators of this graph keep files"
+                side.files[name] = list(side.files_at.get(name, {}).get(cut, []))
+                path = self.folder / f"{self.incarnation}" / f"{index}" / name
+                with Rebuilding(path) as rebuilding:
+                    rebuilding.replay.take(enumerate(side.files[name], 1))
+                    rebuilding.put()
+                side.paths[name] = path
+                found[name] = Handover(path, 1 << 30)
+                found[name].snapshot_due = not self.choose(2)
+        return found
 
     def _any_limits(self) -> WorkerLimits:
         """What a step takes is a matter of time, and so of chance: a step divided anew is another one."""
@@ -158,10 +194,20 @@ class OneThreadRegion:
             elif isinstance(message, OutputMade):
                 self.sides[index].unshown.append(message)
                 self._show(self.sides[index])
+            elif isinstance(message, FileChanged):
+                self.sides[index].files[message.operator].append(message.record)
+            elif isinstance(message, DirectoryCut):
+                self._directory_cut(self.sides[index], message)
             elif isinstance(message, CutTaken):
                 self._cut_taken(index, message)
 
         return post
+
+    def _directory_cut(self, side: WorkerSide, message: DirectoryCut) -> None:
+        name, copy = message.operator, message.copy
+        if copy is not None:
+            side.files[name] = list(snapshot_of(copy, message.sizes))
+        side.files_at.setdefault(name, {})[message.cut] = list(side.files[name])
 
     def _sync(self, side: WorkerSide) -> bool:
         """The oldest division that is recorded becomes durable."""

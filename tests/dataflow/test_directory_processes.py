@@ -1,0 +1,73 @@
+"""Directories of operators on real servers and real worker processes, killed in the middle of a change."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from checkpoint.core.region import ResetReport, worker_directory
+from checkpoint.manifest_reading import read_manifest
+from dataflow.limits import WorkerLimits
+from dos_cli.main import app
+from dos_client import open_store
+from journal import restore
+from tests.dataflow.filing import Diary, diary_of, together
+from tests.dataflow.test_directory import numbered
+from tests.dataflow.test_region_in_one_thread import write_files
+from tests.dataflow.test_region_processes import finished, kill, running
+from tests.journal.test_files import files
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
+
+
+# EVIDENCE-OF: P-7
+def test_files_survive_workers_that_are_killed_in_a_change_and_lose_their_disks(
+    shared_store: str, tmp_path: Path
+) -> None:
+    rng = random.Random(7)
+    rows = [(rng.choice(["ape", "bee", "cow"]), n) for n in range(6_000)]
+    rows[1_000] = ("die", 1_000)
+    texts = ["".join(f"{word} {n}\n" for word, n in rows if (word < "c") is one) for one in (True, False)]
+    paths = write_files(tmp_path, texts)
+    died, hurry = tmp_path / "died", tmp_path / "hurry"
+    graph = numbered(paths, tmp_path / "out", Diary(str(died), str(hurry)))
+    small = WorkerLimits(step_bytes_max=1024, batch_bytes_max=1024, snapshot_bytes_min=32 * 1024)
+    with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        assert died.exists(), "it killed itself between two changes"
+        kill(control, 0, wipe=True)
+        watch.wait(lambda event: isinstance(event, ResetReport), 2)
+        hurry.touch()
+        assert finished(control), control.status()
+        assert control.status().incarnation == 3
+    places = [tmp_path / "scratch" / f"w{worker:04d}" / "directories" for worker in range(2)]
+    here = [files(place / "3" / "own") for place in places]
+    assert together(here) == diary_of(rows)
+    assert [[path.name for path in place.iterdir()] for place in places] == [["3"], ["3"]]
+    assert trio.run(of_the_last_cut, shared_store, tmp_path) == here
+    shown = CliRunner().invoke(app, ["cuts", "show", shared_store, tmp_path.name, "--json"])
+    assert shown.exit_code == 0, shown.output
+    at = json.loads(shown.stdout)["workers"][0]["directories"]["own"]["size"]
+    chain = f"{shared_store}/{worker_directory(tmp_path.name, 0)}/files-own"
+    listed = CliRunner().invoke(app, ["journal", "files", chain, "--at", str(at), "--json"])
+    assert listed.exit_code == 0, listed.output
+    assert {one["path"]: one["bytes"] for one in json.loads(listed.stdout)["files"]} == {
+        name: len(data) for name, data in here[0].items()
+    }
+
+
+async def of_the_last_cut(url: str, folder: Path) -> list[dict[str, bytes]]:
+    """The files of each worker, made of the store alone."""
+    region, found = folder.name, []
+    async with open_store(url) as store:
+        cut = (await read_manifest(store, region)).last
+        assert cut is not None
+        for worker, part in cut.workers.items():
+            into = folder / f"of-the-store-{worker}"
+            directory = worker_directory(region, worker)
+            await restore(into, store, directory, "files-own", at=part.directories["own"])
+            found.append(files(into))
+    return found

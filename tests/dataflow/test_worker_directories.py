@@ -1,0 +1,254 @@
+"""Directories of operators over chains: what a vote says is durable, and what a restore finds by it."""
+
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
+
+from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.retention import Rolling
+from checkpoint.directory_store import DirectoryStore, FilesAt
+from checkpoint.errors import ManifestError
+from dataflow import limits
+from dataflow.directory import OperatorDirectory
+from dataflow.worker_directories import Directories, PostedChanges, Taken
+from dataflow.worker_failures import first_error
+from dos_protocol.errors import ClosedError
+from journal import LostBytesError, Position, StopNotFoundError, restore
+from journal.core.trimming import below
+from tests.dataflow.test_directory import filing
+from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore
+from tests.journal.test_files import CHANGE, changed, files
+
+CHAIN = "files-own"
+PLAN = filing().plan()
+SMALL = Rolling(snapshot_bytes_min=400)
+
+
+class Worker:
+    """One incarnation of a worker: its directory, and what it would vote."""
+
+    def __init__(self, claim: MemoryClaim, directories: Directories, files: OperatorDirectory) -> None:
+        self.claim = claim
+        self.directories = directories
+        self.files = files
+
+    async def vote(self, cut: int) -> Taken:
+        self.files.cut(cut)
+        return await self.directories.synced(cut)
+
+
+@asynccontextmanager
+async def standing(
+    store: MemoryStore,
+    incarnation: int,
+    scratch: Path,
+    at: Taken | None = None,
+    rolling: Rolling | None = None,
+) -> AsyncIterator[Worker]:
+    directories = Directories(PLAN, incarnation, str(scratch))
+    claim = store.claim(incarnation)
+    part = None if at is None else part_of(at)
+    try:
+        async with trio.open_nursery() as nursery:
+            await directories.open(claim, part, generation=1, scratch=None, rolling=rolling or Rolling())
+            nursery.start_soon(directories.record_all)
+            handover = (await directories.rebuild())["own"]
+            own = OperatorDirectory(
+                handover.path, PostedChanges(incarnation, "own", handover, directories.take)
+            )
+            own.method = "process"
+            if at is not None:
+                claim.collect(below(at.floors))
+            yield Worker(claim, directories, own)
+            nursery.cancel_scope.cancel()
+    finally:
+        await directories.aclose()
+
+
+def part_of(at: Taken) -> WorkerCut:
+    any_position = Position(1, 0, 0)
+    return WorkerCut(state=any_position, steps=any_position, directories=at.positions)
+
+
+@pytest.mark.trio
+async def test_a_vote_waits_until_its_changes_are_on_a_quorum(tmp_path: Path) -> None:
+    async with standing(MemoryStore(), 1, tmp_path) as worker, trio.open_nursery() as nursery:
+        worker.claim.held = True
+        worker.files.append("log", b"before the cut")
+        voted: list[Taken] = []
+
+        async def vote() -> None:
+            voted.append(await worker.vote(1))
+
+        nursery.start_soon(vote)
+        await wait_all_tasks_blocked()
+        worker.claim.deliver(1)
+        await wait_all_tasks_blocked()
+        assert not voted, "one of three has it"
+        worker.claim.deliver(2)
+        await wait_all_tasks_blocked()
+        assert voted
+
+
+@pytest.mark.trio
+async def test_a_vote_that_does_not_wait_loses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test before finds it; so does the first restore on another machine."""
+
+    async def at_once(_: DirectoryStore, at: FilesAt) -> FilesAt:
+        return at
+
+    monkeypatch.setattr(DirectoryStore, "synced", at_once)
+    store = MemoryStore()
+    async with standing(store, 1, tmp_path / "here") as worker:
+        worker.claim.held = True
+        worker.files.append("log", b"before the cut")
+        taken = await worker.vote(1)
+    with pytest.raises(ExceptionGroup) as told:
+        async with standing(store, 2, tmp_path / "there", taken):
+            pass
+    assert isinstance(first_error(told.value), LostBytesError | StopNotFoundError)
+
+
+@pytest.mark.trio
+async def test_a_cut_holds_what_was_written_before_it_whatever_the_circuit_has_done_since(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    async with standing(store, 1, tmp_path / "here") as worker:
+        worker.files.append("log", b"one ")
+        worker.files.cut(1)
+        worker.files.append("log", b"two ")
+        worker.files.write_at("log", 0, b"ONE")
+        taken = await worker.directories.synced(1)
+        assert taken.positions["own"].epoch == 1
+    here = tmp_path / "here" / "directories" / "1" / "own"
+    assert files(here) == {"log": b"ONE two "}
+    for scratch in ("here", "there"):  # a disk that has more, and one that has nothing
+        incarnation = 2 if scratch == "here" else 3
+        async with standing(store, incarnation, tmp_path / scratch, taken) as worker:
+            assert files(worker.files.path) == {"log": b"one "}
+            worker.files.append("log", b"again")
+    assert not here.exists(), "what another incarnation left is gone"
+    await restore(tmp_path / "as-of-the-cut", store, DIRECTORY, CHAIN, at=taken.positions["own"])
+    assert files(tmp_path / "as-of-the-cut") == {"log": b"one "}
+
+
+@pytest.mark.trio
+async def test_without_a_cut_a_directory_begins_empty_whatever_was_written(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with standing(store, 1, tmp_path) as worker:
+        worker.files.append("log", b"x")
+        await worker.vote(1)
+    async with standing(store, 2, tmp_path) as worker:
+        assert files(worker.files.path) == {}
+
+
+@pytest.mark.trio
+async def test_a_cut_that_says_nothing_of_a_directory_is_refused_by_the_operators_name(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ExceptionGroup) as told:
+        async with standing(MemoryStore(), 1, tmp_path, Taken({}, {})):
+            pass
+    error = first_error(told.value)
+    assert isinstance(error, ManifestError)
+    assert "no position of the files of operator 'own'" in str(error)
+
+
+@pytest.mark.trio
+async def test_an_operator_that_is_superseded_is_let_go_and_changes_nothing(tmp_path: Path) -> None:
+    """It waits for room, in a thread as the circuit does, while nobody takes its changes."""
+    store = MemoryStore()
+    failed: list[BaseException] = []
+
+    async with trio.open_nursery() as outer, standing(store, 1, tmp_path) as worker:
+        room = worker.directories._handovers["own"]
+        room.take(limits.directory_bytes_ahead)
+
+        def write() -> None:
+            worker.files._thread = threading.get_ident()
+            try:
+                worker.files.append("log", b"too late")
+            except ClosedError as error:
+                failed.append(error)
+
+        outer.start_soon(trio.to_thread.run_sync, write)
+        await wait_all_tasks_blocked(0.01)
+        assert not failed
+    assert "of an incarnation that is over" in str(failed[0])
+    assert files(worker.files.path) == {}
+
+
+@pytest.mark.trio
+async def test_snapshots_let_what_released_cuts_needed_be_deleted(tmp_path: Path) -> None:
+    store, taken, rewritten = MemoryStore(), None, 200
+    for incarnation in range(1, 4):
+        async with standing(store, incarnation, tmp_path / str(incarnation), taken, SMALL) as worker:
+            for cut in range(20):
+                worker.files.append("log", b"%02d" % cut)
+                worker.files.write_at("page", 0, os.urandom(rewritten))
+                taken = await worker.vote(cut)
+                worker.claim.collect(below(taken.floors))  # all older ones are released
+            kept = files(worker.files.path)
+    held = sum(map(len, store.servers[0].objects[DIRECTORY].values()))
+    assert held < 20 * rewritten, "60 times the page was written, and about five of them are kept"
+    async with standing(store, 4, tmp_path / "4", taken, SMALL) as worker:
+        assert files(worker.files.path) == kept
+        assert worker.directories.replayed_bytes < 20 * rewritten
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    changes=st.lists(
+        st.one_of(CHANGE, st.just(("cut",)), st.just(("commit",)), st.just(("crash",))), max_size=30
+    ),
+    rng=st.randoms(use_true_random=False),
+)
+def test_any_changes_cuts_and_crashes_leave_the_files_of_the_last_cut_that_counts(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[Any, ...]], rng: Any
+) -> None:
+    trio.run(_any_changes, tmp_path_factory.mktemp("any"), changes, rng)
+
+
+async def _any_changes(folder: Path, changes: list[tuple[Any, ...]], rng: Any) -> None:
+    """A crash comes while appends wait, and on a disk of its own or with what the last life left."""
+    store = MemoryStore()
+    counts: Taken | None = None
+    waiting, numbers = [*changes, ("crash",)], iter(range(1, 1000))
+    committed = dict[str, bytes]()
+    for incarnation in range(1, sum(one[0] == "crash" for one in waiting) + 1):
+        scratch = folder / rng.choice(["a", "b"])
+        model, voted = dict(committed), list[tuple[Taken, dict[str, bytes]]]()
+        async with standing(store, incarnation, scratch, counts, SMALL) as worker:
+            assert files(worker.files.path) == committed
+            while (change := waiting.pop(0))[0] != "crash":
+                if change[0] == "cut":
+                    voted.append((await worker.vote(next(numbers)), model))
+                elif change[0] == "commit" and voted:
+                    counts, committed = voted.pop()
+                    voted.clear()
+                    worker.claim.collect(below(counts.floors))
+                elif is_possible(change, model):
+                    getattr(worker.files, change[0])(*change[1:])
+                    model = changed(model, change)
+                if rng.random() < 0.5:
+                    await wait_all_tasks_blocked()  # recorded; otherwise it may not be when the crash comes
+            if rng.random() < 0.5:  # some of it is on one member only, or on none
+                worker.claim.held = True
+                worker.files.append("a-last-word", b"x")
+                await wait_all_tasks_blocked()
+                worker.claim.deliver(rng.choice([1, 2, 3]))
+
+
+def is_possible(change: tuple[Any, ...], model: dict[str, bytes]) -> bool:
+    kind, *rest = change
+    return kind in ("append", "write_at", "truncate") or (kind in ("remove", "rename") and rest[0] in model)
