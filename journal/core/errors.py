@@ -60,10 +60,15 @@ class StopNotFoundError(DosError):
 class UnsafePathError(DosError):
     """A path that would lead out of the directory that it belongs into, or that no file can have."""
 
-    remedy = "have paths taken as below the target (--strip), if you trust where the journal comes from"
+    remedy = "no file has such a path: stop the replay before it (--at), or take another file alone"
 
-    def __init__(self, path: bytes, rule: str) -> None:
-        super().__init__(f"the path {path[:200]!r} is refused: {rule}")
+    def __init__(self, path: bytes, rule: str, *, re_rooting_helps: bool = False) -> None:
+        super().__init__(
+            f"the path {path[:200]!r} is refused: {rule}",
+            remedy="have paths taken as below the target (--strip), if you trust where the journal comes from"
+            if re_rooting_helps
+            else "",
+        )
         self.path = path
 
 

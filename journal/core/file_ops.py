@@ -89,30 +89,44 @@ def path_bytes(path: str) -> bytes:
 @lru_cache(maxsize=paths_known_max)
 def safe_path(raw: bytes) -> str:
     """A path as the operating system takes it. Raises UnsafePathError, which names the rule."""
-    if len(raw) > file_path_bytes_max:
-        raise UnsafePathError(raw, f"it has {len(raw)} bytes, more than {file_path_bytes_max}")
-    if raw.startswith(b"/"):
-        raise UnsafePathError(raw, "it is absolute")
-    for part in raw.split(b"/"):
-        if part in (b"", b".", b".."):
-            raise UnsafePathError(raw, f"it has the part {part.decode(*_ENCODING)!r}")
-        if len(part) > file_path_part_bytes_max:
-            raise UnsafePathError(raw, f"a part has {len(part)} bytes, more than {file_path_part_bytes_max}")
-        if b"\0" in part:
-            raise UnsafePathError(raw, "it holds a zero byte")
+    if rule := _rule_broken(raw):
+        raise UnsafePathError(raw, rule, re_rooting_helps=not _rule_broken(_below_the_root(raw)))
     return raw.decode(*_ENCODING)
 
 
 @lru_cache(maxsize=paths_known_max)
 def re_rooted(raw: bytes) -> str:
     """The path as of a program whose root is the tree. Raises UnsafePathError if even then it is none."""
+    path = _below_the_root(raw)
+    if rule := _rule_broken(path):
+        raise UnsafePathError(raw, f"{rule}, also below the target")
+    return path.decode(*_ENCODING)
+
+
+def _rule_broken(raw: bytes) -> str:
+    """'' or which rule of paths is broken."""
+    if len(raw) > file_path_bytes_max:
+        return f"it has {len(raw)} bytes, more than {file_path_bytes_max}"
+    if raw.startswith(b"/"):
+        return "it is absolute"
+    for part in raw.split(b"/"):
+        if part in (b"", b".", b".."):
+            return f"it has the part {part.decode(*_ENCODING)!r}"
+        if len(part) > file_path_part_bytes_max:
+            return f"a part has {len(part)} bytes, more than {file_path_part_bytes_max}"
+        if b"\0" in part:
+            return "it holds a zero byte"
+    return ""
+
+
+def _below_the_root(raw: bytes) -> bytes:
     parts: list[bytes] = []
     for part in raw.split(b"/"):
         if part == b"..":
             del parts[-1:]
         elif part not in (b"", b"."):
             parts.append(part)
-    return safe_path(b"/".join(parts))
+    return b"/".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

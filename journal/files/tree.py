@@ -13,6 +13,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from journal.core.errors import FileConflictError
@@ -66,7 +67,8 @@ class FileTree:
             return
         self._flush(op.path)
         if isinstance(op, Truncate):
-            os.ftruncate(self._file(op.path), op.length)
+            with _as_long_as_files_can_be(op.path, op.length):
+                os.ftruncate(self._file(op.path), op.length)
         else:
             assert isinstance(op, Remove)
             self._remove(op.path)
@@ -134,9 +136,10 @@ class FileTree:
     def _write(self, path: str, offset: int, data: bytes | bytearray) -> None:
         file = self._file(path)
         view = memoryview(data)
-        while view:
-            written = os.pwrite(file, view, offset)
-            view, offset = view[written:], offset + written
+        with _as_long_as_files_can_be(path, offset + len(data)):
+            while view:
+                written = os.pwrite(file, view, offset)
+                view, offset = view[written:], offset + written
 
     def _remove(self, path: str) -> None:
         file = self._open.pop(path, None)
@@ -208,3 +211,14 @@ def _raise_conflict(path: str, error: OSError) -> None:
     if error.errno in _NOT_A_PLAIN_PATH:
         rule = f"it is a directory, or leads through a file or a link: {error.strerror}"
         raise FileConflictError(path, rule) from error
+
+
+@contextmanager
+def _as_long_as_files_can_be(path: str, length: int) -> Iterator[None]:
+    """A length that this file system has no file of is a fault of the journal: FileConflictError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise FileConflictError(path, f"files have fewer than {length:,} bytes here") from error

@@ -2,9 +2,13 @@
 
 import json
 import os
+import pickle
+import shutil
+import struct
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +17,13 @@ from typer.testing import CliRunner
 from dos_client.store import open_store
 from journal import Directory, Op, Record
 from journal.cli import app
+from journal.core.errors import FileConflictError, UnsafePathError
+from journal.core.inspection import kind_of
 from journal.core.record import encode
 from journal.files.moments import moment
+from journal.files.rebuilding import Rebuilding
+from journal.files.replaying import FileSizes, FilesReplay
+from journal.files.sources import replay_target
 from tests.journal.test_cli import V0
 from tests.journal.test_files import files
 
@@ -59,6 +68,127 @@ def test_the_originals_journal_is_replayed_with_its_paths_below_the_target(tmp_p
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "into") == {"w/my_app-worker3.tcp-control": b"localhost\n0\n"}
     assert done.stdout == f"1 files, 12 bytes in {tmp_path / 'into'}, as of offset 150\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "strip_helps"),
+    [
+        (b"/w/a", True),
+        (b"../a", True),
+        (b"a/./b", True),
+        (b"a\0", False),
+        (b"/..", False),
+        (b"/" + b"a" * 256, False),
+    ],
+)
+def test_a_refused_path_is_told_with_strip_only_where_that_helps(
+    tmp_path: Path, raw: bytes, strip_helps: bool
+) -> None:
+    path = tmp_path / "some.journal"
+    path.write_bytes(encode(write(raw, b"x")))
+    refused = journal("files", path)
+    assert (refused.returncode, "--strip" in refused.stderr) == (1, strip_helps), refused.stderr
+    stripped = journal("files", "--strip", path)
+    assert (stripped.returncode == 0) is strip_helps
+    assert "--strip" not in stripped.stderr
+
+
+VERSIONS = pytest.mark.parametrize("version", [0, 1])
+
+
+def three_records(version: int) -> tuple[list[bytes], list[dict[str, bytes]]]:
+    """Three changes as bytes, and the files after none, one, two and all of them."""
+    changes = [
+        write(b"log", b"first\n"),
+        write(b"d/log", b"second\n"),
+        Record(Op.TRUNCATE, ints=(2,), strings=(b"log",)),
+    ]
+    after = [
+        {},
+        {"log": b"first\n"},
+        {"log": b"first\n", "d/log": b"second\n"},
+        {"log": b"fi", "d/log": b"second\n"},
+    ]
+    return [encode(change, version) for change in changes], after
+
+
+def replayed(path: Path, into: Path, *, read: bool = True) -> tuple[dict[str, Any], str]:
+    """The files, and what was wrong: '', or the kind of the fault."""
+    shutil.rmtree(into, ignore_errors=True)
+    try:
+        with Rebuilding(into) as rebuilding:
+            outcome = replay_target(str(path), rebuilding.replay, b"", lambda *_: None)
+            rebuilding.put()
+    except (UnsafePathError, FileConflictError) as error:
+        assert not into.exists()
+        return {}, type(error).__name__
+    assert outcome is not None
+    return files(into) if read else {}, "" if outcome.fault is None else kind_of(outcome.fault)
+
+
+def listed(path: Path) -> tuple[dict[str, Any], str]:
+    """The files with their lengths, and what was wrong."""
+    sizes = FileSizes()
+    outcome = replay_target(str(path), FilesReplay(sizes.apply), b"", lambda *_: None)
+    assert outcome is not None
+    assert outcome.fault is not None
+    return sizes.sizes, kind_of(outcome.fault)
+
+
+@VERSIONS
+def test_every_truncation_of_a_journal_gives_the_files_of_its_whole_records(
+    tmp_path: Path, version: int
+) -> None:
+    parts, after = three_records(version)
+    ends = [len(b"".join(parts[:n])) for n in range(4)]
+    whole = b"".join(parts)
+    path = tmp_path / "some.journal"
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        count = sum(end <= length for end in ends[1:])
+        assert replayed(path, tmp_path / "into") == (after[count], "" if length in ends else "torn"), length
+
+
+@VERSIONS
+def test_every_flipped_bit_of_a_journal_is_a_named_fault_or_in_version_0_other_data(
+    tmp_path: Path, version: int
+) -> None:
+    # EVIDENCE-OF: P-2
+    parts, after = three_records(version)
+    ends = [len(b"".join(parts[:n])) for n in range(4)]
+    whole = b"".join(parts)
+    path = tmp_path / "some.journal"
+    for bit in range(8 * len(whole)):
+        broken = bytearray(whole)
+        broken[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(broken)
+        found, fault = listed(path) if version else replayed(path, tmp_path / "into", read=False)
+        before = sum(end <= bit // 8 for end in ends[1:])
+        outside = [one.name for one in tmp_path.iterdir() if one.name not in ("some.journal", "into")]
+        assert outside == [], f"bit {bit} led out of the target"
+        if version == 1:
+            sizes = {name: len(data) for name, data in after[before].items()}
+            assert (found, fault) == (sizes, "corrupt"), bit
+        else:
+            assert fault in ("", "torn", "corrupt", "version", "UnsafePathError", "FileConflictError"), bit
+
+
+def test_journals_that_are_joined_repeated_or_of_another_kind_are_what_their_bytes_say(
+    tmp_path: Path,
+) -> None:
+    parts, after = three_records(1)
+    path = tmp_path / "some.journal"
+    for data, wanted in [
+        (b"", ({}, "")),
+        (b"\0", ({}, "torn")),
+        (bytes(4096), ({}, "torn")),
+        (b"".join(parts) + b"".join(parts[:2]), ({**after[3], "log": b"first\n"}, "")),
+        (parts[0] * 3, (after[1], "")),
+        (pickle.dumps({"a": 1}), ({}, "corrupt")),
+        (struct.pack(">Q", 2**40) + b"x" * 100, ({}, "corrupt")),
+    ]:
+        path.write_bytes(data)
+        assert replayed(path, tmp_path / "into") == wanted, data[:20]
 
 
 def test_files_and_cat_show_what_there_was_at_a_moment(three: Path) -> None:
