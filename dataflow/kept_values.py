@@ -5,6 +5,7 @@ cannot tell which one it has, but for how much memory it takes and how long.
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -121,7 +122,6 @@ class MemoryValues:
 
 def columns_of(values: Sequence[Value | None], columns: pa.Schema) -> list[pa.Array]:
     """Values as Arrow columns, null where there is none."""
-    return [
-        pa.array([None if value is None else value[field.name] for value in values], field.type)
-        for field in columns
-    ]
+    nothing = dict.fromkeys(columns.names)
+    rows = [nothing if value is None else value for value in values]
+    return [pa.array(list(map(itemgetter(field.name), rows)), field.type) for field in columns]

@@ -50,6 +50,8 @@ class KeyStates(SlotValues):
     ) -> None:
         """ttl: in microseconds, or None. values: where they lie, in memory if it is not said."""
         self._history = history
+        self.check = history.check
+        """Raises UserFault for what is no value."""
         self._schema = history.columns
         self._ttl = ttl
         self._values = MemoryValues(history.columns) if values is None else values
@@ -94,11 +96,6 @@ class KeyStates(SlotValues):
             self._called.values[slots] = columns[width + 2].to_numpy()
         rows = pa.array(np.flatnonzero(is_set))
         self._values.load(slots[is_set], [column.take(rows) for column in columns[:width]])
-
-    def check(self, value: Any) -> None:
-        """Raises UserFault for what is no state."""
-        if value is not None:
-            self._history.check(value)
 
     def settle(self) -> None:
         """A punctuation's calls are over. Raises UserFault if what they left cannot be kept."""

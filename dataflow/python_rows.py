@@ -1,11 +1,13 @@
 """Batches as rows of Python values, for functions of rows: what `RecordBatch.to_pylist` gives, sooner.
 
 Rules of this file: the same values, of the same types; whatever is not known to be the same is left to
-pyarrow. Times are what it is slow at, 5 microseconds each in the zone UTC: numpy makes them several times
-faster.
+pyarrow. Times are what it is slow at, 5 microseconds each in the zone UTC: numpy makes gaps to an epoch, and
+an epoch with a zone and a gap are a time with that zone, a hundred times faster.
 """
 
+from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +26,23 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = batch.to_pylist()
         return rows
     columns = [_values(column) for column in batch.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return _dicts(tuple(names))(*columns)
+
+
+@lru_cache(maxsize=256)
+def _dicts(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
+    """Columns to dicts. Made as code, as those of dataclasses are: a display of dicts with the names written
+    out takes a quarter of the time of `dict(zip(names, row))`.
+    """
+    cells = [f"cell{index}" for index in range(len(names))]
+    columns = [f"column{index}" for index in range(len(names))]
+    row = ", ".join(f"{name!r}: {cell}" for name, cell in zip(names, cells, strict=True))
+    code = (
+        f"lambda {', '.join(columns)}:"
+        f" [{{{row}}} for {', '.join(cells)}, in zip({', '.join(columns)}, strict=True)]"
+    )
+    made: Callable[..., list[dict[str, Any]]] = eval(code)  # noqa: S307 - names are in it as their repr
+    return made
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -44,6 +62,6 @@ def _times(column: pa.Array) -> list[Any] | None:
     ends = pc.min_max(numbers).as_py()
     if ends["min"] < _FIRST_S * per_s or ends["max"] >= _END_S * per_s:
         return None
-    naive = numbers.to_numpy().astype(np.dtype(f"M8[{column.type.unit}]")).tolist()
-    zone = column[0].as_py().tzinfo
-    return naive if zone is None else [time.replace(tzinfo=zone) for time in naive]
+    gaps = numbers.to_numpy().view(np.dtype(f"m8[{column.type.unit}]")).tolist()
+    epoch = datetime(1970, 1, 1, tzinfo=column[0].as_py().tzinfo)
+    return [epoch + gap for gap in gaps]

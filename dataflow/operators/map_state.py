@@ -14,7 +14,6 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -173,10 +172,7 @@ class MapStateOperator(TimedOperator):
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
         run = _Run(self, self._due(mark))
-        on_row: Callable[..., Any] = self.calls.on_row
-        for row, time, slot in zip(_each(rows.batch), rows.times.tolist(), slots.tolist(), strict=True):
-            run.timers_before(time)
-            run.call(slot, time, partial(on_row, row))
+        run.rows(_each(rows.batch), rows.times.tolist(), slots.tolist())
         run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
         self._table.take_touched()
         over = self._states.expire(mark)
@@ -279,26 +275,47 @@ class _Run:
         self._set = operator.states.timers.values
         """Of each slot: no slots come while functions are called."""
         self._at_end = False
+        states = operator.states
+        self._begin, self._check, self._end = states.begin, states.check, states.end
         self.made: list[Any] = []
         self.called: set[int] = set()
 
-    def call(
-        self, slot: int, time: int, function: Callable[..., Any], key: tuple[Any, ...] | None = None
+    def rows(self, rows: Iterable[Row], times: Sequence[int], slots: Sequence[int]) -> None:
+        """The function of rows for each, and timers that come before one of them."""
+        on_row: Callable[..., Any] = self._operator.calls.on_row
+        timers, call = self._timers, self._call
+        self.called.update(slots)
+        for row, time, slot in zip(rows, times, slots, strict=True):
+            if timers and timers[0][0] < time:
+                self.timers_before(time)
+            call(slot, time, on_row, (row,))
+
+    def _call(
+        self,
+        slot: int,
+        time: int,
+        function: Callable[..., Any],
+        what: tuple[Any, ...],
+        key: tuple[Any, ...] | None = None,
     ) -> None:
+        """One call. This is what each row costs: nothing here that can be done for many."""
         operator = self._operator
-        states = operator.states
-        state = states.begin(slot, time)
-        self.called.add(slot)
+        state = self._begin(slot, time)
         before: int = self._set.item(slot)
-        state.timer, state.at_end = operator.as_time(before), self._at_end
+        if before != NONE:
+            state.timer = operator.as_time(before)
+        state.at_end = self._at_end
         try:
-            self.made += several(function(state, *operator.more))
+            self.made += several(function(*what, state, *operator.more))
         except UserFault:
             raise
         except FAULTS as error:
             raise UserFault(say(error)) from error
-        states.check(state.value)
-        states.end(slot, time, state)
+        if state.value is not None:
+            self._check(state.value)
+        self._end(slot, time, state)
+        if state.timer is None and before == NONE:
+            return
         after = operator.micros(state.timer)
         if after == before:
             return
@@ -310,7 +327,8 @@ class _Run:
         """All that are set for a time before `end`; at the end of all sources, each of them once."""
         if at_end:
             self._at_end = True
-            waiting, self._timers = sorted(self._timers), []
+            waiting = sorted(self._timers)
+            self._timers.clear()
             for timer in waiting:
                 self._fire(*timer)
             return
@@ -326,4 +344,5 @@ class _Run:
         on_timer: Callable[..., Any] | None = operator.calls.on_timer
         if on_timer is not None:
             named = dict(zip(operator.spec.keys, key, strict=True))
-            self.call(slot, time, partial(on_timer, named, operator.as_time(time)), key)
+            self.called.add(slot)
+            self._call(slot, time, on_timer, (named, operator.as_time(time)), key)

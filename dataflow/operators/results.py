@@ -5,6 +5,7 @@ blame where there is one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -38,17 +39,24 @@ def several(result: Any) -> Iterable[Any]:
 
 def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
     """Rows as users give them, each made of the row `sources` says. Raises UserFault."""
-    names = schema.names
-    wanted = set(names)
-    if all(type(row) is dict and row.keys() == wanted for row in rows):
-        columns = [[row[name] for row in rows] for name in names]
-    else:
-        columns = [[] for _ in names]
+    columns = _columns_of_dicts(rows, schema.names)
+    if columns is None:
+        columns = [[] for _ in schema.names]
         for row, source in zip(rows, sources, strict=True):
             for column, value in zip(columns, _values(row, source, schema), strict=True):
                 column.append(value)
     arrays = [_array_of(values, sources, field) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _columns_of_dicts(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any]] | None:
+    """The columns of dicts with these names and no others, as nearly all are; None for other rows."""
+    if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)}:
+        return None
+    try:
+        return [list(map(itemgetter(name), rows)) for name in names]
+    except KeyError:
+        return None
 
 
 def _values(row: Any, source: int, schema: pa.Schema) -> Sequence[Any]:
