@@ -64,8 +64,9 @@ class OperatorDirectory:
     All methods block, and work in `open`, `reset`, `process`, `on_punctuation` and `drain`, on the
     operator's own thread; elsewhere they raise DirectoryError. They raise UnsafePathError and
     FileConflictError for a name that cannot be, and LocalProtocolError for a length, an offset or a write (of
-    more than 16 MiB) that cannot be: then nothing was changed. OperatorFailure: the disk did not take it, the
-    region goes back to its last cut. ClosedError: another incarnation has begun.
+    more than 16 MiB) that cannot be: then nothing was changed. OperatorFailure: the disk did not take it, or
+    the file was changed by other means; the region goes back to its last cut. ClosedError: another
+    incarnation has begun.
     """
 
     def __init__(self, path: Path, log: ChangeLog, scratch: str = "") -> None:
@@ -134,8 +135,10 @@ class OperatorDirectory:
                 f"{op.path!r} is to be changed {where}; files are changed in open, reset, process,"
                 " on_punctuation and drain"
             )
-        self._log.record(self._files.recorded(op))
+        record = self._files.recorded(op)
         try:
+            self._files.check_untouched(op.path)
+            self._log.record(record)
             self._files.apply(op)
         except LocalFilesError as error:
             raise OperatorFailure(str(error)) from error

@@ -4,8 +4,9 @@ Rules of this file: `PostedChanges` is for the circuit's thread, all else is tri
 come as messages, in the order in which they were made, and with them where cuts lie; so a position belongs to
 exactly the changes before it, however far the circuit has gone on meanwhile.
 
-On this machine the files of incarnation n lie in `directories/n/OPERATOR` of the scratch directory. What
-other incarnations left there is removed: nothing is ever read of it.
+On this machine the files lie in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch
+directory, so that nobody else's are there, whoever is given the same scratch. What other incarnations left is
+removed: nothing is ever read of it.
 """
 
 import logging
@@ -67,7 +68,9 @@ class Taken(NamedTuple):
 class Directories:
     """See the top of this file. `open`, run `record_all` in a task, `rebuild`; `aclose` in any case."""
 
-    def __init__(self, graph: GraphPlan, incarnation: int, scratch_dir: str) -> None:
+    def __init__(self, graph: GraphPlan, name: str, incarnation: int, scratch_dir: str) -> None:
+        """name: of the worker's directory in the store."""
+        self._name = name
         self._operators = [name for name, spec in graph.specs.items() if spec.keeps_files]
         self._incarnation = incarnation
         self._scratch_dir = scratch_dir
@@ -93,6 +96,7 @@ class Directories:
         """Stand at the cut of which `part` is this worker's; None: the beginning. Raises ManifestError for a
         cut that says nothing of an operator's files, and what `DirectoryStore.open` raises.
         """
+        self._name = f"{self._name}.{claim.store.record.store_id.hex()}"
         for name in self._operators:
             if part is not None and name not in part.directories:
                 raise ManifestError(f"the cut has no position of the files of operator {name!r}")
@@ -123,7 +127,7 @@ class Directories:
             made = Path(tempfile.mkdtemp(prefix="dos-directories-"))
             weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
             return made
-        place = Path(self._scratch_dir, "directories", str(self._incarnation))
+        place = Path(self._scratch_dir, "directories", self._name, str(self._incarnation))
         place.parent.mkdir(parents=True, exist_ok=True)
         for other in place.parent.iterdir():
             shutil.rmtree(other, onerror=_not_removed)

@@ -92,7 +92,8 @@ class Life:
             durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
         )
         self._exchange.on_durable = self._outputs.heard
-        self._directories = Directories(self._plan, order.incarnation, spec.scratch_dir)
+        name = worker_directory(spec.region, spec.worker)
+        self._directories = Directories(self._plan, name, order.incarnation, spec.scratch_dir)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._failure: Exception | None = None

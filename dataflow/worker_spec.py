@@ -26,8 +26,8 @@ class WorkerSpec:
     store_url: str
     token: bytes = field(default=b"", repr=False)
     scratch_dir: str = ""
-    """A local cache of the chains; '' for none. It may be wiped at any time. Also where states on disk lie;
-    for '' in the directory for temporary files.
+    """A local cache of the chains; '' for none. It may be wiped at any time. Also where states on disk lie,
+    and the files of operators while they run; for '' in the directory for temporary files.
     """
     without_cuts: bool = False
     """It runs operators outside of any consistent region: nothing is recorded, nothing is restored."""

@@ -77,6 +77,16 @@ class ChangingFiles:
         self._tree.check(op)
         return record
 
+    def check_untouched(self, name: str) -> None:
+        """Raise LocalFilesError for a file that is longer or shorter than its changes made it,
+        FileConflictError for what is no plain file.
+        """
+        found, expected = self._tree.size(name), self._sizes.get(name, 0)
+        if found != expected:
+            raise LocalFilesError(
+                f"{name} has {found} bytes, and its journal gave it {expected}: it was changed by other means"
+            )
+
     def apply(self, op: FileOp) -> None:
         """Make a change that is recorded. Raises LocalFilesError if the operating system refuses: then the
         files are behind their journal, and nothing more can be recorded.

@@ -313,6 +313,49 @@ def test_a_disk_that_fails_takes_the_region_back_also_where_the_operator_goes_on
     assert told.value.wants_reset
 
 
+def test_a_file_that_was_changed_by_other_means_takes_the_region_back_when_it_is_met() -> None:
+    class Behind(Filing):
+        def change(self, row: dict[str, Any]) -> None:
+            if row["other"] == "behind":
+                (self.files.path / "log").write_bytes(b"tampered with")
+            super().change(row)
+
+    trial = Trial(filing(Behind()))
+    trial.step({"rows": [APPEND]}, cut=True)
+    with pytest.raises(
+        OperatorError, match="log has 13 bytes, and its journal gave it 1: it was changed"
+    ) as told:
+        trial.step({"rows": [{**APPEND, "other": "behind"}]})
+    assert told.value.wants_reset
+    trial.crash()
+    trial.step({"rows": [APPEND]})
+    assert trial.files("own") == {"log": b"xx"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_delivery_at_most_once_a_row_is_in_files_once_or_not_at_all(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    rows = [(rng.choice(["ape", "bee"]), n) for n in range(60)]
+    paths = write_files(tmp_path, ["".join(f"{word} {n}\n" for word, n in rows)])
+    graph = Graph("once")
+    lines = graph.source("lines", FileSource(paths)).annotate(consistent(delivery="at-most-once"))
+    words = lines.map("words", split, schema="word string, n bigint")
+    words.key_by("by_word", "word").apply("own", Diary()).sink("out", CallSink(lambda row: None))
+    region = OneThreadRegion(graph, 2, rng.randrange, folder=tmp_path / "files")
+    region.restore()
+    for _ in range(6):
+        for _ in range(rng.randrange(40)):
+            region.turn()
+        region.ask_cut() if rng.random() < 0.4 else region.restore()
+    region.finish()
+    found = [
+        line for side in region.sides for line in files(side.paths["own"]).items() if line[0] != "counts"
+    ]
+    numbers = [int(n) for _, data in found for n in data.split()]
+    assert len(set(numbers)) == len(numbers)
+    assert set(numbers) <= {n for _, n in rows}
+
+
 def test_a_handle_of_a_former_life_changes_nothing() -> None:
     kept: list[OperatorDirectory] = []
 

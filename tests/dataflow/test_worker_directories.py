@@ -19,9 +19,10 @@ from checkpoint.directory_store import DirectoryStore, FilesAt
 from checkpoint.errors import ManifestError
 from dataflow import limits
 from dataflow.directory import OperatorDirectory
+from dataflow.errors import OperatorFailure
 from dataflow.worker_directories import Directories, PostedChanges, Taken
 from dataflow.worker_failures import first_error
-from dos_protocol.errors import ClosedError
+from dos_protocol.errors import ClosedError, FencedError
 from journal import LostBytesError, Position, StopNotFoundError, restore
 from journal.core.trimming import below
 from tests.dataflow.test_directory import filing
@@ -54,7 +55,7 @@ async def standing(
     at: Taken | None = None,
     rolling: Rolling | None = None,
 ) -> AsyncIterator[Worker]:
-    directories = Directories(PLAN, incarnation, str(scratch))
+    directories = Directories(PLAN, DIRECTORY, incarnation, str(scratch))
     claim = store.claim(incarnation)
     part = None if at is None else part_of(at)
     try:
@@ -128,9 +129,10 @@ async def test_a_cut_holds_what_was_written_before_it_whatever_the_circuit_has_d
         worker.files.cut(1)
         worker.files.append("log", b"two ")
         worker.files.write_at("log", 0, b"ONE")
+        await wait_all_tasks_blocked()  # these are in the chain, too
         taken = await worker.directories.synced(1)
         assert taken.positions["own"].epoch == 1
-    here = tmp_path / "here" / "directories" / "1" / "own"
+    here = worker.files.path
     assert files(here) == {"log": b"ONE two "}
     for scratch in ("here", "there"):  # a disk that has more, and one that has nothing
         incarnation = 2 if scratch == "here" else 3
@@ -189,6 +191,52 @@ async def test_an_operator_that_is_superseded_is_let_go_and_changes_nothing(tmp_
 
 
 @pytest.mark.trio
+async def test_an_operator_that_does_not_know_that_it_is_superseded_changes_no_file_of_the_next(
+    tmp_path: Path,
+) -> None:
+    """As in a process that was stopped, with the scratch directory of the one in its place."""
+    store = MemoryStore()
+    async with standing(store, 1, tmp_path) as old:
+        old.files.append("log", b"of the cut")
+        taken = await old.vote(1)
+        directories = Directories(PLAN, DIRECTORY, 2, str(tmp_path))
+        claim = store.claim(2)
+        await directories.open(claim, part_of(taken), generation=1, scratch=None, rolling=Rolling())
+        path = (await directories.rebuild())["own"].path
+        assert not old.files.path.exists()
+        for change in (lambda: old.files.append("log", b"!"), lambda: old.files.append("other", b"!")):
+            with pytest.raises(OperatorFailure, match=r"changed by other means|could not follow its journal"):
+                change()
+        assert files(path) == {"log": b"of the cut"}
+        await directories.aclose()
+
+
+@pytest.mark.trio
+async def test_a_worker_that_is_superseded_votes_no_more(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    async def vote_too_late() -> None:
+        async with standing(store, 1, tmp_path / "old") as old, standing(store, 2, tmp_path / "new"):
+            old.files.append("log", b"x")
+            await old.vote(1)
+
+    with pytest.raises(ExceptionGroup) as told:
+        await vote_too_late()
+    assert isinstance(first_error(told.value), FencedError)
+
+
+@pytest.mark.trio
+async def test_nothing_that_the_last_cut_needs_is_deleted_before_a_snapshot(tmp_path: Path) -> None:
+    store, taken = MemoryStore(), None
+    for incarnation in range(1, 5):
+        async with standing(store, incarnation, tmp_path, taken) as worker:
+            assert files(worker.files.path) == ({"log": b"x" * (incarnation - 1)} if taken else {})
+            worker.files.append("log", b"x")
+            taken = await worker.vote(incarnation)
+            worker.claim.collect(below(taken.floors))
+
+
+@pytest.mark.trio
 async def test_snapshots_let_what_released_cuts_needed_be_deleted(tmp_path: Path) -> None:
     store, taken, rewritten = MemoryStore(), None, 200
     for incarnation in range(1, 4):
@@ -227,15 +275,14 @@ async def _any_changes(folder: Path, changes: list[tuple[Any, ...]], rng: Any) -
     committed = dict[str, bytes]()
     for incarnation in range(1, sum(one[0] == "crash" for one in waiting) + 1):
         scratch = folder / rng.choice(["a", "b"])
-        model, voted = dict(committed), list[tuple[Taken, dict[str, bytes]]]()
+        model = dict(committed)
         async with standing(store, incarnation, scratch, counts, SMALL) as worker:
             assert files(worker.files.path) == committed
             while (change := waiting.pop(0))[0] != "crash":
-                if change[0] == "cut":
-                    voted.append((await worker.vote(next(numbers)), model))
-                elif change[0] == "commit" and voted:
-                    counts, committed = voted.pop()
-                    voted.clear()
+                if change[0] == "cut":  # that never counts
+                    await worker.vote(next(numbers))
+                elif change[0] == "commit":
+                    counts, committed = await worker.vote(next(numbers)), model
                     worker.claim.collect(below(counts.floors))
                 elif is_possible(change, model):
                     getattr(worker.files, change[0])(*change[1:])
