@@ -17,6 +17,10 @@ __all__ = ["RegionHandle", "RegionListener", "register", "run"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("run", "register"):
+        from spark_integration.versions import check_versions
+
+        check_versions()
     if name == "run":
         from spark_integration.runner import run
 

@@ -30,6 +30,16 @@ class CannotShipError(DosError):
     """The graph, or a function in it, cannot be sent to the executors."""
 
 
+class UnsupportedVersionError(DosError):
+    """PySpark, pandas or pyarrow is missing, or of a version that is not supported. Nothing was started."""
+
+
+class UnfitConfError(DosError):
+    """A conf of the session would have Spark kill, or run twice, a worker that is well. Nothing was
+    started.
+    """
+
+
 class ExecutorMismatchError(DosError):
     """An executor's Python or packages are not the driver's."""
 

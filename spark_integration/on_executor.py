@@ -20,17 +20,21 @@ MISMATCH = "executor mismatch"
 """Opens every message of this file; by it the driver knows that trying again cannot help."""
 
 
+SHARED = (DISTRIBUTION, "pyspark", "pyarrow", "pandas", "numpy")
+"""Distributions whose objects or formats go from the driver to the executors."""
+
+
 class Expected(NamedTuple):
-    """What the driver has, and the executors must have."""
+    """What the driver has, and the executors must have: of `SHARED` the versions, in that order."""
 
     python: str
-    version: str
+    versions: tuple[str, ...]
 
 
-def installed_version() -> str:
-    """The version of our distribution here, or a text that says there is none."""
+def installed_version(name: str) -> str:
+    """The version of a distribution here, or a text that says there is none."""
     try:
-        return metadata.version(DISTRIBUTION)
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
 
@@ -41,7 +45,7 @@ def python_version() -> str:
 
 def expected_of_driver() -> Expected:
     """What this process has, as what executors must have."""
-    return Expected(python_version(), installed_version())
+    return Expected(python_version(), tuple(map(installed_version, SHARED)))
 
 
 def executor_problem(expected: Expected) -> str | None:
@@ -51,11 +55,13 @@ def executor_problem(expected: Expected) -> str | None:
             f"Python is {python_version()} ({sys.executable}) and the driver's is {expected.python}:"
             f" set PYSPARK_PYTHON to the same version on every machine"
         )
-    if installed_version() != expected.version:
-        return (
-            f"{DISTRIBUTION} is {installed_version()} and the driver's is {expected.version}:"
-            f" install the same version for {sys.executable} on every machine"
-        )
+    for name, version in zip(SHARED, expected.versions, strict=True):
+        here = installed_version(name)
+        if here != version:
+            return (
+                f"{name} is {here} and the driver's is {version}:"
+                f" install the same version for {sys.executable} on every machine"
+            )
     return shadowed_package()
 
 

@@ -20,8 +20,14 @@ from dataflow.application import Application
 from dataflow.graph import Graph
 from dataflow.parts import part_options, parts_of
 from spark_integration import on_executor
+from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
-from spark_integration.errors import ExecutorMismatchError, InsecureNetworkError, NotEnoughSlotsError
+from spark_integration.errors import (
+    ExecutorMismatchError,
+    InsecureNetworkError,
+    NotEnoughSlotsError,
+    UnfitConfError,
+)
 from spark_integration.handle import RegionEvents, RegionHandle
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
@@ -80,16 +86,16 @@ def run(
     - `on_event`: called with each event of the region, in a thread of ours.
     - `listeners`: told of start, progress, resets and the end (`RegionListener`), in another thread of ours.
 
-    Raises before anything is started: GraphError, CannotShipError, NotEnoughSlotsError, StoreNotChosenError,
-    StoreNotUsableError, InsecureNetworkError; ValueError for an argument out of its range. What goes wrong
-    later is in the handle's `exception()`.
+    Raises before anything is started: GraphError, CannotShipError, UnfitConfError, NotEnoughSlotsError,
+    StoreNotChosenError, StoreNotUsableError, InsecureNetworkError; ValueError for an argument out of its
+    range. What goes wrong later is in the handle's `exception()`.
     """
     parts = parts_of(graph, name or graph.name)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     _use_this_python(spark, master)
-    _wait_for_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
+    _check_confs_and_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
             store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
@@ -216,6 +222,25 @@ def _use_this_python(spark: SparkSession, master: Master) -> None:
     said = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
     if master.one_machine and not said:
         spark.sparkContext.pythonExec = sys.executable
+
+
+def _check_confs_and_slots(
+    spark: SparkSession, master: Master, workers: int, spare: int, timeout_s: float
+) -> None:
+    """Return when the region may start. Raises UnfitConfError, NotEnoughSlotsError."""
+    static = dict(spark.sparkContext.getConf().getAll())
+
+    def get(name: str) -> str | None:
+        value = spark.conf.get(name, None) if name.startswith("spark.sql.") else None
+        return static.get(name) if value is None else str(value)
+
+    judged = judge_confs(get, master)
+    if judged.refused is not None:
+        raise UnfitConfError(judged.refused)
+    for warning in judged.warnings:
+        log.warning("%s", warning)
+    if not grows(get, master):  # else executors come when the workers ask for them
+        _wait_for_slots(spark, master, workers, spare, timeout_s)
 
 
 def _wait_for_slots(spark: SparkSession, master: Master, workers: int, spare: int, timeout_s: float) -> None:

@@ -27,6 +27,7 @@ _SHOWN: Final = pa.schema(
         ("incarnation", pa.int64()),
         ("time", pa.timestamp("us", "UTC")),
         ("retained", pa.bool_()),
+        ("pins", pa.list_(pa.string())),
         ("final", pa.bool_()),
         ("rolledBackTo", pa.int64()),
         ("driver", pa.string()),
@@ -95,14 +96,14 @@ class CutsTable:
 
     def read(self, store: BlockingStore, part: int, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
         view = store.portal.call(read_manifest, store.store, self.options.region)
-        retained = view.retained
-        rows = [_row(cut, cut.cut in retained) for cut in view.cuts if cut.cut <= part]
+        retained, pins = view.retained, view.last.pins if view.last is not None else {}
+        rows = [_row(cut, cut_row(cut, retained, pins)) for cut in view.cuts if cut.cut <= part]
         columns = pa.schema([field for field in (*_SHOWN, *_EXTRA) if field.name in names] or [_SHOWN[0]])
         yield from pa.Table.from_pylist(rows, columns).combine_chunks().to_batches()
 
 
-def _row(cut: Cut, retained: bool) -> dict[str, Any]:
-    row = cut_full(cut) | cut_row(cut, (cut.cut,) if retained else ())
+def _row(cut: Cut, listed: dict[str, Any]) -> dict[str, Any]:
+    row = cut_full(cut) | listed
     row["time"] = row["timeMs"] * 1000
     row["shards"] = row["layout"]["ranges"]
     row["workers"] = [_worker(one) for one in row["workers"]]

@@ -14,8 +14,9 @@ from dos_client import Store
 from dos_client.blocking import BlockingStore
 from spark_integration.core.option_texts import ReadOptions
 from spark_integration.core.row_filter import check_filter
+from spark_integration.on_executor import expected_of_driver
 from spark_integration.reading.rows import Shaper, check_columns, chosen
-from spark_integration.reading.session import opened
+from spark_integration.reading.session import check_executor, opened
 
 
 class Columns(NamedTuple):
@@ -70,6 +71,7 @@ class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
     def __init__(self, table: Table, wanted: pa.Schema) -> None:
         self._table = table
         self._wanted = wanted
+        self._expected = expected_of_driver()
 
     def partitions(self) -> Sequence[InputPartition]:
         table, comparisons = self._table, self._table.options.filter
@@ -86,6 +88,7 @@ class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Part):
             return  # Spark's own, where there are none of ours
+        check_executor(self._expected)
         table, comparisons = self._table, self._table.options.filter
         names = frozenset([*self._wanted.names, *(one.column for one in comparisons)])
         with opened(table.options) as store:

@@ -14,8 +14,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_integration.core.row_filter import Comparison
 from spark_integration.core.source_options import SourceOptions
+from spark_integration.on_executor import expected_of_driver
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.ranges import DosPartition
+from spark_integration.reading.session import check_executor
 from spark_integration.reading.tasks import rows_of
 
 
@@ -26,6 +28,7 @@ class DosReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed
         self._options = options
         self._wanted = wanted
         self._comparisons = options.filter
+        self._expected = expected_of_driver()
 
     def partitions(self) -> Sequence[InputPartition]:
         return plan_batch(self._options, self._wanted, self._comparisons)
@@ -33,6 +36,7 @@ class DosReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, DosPartition):
             return iter(())  # Spark's own, where there are none of ours
+        check_executor(self._expected)
         return rows_of(self._options, self._wanted, self._comparisons, partition)
 
 

@@ -4,8 +4,10 @@ Rules of this file: nothing it opens outlives its `with` block: a Python worker 
 other tasks, and is to hold no thread and no connection of ours between them.
 """
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,9 +15,10 @@ import msgspec
 
 from dos_client import blocking
 from dos_client.blocking import BlockingStore
+from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.core.source_options import SourceOptions
-from spark_integration.errors import BadOptionError
+from spark_integration.errors import BadOptionError, ExecutorMismatchError
 from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.objects import ObjectOrigin
 from spark_integration.reading.origin import Origin
@@ -38,6 +41,18 @@ def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
     if options.input is not None:
         return InputOrigin(store.store, options)
     return ObjectOrigin(store.store, options)
+
+
+def check_executor(expected: on_executor.Expected) -> None:
+    """In a task, before it reads: raises ExecutorMismatchError if this process is not as the driver is."""
+    problem = _problem(expected)
+    if problem is not None:
+        raise ExecutorMismatchError(f"{on_executor.MISMATCH} on {platform.node()}: {problem}")
+
+
+@cache
+def _problem(expected: on_executor.Expected) -> str | None:
+    return on_executor.executor_problem(expected)
 
 
 def with_token(options: Options) -> Options:

@@ -23,8 +23,9 @@ from dos_client.blocking import BlockingStore
 from spark_integration.core.admission import Limits
 from spark_integration.core.source_offsets import Point, offset_of, points_of
 from spark_integration.core.source_options import SourceOptions
+from spark_integration.on_executor import Expected, expected_of_driver
 from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.session import opened, origin_of
+from spark_integration.reading.session import check_executor, opened, origin_of
 from spark_integration.reading.stream_planning import StreamPlanner
 from spark_integration.reading.tasks import rows_of
 
@@ -32,7 +33,8 @@ from spark_integration.reading.tasks import rows_of
 class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """An offset is a vector of points as JSON, see `core/source_offsets`."""
 
-    def __init__(self, options: SourceOptions, wanted: pa.Schema) -> None:
+    def __init__(self, options: SourceOptions, wanted: pa.Schema, expected: Expected | None = None) -> None:
+        self._expected = expected or expected_of_driver()
         self._options = options
         self._wanted = wanted
         self._held = ExitStack()
@@ -40,7 +42,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._planner: StreamPlanner | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DosStreamReader, (self._options, self._wanted)
+        return DosStreamReader, (self._options, self._wanted, self._expected)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where the option `startingOffset` says, the earliest without it."""
@@ -77,6 +79,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, DosPartition):
             return iter(())
+        check_executor(self._expected)
         return rows_of(self._options, self._wanted, self._options.filter, partition)
 
     def stop(self) -> None:

@@ -1,14 +1,27 @@
 """What an executor finds about itself before it runs our code, and says with its remedy."""
 
+import os
+import pickle
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from spark_integration import on_executor, runner
+from spark_integration import on_executor, runner, versions
+from spark_integration.core.inside_options import parse_cuts
+from spark_integration.core.source_options import parse_options
+from spark_integration.inside.cuts import CutsTable
+from spark_integration.inside.table import InsideReader, Part
 from spark_integration.on_executor import Expected, executor_problem, expected_of_driver, make_task
+from spark_integration.reading.batch_reader import DosReader
+from spark_integration.reading.decoding import LINES
+from spark_integration.reading.ranges import DosPartition
+from spark_integration.reading.stream_reader import DosStreamReader
+from tests.spark_integration.written import pretended
 
 
 def test_this_process_fits_itself() -> None:
@@ -16,16 +29,100 @@ def test_this_process_fits_itself() -> None:
 
 
 def test_another_python_is_named_with_both_versions() -> None:
-    problem = executor_problem(Expected("3.99", expected_of_driver().version))
+    problem = executor_problem(Expected("3.99", expected_of_driver().versions))
     assert problem is not None
     assert f"Python is {on_executor.python_version()}" in problem
     assert "the driver's is 3.99: set PYSPARK_PYTHON" in problem
 
 
-def test_another_version_of_our_distribution_is_named() -> None:
-    problem = executor_problem(Expected(on_executor.python_version(), "9.9.9"))
-    assert problem is not None
-    assert "the driver's is 9.9.9: install the same version" in problem
+@pytest.mark.parametrize("name", on_executor.SHARED)
+def test_another_version_of_a_package_is_named(tmp_path: Path, name: str) -> None:
+    said = with_first_on_path(
+        pretended(tmp_path, name, "1.2.3"),
+        "import sys, pickle; from spark_integration.on_executor import executor_problem;"
+        " print(executor_problem(pickle.load(sys.stdin.buffer)))",
+        pickle.dumps(expected_of_driver()),
+    )
+    ours = dict(zip(on_executor.SHARED, expected_of_driver().versions, strict=True))[name]
+    assert said.startswith(f"{name} is 1.2.3 and the driver's is {ours}: install the same version")
+
+
+def test_a_task_of_the_source_reads_nothing_where_a_package_is_another(tmp_path: Path) -> None:
+    options = parse_options({"path": "dos://nobody/logs", "content": "lines"})
+    table = CutsTable(parse_cuts({"path": "dos://nobody/words"}))
+    readers = [
+        DosReader(options, LINES),
+        DosStreamReader(options, LINES),
+        InsideReader(table, pa.schema([("cut", pa.int64())])),
+    ]
+    parts = [DosPartition("a", ()), DosPartition("a", ()), Part(1)]
+    said = with_first_on_path(
+        pretended(tmp_path, "pandas", "2.2.9"),
+        """
+import pickle, sys
+for reader, part in pickle.load(sys.stdin.buffer):
+    try:
+        list(reader.read(part))
+    except Exception as error:
+        print(type(error).__name__, error)
+""",
+        pickle.dumps(list(zip(readers, parts, strict=True))),
+    )
+    lines = said.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith("ExecutorMismatchError executor mismatch on ")
+        assert "pandas is 2.2.9 and the driver's is" in line
+
+
+def with_first_on_path(directory: Path, program: str, given: bytes = b"") -> str:
+    """What a program prints in a process that finds this directory before all others."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=given,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "needed"),
+    [
+        ("pyspark", "3.5.1", "4.3 or newer, below 4.4"),
+        ("pyspark", "4.4.0.dev1", "4.3 or newer, below 4.4"),
+        ("pandas", "3.0.0", "2.2 or newer, below 3"),
+        ("pyarrow", "17.0.0", "18 or newer"),
+    ],
+)
+def test_a_version_that_is_not_supported_is_said_before_it_is_imported(
+    tmp_path: Path, name: str, version: str, needed: str
+) -> None:
+    said = with_first_on_path(
+        pretended(tmp_path, name, version),
+        """
+import sys
+for wanted in ("run", "register"):
+    try:
+        exec(f"from spark_integration import {wanted}")
+    except Exception as error:
+        print(type(error).__name__, error)
+print(any(name in sys.modules for name in ("pyspark", "pandas", "pyarrow")))
+""",
+    )
+    text = f"UnsupportedVersionError {name} is {version}, and this release of DOS needs {name} {needed}"
+    assert said.splitlines() == [f"{text} (pip install 'dos-journal[spark]')"] * 2 + ["False"]
+
+
+def test_what_is_supported_is_what_the_extra_asks_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    asked = project["project"]["optional-dependencies"]["spark"]
+    for name, bounds in versions.SUPPORTED.items():
+        end = f",<{bounds.end}" if bounds.end else ""
+        assert f"{name}>={bounds.first}{end}" in asked
+    versions.check_versions()
 
 
 def test_a_package_of_the_same_name_from_elsewhere_is_named_with_its_place(

@@ -26,7 +26,9 @@ from dos_cli.main import app as dos_app
 from dos_server import embedded
 from examples.demo.verdict import judge
 from spark_integration import RegionHandle, RegionListener, on_executor, run
-from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError
+from spark_integration.core import confs as confs_core
+from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError, UnfitConfError
+from tests.spark_integration.written import pretended
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
 
@@ -300,13 +302,27 @@ def test_a_region_gives_up_when_other_jobs_keep_the_slots(
 
 
 def test_executors_that_do_not_fit_end_the_region_at_once(
-    start: Start, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, start: Start, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    another = on_executor.Expected(on_executor.python_version(), "9.9.9")
-    monkeypatch.setattr(on_executor, "expected_of_driver", lambda: another)
+    seen_first = pretended(tmp_path / "seen", "pyarrow", "18.1.0")
+    monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", str(seen_first))  # of executors alone
     region = start(word_count(tmp_path, passes=1), store=store)
-    with pytest.raises(ExecutorMismatchError, match=r"driver's is 9\.9\.9"):
+    with pytest.raises(ExecutorMismatchError, match=r"pyarrow is 18\.1\.0 and the driver.s is \d+"):
         region.awaitTermination(PATIENCE_S)
+
+
+def test_a_session_that_would_kill_silent_workers_is_refused_with_the_conf(
+    spark: SparkSession, tmp_path: Path, store: str
+) -> None:
+    confs = {confs_core.IDLE_KILL[0]: "true", confs_core.IDLE_SECONDS[0]: "30"}
+    for name, value in confs.items():
+        spark.conf.set(name, value)
+    try:
+        with pytest.raises(UnfitConfError, match=r"killOnIdleTimeout=true and .*=30 would have"):
+            run(spark, word_count(tmp_path, passes=1), store=store)
+    finally:
+        for name in confs:
+            spark.conf.unset(name)
 
 
 @pytest.mark.timeout(240)  # five attempts, with a longer pause before each

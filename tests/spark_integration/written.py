@@ -4,6 +4,7 @@ source.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -240,6 +241,14 @@ async def _taken_away(claim: Claim, name: str) -> None:
         await trio.sleep(0.01)  # nobody tells that an object went
 
 
+def pretended(directory: Path, name: str, version: str) -> Path:
+    """A directory that, first on the path, makes a distribution look like another version."""
+    there = directory / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
+    there.parent.mkdir(parents=True)
+    there.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return directory
+
+
 def lines(rows: Rows) -> bytes:
     """JSON lines."""
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
@@ -250,6 +259,7 @@ __all__ = [
     "STATE",
     "arrow",
     "lines",
+    "pretended",
     "take_away",
     "write_batches",
     "write_cuts",

@@ -1,0 +1,54 @@
+"""Which versions of Spark's packages this release works with, checked before any of them is imported.
+
+Rules of this file: nothing but the standard library at its top, because what is wrong may be the very package
+that would be imported. The bounds are those of the extra `spark` in pyproject.toml; a test compares them.
+"""
+
+import re
+from importlib import metadata
+from typing import Final, NamedTuple
+
+
+class Bounds(NamedTuple):
+    """From `first` on, below `end` (None: no end is known)."""
+
+    first: str
+    end: str | None
+
+    def __str__(self) -> str:
+        return f"{self.first} or newer" + (f", below {self.end}" if self.end else "")
+
+
+SUPPORTED: Final = {
+    "pyspark": Bounds("4.3", "4.4"),
+    "pandas": Bounds("2.2", "3"),
+    "pyarrow": Bounds("18", None),
+}
+
+
+def check_versions() -> None:
+    """Raises UnsupportedVersionError, which names the package, its version, and what is needed."""
+    for name, bounds in SUPPORTED.items():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            version = None
+        if version is None or not _within(version, bounds):
+            from spark_integration.errors import UnsupportedVersionError
+
+            found = "is not installed" if version is None else f"is {version}"
+            raise UnsupportedVersionError(
+                f"{name} {found}, and this release of DOS needs {name} {bounds}",
+                remedy="pip install 'dos-journal[spark]'",
+            )
+
+
+def _within(version: str, bounds: Bounds) -> bool:
+    found = _numbers(version)
+    return _numbers(bounds.first) <= found and (bounds.end is None or found < _numbers(bounds.end))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """4.3.0.dev1 -> (4, 3, 0): its release, as far as it is plain numbers."""
+    release = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
+    return tuple(int(number) for number in release[1].split(".")) if release else ()
