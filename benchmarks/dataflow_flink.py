@@ -22,7 +22,7 @@ from typing import Any
 
 from dataflow_meter import Meter
 from dataflow_program import FILE_ROWS, free_port, input_files, linked, run
-from pyflink.common import Configuration, Types, WatermarkStrategy
+from pyflink.common import Configuration, JobClient, Types, WatermarkStrategy
 from pyflink.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from pyflink.datastream.connectors.file_system import FileSource, StreamFormat
 from pyflink.datastream.state import ValueStateDescriptor
@@ -100,22 +100,22 @@ def environment(folder: Path, port: int) -> StreamExecutionEnvironment:
     return StreamExecutionEnvironment.get_execution_environment(conf)
 
 
-def by_sql(env: StreamExecutionEnvironment, source: Path, number: str) -> str:
+def by_sql(env: StreamExecutionEnvironment, source: Path, number: str) -> JobClient:
     tables = StreamTableEnvironment.create(env)
     tables.create_temporary_system_function("passed", passed)
     tables.execute_sql(SOURCE.format(path=source.as_uri()))
     tables.execute_sql(NOWHERE)
-    return str(tables.execute_sql(QUERY.format(number=number)).get_job_client().get_job_id())
+    return tables.execute_sql(QUERY.format(number=number)).get_job_client()
 
 
-def by_row(env: StreamExecutionEnvironment, source: Path) -> str:
+def by_row(env: StreamExecutionEnvironment, source: Path) -> JobClient:
     reading = FileSource.for_record_stream_format(StreamFormat.text_line_format(), source.as_uri()).build()
     lines = env.from_source(reading, WatermarkStrategy.no_watermarks(), "Source_lines")
     pairs = lines.map(parsed, Types.TUPLE([Types.STRING(), Types.LONG()]))
     kind = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LONG()])
     totals = pairs.key_by(lambda pair: pair[0]).process(Totals(), kind)
     totals.add_sink(nowhere())
-    return str(env.execute_async("totals").get_job_id())
+    return env.execute_async("totals")
 
 
 def nowhere() -> Any:
@@ -128,14 +128,17 @@ def nowhere() -> Any:
 
 
 class Job:
-    """A running one, by the REST interface."""
+    """A running one, by the REST interface, which goes away with it when it is over."""
 
-    def __init__(self, port: int, job: str, counted: re.Pattern[str]) -> None:
-        """counted: the metric that says how many rows are through."""
+    def __init__(self, port: int, client: JobClient, counted: re.Pattern[str], rows: int) -> None:
+        """counted: the metric that says how many of the rows are through."""
         self._counted = counted
-        self._url = f"http://127.0.0.1:{port}/jobs/{job}"
+        self._client = client
+        self._url = f"http://127.0.0.1:{port}/jobs/{client.get_job_id()}"
         self._metrics: list[tuple[str, str]] = []
+        self._all_rows = rows
         self._rows = 0
+        self.checkpoints = 0
 
     def ask(self, path: str = "") -> Any:
         with urllib.request.urlopen(self._url + path, timeout=30) as answer:
@@ -143,6 +146,14 @@ class Job:
 
     def rows_so_far(self) -> int:
         """Rows that are through."""
+        try:
+            self._rows = max(self._rows, self._asked_rows())
+        except OSError:
+            if self.is_over():
+                self._rows = self._all_rows
+        return self._rows
+
+    def _asked_rows(self) -> int:
         if not self._metrics:
             for vertex in self.ask()["vertices"]:
                 path = f"/vertices/{vertex['id']}/subtasks/metrics"
@@ -152,11 +163,15 @@ class Job:
         for path, name in self._metrics[:1]:
             answer = self.ask(f"{path}?get={urllib.request.quote(name)}&agg=sum")
             found = sum(int(one["sum"]) for one in answer)
-        self._rows = max(self._rows, found)
-        return self._rows
+        return found
 
     def is_over(self) -> bool:
-        state = self.ask()["state"]
+        try:
+            state = self.ask()["state"]
+            self.checkpoints = self.ask("/checkpoints")["counts"]["completed"]
+        except OSError:
+            self._client.get_job_execution_result().result()  # raises what it failed of
+            return True
         if state in ("FAILED", "FAILING", "CANCELED"):
             raise RuntimeError(f"the job is {state}: {self.ask('/exceptions')['root-exception']}")
         return bool(state == "FINISHED")
@@ -169,13 +184,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     port = free_port()
     env = environment(folder, port)
     if options.way == "row":
-        job = Job(port, by_row(env, source), FUNCTION_OUT)
+        client, counted = by_row(env, source), FUNCTION_OUT
     else:
         number = "number" if options.way == "builtin" else "passed(number)"
-        job = Job(port, by_sql(env, source, number), SOURCE_OUT)
-    figures = Meter(len(paths) * FILE_ROWS, options.cap).watch(job.rows_so_far, job.is_over)
-    checkpoints = job.ask("/checkpoints")
-    return {**figures, "checkpoints": checkpoints["counts"]["completed"], "durable": DURABLE}
+        client, counted = by_sql(env, source, number), SOURCE_OUT
+    rows = len(paths) * FILE_ROWS
+    job = Job(port, client, counted, rows)
+    figures = Meter(rows, options.cap).watch(job.rows_so_far, job.is_over)
+    return {**figures, "checkpoints": job.checkpoints, "durable": DURABLE}
 
 
 if __name__ == "__main__":

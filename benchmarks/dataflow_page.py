@@ -146,7 +146,8 @@ def workers_of(records: Sequence[dict[str, Any]]) -> str:
 
 def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     """Write the plots, and give what the page says of them."""
-    curves = [one for one in records if one["part"] == "curves" and one.get("rows_per_s")]
+    drawn = [one for one in records if one["part"] in ("builtin", "curves") and one.get("rows_per_s")]
+    curves = sorted(drawn, key=lambda one: int(one["keys"]))
     if not curves:
         return []
     folder.mkdir(exist_ok=True)
