@@ -9,6 +9,7 @@ it is looked whether the handle is being closed: whoever closes it writes that d
 producers. So either it finds this one, or this one finds it.
 """
 
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -111,26 +112,42 @@ class InputLog:
         name has come or the handle was closed. Cancelled in the middle, the batch does not count, and can be
         sent again.
         """
+
+        async def one_by_one() -> AsyncGenerator[tuple[int, bytes]]:
+            for part in parts:
+                yield part
+
+        async with aclosing(one_by_one()) as each:
+            return await self.append_from(each, number=number, mark=mark)
+
+    async def append_from(
+        self, parts: AsyncIterator[tuple[int, bytes]], *, number: int, mark: bytes = b""
+    ) -> Judgement:
+        """As `append`, for a batch that does not fit into memory: parts are asked for as there is room.
+
+        Raises what asking for a part raises too: the batch does not count then, and can be sent again.
+        """
         if judge_batch(number, self.last) is Judgement.DISCARD:
             return Judgement.DISCARD
         if self._writer.end.size - self._segment_begin > limits.input_segment_bytes_max:
             await self._writer.roll()
             self._segment_begin = self._writer.end.size
-        digest = self._digest
-        time_ms = wall_time_ms()
-        for index, (rows, data) in enumerate(parts):
-            last = index == len(parts) - 1
-            part = InputPart(number, index, last, rows, digest, time_ms, data, mark if last else b"")
-            ints, strings = encode_part(part)
-            end = self._writer.append(Record(Op.INPUT, ints=ints, strings=strings))
-            digest = part.digest
-            if not last:
-                await self._writer.wait_room()
-        self._digest = digest
+        made = _Parts(number, self._digest)
+        held = await anext(parts)
+        async for part in parts:
+            self._put(made.next(held, last=False))
+            held = part
+            await self._writer.wait_room()
+        end = self._put(made.next(held, last=True, mark=mark))
+        self._digest = made.digest
         self.last, self.last_end, self.last_mark = number, end.size, mark
         self._ends[number] = end.size
         await self._writer.wait_room()
         return Judgement.APPEND
+
+    def _put(self, part: InputPart) -> Position:
+        ints, strings = encode_part(part)
+        return self._writer.append(Record(Op.INPUT, ints=ints, strings=strings))
 
     async def recorded(self, number: int) -> int:
         """Wait until a batch that was sent is recorded: synced on the quorum. A position up to which all is.
@@ -160,6 +177,19 @@ class InputLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class _Parts:
+    """The parts of one batch, one after the other. `digest`: of everything up to the last."""
+
+    def __init__(self, number: int, digest: int) -> None:
+        self.digest = digest
+        self._number, self._index, self._time_ms = number, 0, wall_time_ms()
+
+    def next(self, data: tuple[int, bytes], *, last: bool, mark: bytes = b"") -> InputPart:
+        part = InputPart(self._number, self._index, last, data[0], self.digest, self._time_ms, data[1], mark)
+        self.digest, self._index = part.digest, self._index + 1
+        return part
 
 
 async def close_input(store: Store, application: str, handle: str) -> InputEnds:

@@ -49,7 +49,7 @@ class UnreachableWorkerError(DosError):
 
 
 class UnknownOptionError(DosError):
-    """The format (`dos`, `dos-state`, ...) has no such option. Nothing was read."""
+    """The format (`dos`, `dos-state`, ...) has no such option. Nothing was read or written."""
 
     def __init__(self, name: str, known: Iterable[str], source: str = "dos") -> None:
         by_lower = {one.lower(): one for one in known}
@@ -61,8 +61,8 @@ class UnknownOptionError(DosError):
 
 
 class BadOptionError(DosError):
-    """An option of the source `dos` has a value that it cannot have, or does not go with another. Nothing was
-    read.
+    """An option of the source or sink `dos` has a value that it cannot have, or does not go with another.
+    Nothing was read or written.
     """
 
 
@@ -109,3 +109,31 @@ class DataLossError(DosError):
 
 class NotReadableError(DosError):
     """The bytes of an object are not what the option `content` says."""
+
+
+class OtherWriterError(DosError):
+    """The producer that the sink was to write as belongs to somebody else. Nothing was recorded."""
+
+    remedy = (
+        "for a new query or write give the option 'producer' a name of its own; to go on with the old query,"
+        " give it the checkpointLocation that it had"
+    )
+
+    def __init__(self, where: str, found: str, asked: str) -> None:
+        super().__init__(f"{where} was written by {found}, and this is {asked}")
+
+
+class OtherCheckpointError(DosError):
+    """The query's checkpoint is ahead of what this store has of it. Nothing was recorded."""
+
+    remedy = (
+        "give the query the store, handle and producer that it wrote to before, or another checkpointLocation"
+    )
+
+    def __init__(self, where: str, query: str, batch: int, last: int) -> None:
+        has = f"has its micro-batches up to {last}" if last >= 0 else "has nothing of it"
+        super().__init__(f"query {query} is at micro-batch {batch}, and {where} {has}: others went elsewhere")
+
+
+class StagedRowsGoneError(DosError):
+    """What a task had put down is not there as it said. Nothing was recorded; Spark writes it again."""

@@ -46,3 +46,15 @@ TASKS_PER_WORKER_MAX = 1024
 """Each of the tasks that share the state of one worker reads all of its chain."""
 WATCH_S = 1.0
 """How often a handle to which no event comes looks whether the region is over."""
+
+# --- the data sink --------------------------------------------------------------------------------
+SINK_PART_BYTES = 1024 * 1024
+"""A task makes parts of about so much: a step of a region takes whole parts."""
+SINK_MESSAGE_BYTES = 256 * 1024
+"""What a task wrote travels to the driver in its message up to so much; more is put down in the store."""
+SINK_COMMIT_ATTEMPTS_MAX = 5
+"""So often a commit begins anew when another one has fenced it."""
+SINK_PRODUCERS_HELD_MAX = 8
+"""A process that commits keeps so many producers open between micro-batches."""
+SINK_SWEEP_S = 10.0
+"""How long a commit waits, at most, for what is left over to be taken away; the next one goes on with it."""

@@ -1,0 +1,146 @@
+"""`df.write.format("dos")` and `df.writeStream.format("dos")`: Spark's classes for writers.
+
+Rules of this file: Spark's calls in, ours out. A writer is made on the driver, and again in the process that
+commits a micro-batch; what it says of tasks they ask Spark for themselves.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from dos_client import QuorumUnavailableError
+from dos_protocol.errors import LocalProtocolError
+from spark_integration.core.sink_commits import Kind, Unit
+from spark_integration.core.sink_options import JOB_PRODUCER, SinkOptions, check_producer, query_producer
+from spark_integration.core.source_options import SourceOptions
+from spark_integration.errors import NothingThereError, SchemaMismatchError
+from spark_integration.on_executor import expected_of_driver
+from spark_integration.reading.inputs import InputOrigin
+from spark_integration.reading.planning import columns_there
+from spark_integration.reading.session import check_executor, opened
+from spark_integration.writing.committing import commit, release_producers
+from spark_integration.writing.staging import Prepared, prepare
+
+log = logging.getLogger("dos.spark_integration")
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+
+
+class DosWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
+    """A batch write: one batch of the producer, all of it or nothing. job: an id that is this write's
+    alone.
+    """
+
+    def __init__(self, options: SinkOptions, schema: pa.Schema, job: str) -> None:
+        self._options = options
+        self._schema = schema
+        self._expected = expected_of_driver()
+        self._producer = options.producer or JOB_PRODUCER
+        self._unit = Unit(Kind.JOB, job, options.batch)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        check_executor(self._expected)
+        partition = _task().partitionId()
+        return prepare(self._options, self._unit, self._producer, partition, self._schema, iterator)
+
+    def commit(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        commit(self._options, _whole(messages), self._schema)
+        release_producers()  # nothing says that this process writes there again
+
+    def abort(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        _aborted(self._options, messages)
+
+
+class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """A stream: each micro-batch is the batch of its number."""
+
+    def __init__(self, options: SinkOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._expected = expected_of_driver()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        check_executor(self._expected)
+        task = _task()
+        query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            raise LocalProtocolError(f"this task is of no query ({QUERY_ID}={query}, {BATCH_ID}={batch})")
+        producer = self._options.producer or check_producer(self._options, query_producer(query))
+        unit = Unit(Kind.STREAM, query, int(batch) + 1)
+        return prepare(self._options, unit, producer, task.partitionId(), self._schema, iterator)
+
+    def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+        del batchId  # the messages say it, and whose it is
+        commit(self._options, _whole(messages), self._schema)
+
+    def abort(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+        del batchId
+        _aborted(self._options, messages)
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise LocalProtocolError("rows are written by Spark's tasks, and this is none")
+    return task
+
+
+def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[Prepared]:
+    """One of each partition, of one unit. Spark sees to it, and a mistake here would double rows."""
+    prepared = [one for one in messages if isinstance(one, Prepared)]
+    units = {(one.unit, one.producer) for one in prepared}
+    if len(prepared) != len(messages) or len(units) != 1:
+        raise LocalProtocolError(
+            f"{len(messages)} messages to commit: {len(prepared)} are of this sink, of {len(units)} units"
+        )
+    if len({one.partition for one in prepared}) != len(prepared):
+        raise LocalProtocolError("a partition is there twice among the messages to commit")
+    return prepared
+
+
+def _aborted(options: SinkOptions, messages: "Sequence[WriterCommitMessage | None]") -> None:
+    """Nothing: what is not recorded cannot be seen, and what is may have been committed by another."""
+    staged = sum(isinstance(one, Prepared) and bool(one.name) for one in messages)
+    log.info("%s: aborted; %d staged objects go with a later commit", options.what, staged)
+
+
+@cache
+def check_target(options: SinkOptions, schema: pa.Schema) -> None:
+    """Whether the store is there, lets us in, and rows in the handle have these columns. Once in a process.
+
+    Raises SchemaMismatchError, and what opening a store raises.
+    """
+    reading = SourceOptions(
+        servers=options.servers, directory=options.application, input=options.input, token=options.token
+    )
+    with opened(options) as store:
+        try:
+            there = store.portal.call(columns_there, InputOrigin(store.store, reading), reading)
+        except NothingThereError:
+            there = None
+        except QuorumUnavailableError:  # the commit waits for a quorum; this is only to say it early
+            return
+    if there is not None and not there.equals(schema):
+        raise SchemaMismatchError(_difference(there, schema, options.what))
+
+
+def _difference(there: pa.Schema, schema: pa.Schema, where: str) -> str:
+    from dataflow.schema import schema_text, type_text  # see `core/wording`
+
+    told = []
+    for one in schema:
+        if one.name not in there.names:
+            told.append(f"{one.name!r} ({type_text(one.type)}) is not there")
+        elif not (found := there.field(one.name).type).equals(one.type):
+            told.append(f"{one.name!r} is {type_text(one.type)}, and {type_text(found)} there")
+    told += [f"{name!r} is missing" for name in there.names if name not in schema.names]
+    told = told or ["they are in another order"]
+    return f"the columns written are not those of {where}, {schema_text(there)}: {'; '.join(told)}"

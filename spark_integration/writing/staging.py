@@ -1,0 +1,175 @@
+"""What a task of the sink does: rows become parts, which wait for the commit in its message or in the store.
+
+Rules of this file: nothing that it does can be seen by a reader. Few rows travel in the message; for many the
+task claims its partition's directory, which fences whatever attempt was there before, a zombie or a
+speculative one, and puts them down in an object of its own. An attempt that is fenced fails and never claims
+again: Spark knows whether another is needed.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from dos_client import chance
+from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
+from dos_protocol.digests import digest64
+from spark_integration.core.sink_commits import Unit, is_orphan, staged_name, staging_directory
+from spark_integration.core.sink_options import SinkOptions
+from spark_integration.errors import SchemaMismatchError
+from spark_integration.limits import BATCH_ROWS, SINK_MESSAGE_BYTES, SINK_PART_BYTES
+from spark_integration.reading.session import opened
+
+
+class Part(NamedTuple):
+    """Some rows, as an Arrow stream. data: None if they lie in the store."""
+
+    rows: int
+    size: int
+    digest: int
+    data: bytes | None
+
+
+@dataclass
+class Prepared(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not typed here
+    """What a task prepared. directory, name: the object in which its parts lie one after the other; "" if
+    they are here.
+    """
+
+    unit: Unit
+    producer: str
+    partition: int
+    directory: str = ""
+    name: str = ""
+    parts: list[Part] = field(default_factory=list)
+
+
+def prepare(
+    options: SinkOptions,
+    unit: Unit,
+    producer: str,
+    partition: int,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Prepared:
+    """Make the rows of one partition ready to be committed; when it returns they are on stable storage, or in
+    what it returns. Nothing is recorded.
+
+    Raises SchemaMismatchError, FencedError when another attempt has come, and what opening a store raises.
+    Waits for a quorum.
+    """
+    prepared = Prepared(unit, producer, partition)
+    held = 0
+    with ExitStack() as stack:
+        staged: _Staged | None = None
+        for rows, data in parts_of(batches, schema):
+            part = Part(rows, len(data), digest64(data), data)
+            held += len(data)
+            if staged is None and held > SINK_MESSAGE_BYTES:
+                staged = stack.enter_context(_Staged(options, prepared))
+                prepared.parts = [staged.put(one) for one in prepared.parts]
+            prepared.parts.append(part if staged is None else staged.put(part))
+        if staged is not None:
+            staged.wait_synced()
+    return prepared
+
+
+class _Staged:
+    """The object of this attempt; `prepared` is told where it is."""
+
+    def __init__(self, options: SinkOptions, prepared: Prepared) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._stack = ExitStack()
+        self._writer: BlockingObjectWriter
+
+    def __enter__(self) -> Self:
+        to, prepared = self._options, self._prepared
+        prepared.directory = staging_directory(
+            to.application, to.input, prepared.producer, prepared.partition
+        )
+        with ExitStack() as stack:
+            store = stack.enter_context(opened(to))
+            claim = stack.enter_context(claim_above(store, prepared.directory))
+            prepared.name = staged_name(prepared.unit, claim.epoch)
+            collect_orphans(store, claim, prepared.unit, recorded=False)
+            self._writer = claim.open_object(prepared.name)
+            self._stack = stack.pop_all()
+        return self
+
+    def put(self, part: Part) -> Part:
+        """Put it down; the part, without its data."""
+        assert part.data is not None, "it was just made"
+        self._writer.append(part.data)
+        self._writer.wait_room()
+        return part._replace(data=None)
+
+    def wait_synced(self) -> None:
+        """Until all is on stable storage of a quorum."""
+        self._writer.wait_synced(self._writer.size)
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
+    """The directory, claimed: whoever held it is fenced. Raises FencedError if another came at once."""
+    return store.claim(directory, store.look(directory).epoch_seen + 1, chance.fresh_id())
+
+
+def collect_orphans(store: BlockingStore, claim: BlockingClaim, unit: Unit, *, recorded: bool) -> None:
+    """Have taken away, behind the scenes, what nobody will record any more."""
+    store.portal.call_sync(claim.claim.collect, lambda name: is_orphan(name, unit, recorded=recorded))
+
+
+def parts_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[tuple[int, bytes]]:
+    """Rows and data of parts of a handy size. Raises SchemaMismatchError."""
+
+    def packed(rows: list[pa.RecordBatch]) -> tuple[int, bytes]:
+        table = pa.Table.from_batches(rows, schema)
+        return table.num_rows, _arrow_stream(table)
+
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        for one in _handy(fitted(batch, schema)):
+            if held and size + one.nbytes > SINK_PART_BYTES:
+                yield packed(held)
+                held, size = [], 0
+            held.append(one)
+            size += one.nbytes
+    if held:
+        yield packed(held)
+
+
+def empty_part(schema: pa.Schema) -> tuple[int, bytes]:
+    """The part of a batch without rows."""
+    return 0, _arrow_stream(pa.Table.from_batches([], schema))
+
+
+def _arrow_stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same rows with exactly these types. Raises SchemaMismatchError."""
+    try:
+        columns = [batch.column(at).cast(one.type) for at, one in enumerate(schema)]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    except (pa.ArrowException, IndexError) as error:
+        raise SchemaMismatchError(f"these rows do not fit the columns of the handle: {error}") from error
+
+
+def _handy(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of about a part each."""
+    if not batch.num_rows:
+        return
+    step = max(1, min(BATCH_ROWS, batch.num_rows * SINK_PART_BYTES // max(batch.nbytes, 1)))
+    for at in range(0, batch.num_rows, step):
+        yield batch.slice(at, step)

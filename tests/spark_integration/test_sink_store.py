@@ -1,0 +1,192 @@
+"""The sink `dos` on a store of three in memory, without Spark: what tasks prepare and the driver commits, who
+is fenced, what is left over.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import InputClosedError
+from dataflow.blocking import close_input, open_producer
+from dos_client.blocking import BlockingStore, open_store
+from dos_protocol.errors import FencedError
+from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration.core.sink_commits import Kind, Unit, Verdict, staging_prefix
+from spark_integration.core.sink_options import SinkOptions, parse_sink_options
+from spark_integration.core.source_options import parse_options
+from spark_integration.errors import (
+    NothingThereError,
+    OtherCheckpointError,
+    OtherWriterError,
+    StagedRowsGoneError,
+)
+from spark_integration.reading.planning import plan_batch
+from spark_integration.reading.tasks import rows_of
+from spark_integration.writing.committing import commit, release_producers
+from spark_integration.writing.staging import Prepared, claim_above, prepare
+from tests.spark_integration.sink_process import SCHEMA
+
+QUERY = "11111111-2222-3333-4444-555555555555"
+BIG = "x" * 400_000
+"""A row of it does not fit into a message."""
+_names = count()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers[ThreadedServer]]:
+    with threaded_store() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
+    with open_store(servers.url) as found:
+        yield found
+
+
+@pytest.fixture
+def options(servers: Servers[ThreadedServer]) -> Iterator[SinkOptions]:
+    """A handle that nobody has written to."""
+    yield parse_sink_options({"path": f"{servers.url}/shop", "input": f"orders{next(_names)}"})
+    release_producers()
+
+
+def rows(*numbers: int, text: str = "") -> list[dict[str, Any]]:
+    return [{"n": number, "text": text} for number in numbers]
+
+
+def batch(number: int) -> Unit:
+    """Micro-batch `number` of the query."""
+    return Unit(Kind.STREAM, QUERY, number + 1)
+
+
+def written(
+    options: SinkOptions, unit: Unit, *partitions: list[dict[str, Any]], producer: str = "p"
+) -> list[Prepared]:
+    """What the tasks prepare, one for each partition."""
+    return [
+        prepare(options, unit, producer, at, SCHEMA, [pa.RecordBatch.from_pylist(one, SCHEMA)])
+        for at, one in enumerate(partitions)
+    ]
+
+
+def read(options: SinkOptions) -> list[int]:
+    """What a reader sees, in order."""
+    reading = parse_options({"path": f"{options.servers}/{options.application}", "input": options.input})
+    found: list[int] = []
+    try:
+        partitions = plan_batch(reading, SCHEMA, ())
+    except NothingThereError:
+        return found
+    for partition in partitions:
+        for one in rows_of(reading, SCHEMA, (), partition):
+            found += one.column("n").to_pylist()
+    return found
+
+
+def left_over(store: BlockingStore, options: SinkOptions) -> set[str]:
+    """What lies in the directories of partitions."""
+    found: set[str] = set()
+    for directory in store.list_directories(staging_prefix(options.application, options.input, "p")):
+        found |= {name for held in store.look(directory).answers.values() for name in held}
+    return found
+
+
+def test_what_tasks_prepare_is_seen_when_it_is_committed_and_not_before(
+    store: BlockingStore, options: SinkOptions
+) -> None:
+    commit(options, written(options, batch(0), rows(1)), SCHEMA)
+    prepared = written(options, batch(1), rows(2, 3), [], rows(4, text=BIG))
+    assert [bool(one.name) for one in prepared] == [False, False, True]
+    assert read(options) == [1]
+    assert commit(options, prepared, SCHEMA) is Verdict.APPEND
+    assert read(options) == [1, 2, 3, 4]
+    assert not left_over(store, options)
+
+
+def test_a_micro_batch_that_is_committed_again_changes_nothing_whatever_its_rows_are_now(
+    options: SinkOptions,
+) -> None:
+    first = written(options, batch(0), rows(1, 2), rows(3))
+    commit(options, first, SCHEMA)
+    assert commit(options, first, SCHEMA) is Verdict.DONE
+    release_producers()  # as a new driver
+    assert commit(options, written(options, batch(0), rows(1), rows(2, 3)), SCHEMA) is Verdict.DONE
+    assert commit(options, written(options, batch(1), []), SCHEMA) is Verdict.APPEND
+    assert commit(options, written(options, batch(2), rows(4)), SCHEMA) is Verdict.APPEND
+    assert read(options) == [1, 2, 3, 4]
+
+
+def test_rows_larger_than_a_part_and_than_memory_for_parts_come_through_in_order(
+    options: SinkOptions,
+) -> None:
+    many = [
+        pa.RecordBatch.from_pylist(rows(*range(at, at + 30), text="y" * 100_000), SCHEMA) for at in (0, 30)
+    ]
+    prepared = [prepare(options, batch(0), "p", 0, SCHEMA, many)]
+    assert len(prepared[0].parts) > 3
+    commit(options, prepared, SCHEMA)
+    assert read(options) == list(range(60))
+
+
+def test_an_attempt_is_fenced_by_a_later_one_of_its_partition(
+    store: BlockingStore, options: SinkOptions
+) -> None:
+    def slow() -> Iterator[pa.RecordBatch]:
+        for number in range(1, 6):  # the first are put down by then
+            yield pa.RecordBatch.from_pylist(rows(number, text=BIG), SCHEMA)
+        later.extend(written(options, batch(0), rows(1, 2, text=BIG)))
+        for number in range(6, 12):
+            yield pa.RecordBatch.from_pylist(rows(number, text=BIG), SCHEMA)
+
+    later: list[Prepared] = []
+    with pytest.raises(FencedError):
+        prepare(options, batch(0), "p", 0, SCHEMA, slow())
+    commit(options, later, SCHEMA)
+    assert read(options) == [1, 2]
+    assert not left_over(store, options)
+
+
+def test_rows_that_were_taken_away_or_changed_are_not_recorded(
+    store: BlockingStore, options: SinkOptions
+) -> None:
+    prepared = written(options, batch(0), rows(1), rows(2, text=BIG))
+    prepared[1].parts = [one._replace(digest=one.digest ^ 1) for one in prepared[1].parts]
+    with pytest.raises(StagedRowsGoneError, match="not the bytes that were put there"):
+        commit(options, prepared, SCHEMA)
+    with claim_above(store, prepared[1].directory) as claim:
+        store.portal.call_sync(claim.claim.collect, lambda name: name == prepared[1].name)
+        store.portal.call(claim.claim.wait_collected, 60.0)
+    with pytest.raises(StagedRowsGoneError, match="is gone"):
+        commit(options, prepared, SCHEMA)
+    commit(options, written(options, batch(0), rows(7), rows(8, text=BIG)), SCHEMA)
+    assert read(options) == [7, 8]
+
+
+def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: SinkOptions) -> None:
+    first, second = (Unit(Kind.JOB, letter * 32, None) for letter in "ab")
+    for unit in (first, first, second, second):
+        commit(options, written(options, unit, rows(ord(unit.key[0])), rows(0, text=BIG)), SCHEMA)
+    assert read(options) == [97, 0, 98, 0]
+    numbered = Unit(Kind.JOB, "c" * 32, 2)  # tried again by somebody who numbers
+    assert commit(options, written(options, numbered, rows(9)), SCHEMA) is Verdict.DONE
+    with pytest.raises(OtherWriterError, match=r"was written by job b+, and this is stream"):
+        commit(options, written(options, batch(2), rows(9)), SCHEMA)
+
+
+def test_a_closed_handle_a_strange_producer_and_a_checkpoint_of_another_store_are_refused_by_name(
+    servers: Servers[ThreadedServer], store: BlockingStore, options: SinkOptions
+) -> None:
+    with pytest.raises(OtherCheckpointError, match="has nothing of it"):
+        commit(options, written(options, batch(5), rows(1)), SCHEMA)
+    with open_producer(store, "shop", options.input, "till", SCHEMA) as producer:
+        producer.wait_recorded(producer.send(rows(1), mark=b"place 1"))
+    with pytest.raises(OtherWriterError, match="was written by another program"):
+        commit(options, written(options, batch(0), rows(1), producer="till"), SCHEMA)
+    close_input(store, "shop", options.input)
+    with pytest.raises(InputClosedError):
+        commit(options, written(options, batch(0), rows(1)), SCHEMA)
+    assert read(options) == [1]
