@@ -1,6 +1,7 @@
 """`./run bench`: measures everything in one go and writes docs/benchmarks.md with the machine it came from.
 
-    bench.py [server] [store] [replay] [wordcount] [memory] [checkpoint] [--pairs N] [--quick] [--long]
+    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [--pairs N] [--quick]
+             [--long]
     bench.py dataflow --help
 
 Without names all are measured and the file is written; with names the figures are only printed, but those of
@@ -33,6 +34,7 @@ from checkpoint_page import gaps_in, section_in, section_of, with_section  # noq
 from checkpoint_rows import measure_checkpoint  # noqa: E402
 from dataflow_bench import main as measure_dataflow  # noqa: E402
 from dataflow_page import section_in as dataflow_section_in  # noqa: E402
+from journal_rows import measure_journal  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from store_rows import measure_store  # noqa: E402
@@ -161,6 +163,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "server": measure_server,
     "store": measure_store,
     "replay": measure_replay,
+    "journal": measure_journal,
     "wordcount": measure_wordcount,
     "memory": measure_memory,
     "checkpoint": measure_checkpoint,
@@ -213,6 +216,10 @@ Everything ran on it: clients, servers and Spark.
   5 s. *Take-over*: from a writer's SIGKILL to the next writer's first acknowledged record; that the first one
   died is known at once, and the state is not replayed.
 - **Replay**: a journal on disk, every record's checksum verified and its fields read, in one process.
+- **Journals of files**: *replay* makes the files too (`dos journal replay FILE --into DIR`). *Restore*: a
+  directory of 32 MB that was written over until its journal had that many MB, by a process of its own over
+  loopback; with snapshots it reads what `recovery_bytes_max` allows, and its peak memory is that of the whole
+  process. *Archive*: to moto over HTTP, a Python program itself, so it says little of S3.
 - **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
   {passes} times, from the moment that all workers run to the region's end; then the output is verified.
   Beside it the same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots,

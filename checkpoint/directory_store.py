@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from checkpoint import limits
 from checkpoint.core.retention import Rolling
 from checkpoint.world import wall_time_ms, world
-from journal import ORIGIN, ChainState, ChainWriter, Position, Record, Scratch, read_batches, take_over
+from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
 from journal.core.trimming import Floor
 from journal.files.marks import Marks
 from journal.files.rebuilding import Rebuilding
@@ -111,9 +111,12 @@ class DirectoryStore:
             self._writer.append(mark)
         self._writer.append(record)
 
-    def cut(self, live_bytes: int) -> FilesAt:
-        """A cut lies here: behind what was appended. live_bytes: of the files as of now."""
+    def cut(self, cut: int, live_bytes: int) -> FilesAt:
+        """A cut lies here, behind what was appended; a record says so, by which people find it (`cut:7`).
+        live_bytes: of the files as of now. Raises FencedError.
+        """
         self._live_bytes = live_bytes
+        self._writer.append(Record(Op.CUT, ints=(cut,)))
         return FilesAt(self._writer.end, self._writer.floor)
 
     async def synced(self, at: FilesAt) -> FilesAt:

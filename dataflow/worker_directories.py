@@ -148,7 +148,7 @@ class Directories:
                 await store.append(message.record)
                 handover.give(record_bytes(message.record))
                 continue
-            at = store.cut(sum(message.sizes.values()))
+            at = store.cut(message.cut, sum(message.sizes.values()))
             self._cuts.setdefault(message.cut, {})[message.operator] = at
             self._cut_came.set()
             self._cut_came = trio.Event()

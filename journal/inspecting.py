@@ -33,12 +33,13 @@ from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread, read_manifest
 from journal.chain import look_chain, look_committed
 from journal.core.chain import ChainState, SegmentSpan
+from journal.core.decoder import Decoded
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
 from journal.core.record import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
-from journal.limits import read_bytes_max, scratch_read_bytes_max
+from journal.limits import file_read_bytes, read_bytes_max
 from journal.ports import StorePort
 from journal.reading import Source, span_chunks
 
@@ -75,15 +76,24 @@ def is_url(target: str) -> bool:
 
 def inspect_file(path: Path, consume: Consumer, progress: Progress) -> Outcome:
     """A local journal file. Raises OSError if it cannot be read."""
+    return _inspect_file(path, lambda inspector, chunk: consume(inspector.feed(chunk)), progress)
+
+
+def replay_file(path: Path, take: Callable[[list[Decoded]], bool], progress: Progress) -> Outcome:
+    """The same for records without their places, each with the logical offset just past it: the fast way."""
+    return _inspect_file(path, lambda inspector, chunk: take(inspector.feed_plain(chunk)), progress)
+
+
+def _inspect_file(path: Path, give: Callable[[Inspector, bytes], bool], progress: Progress) -> Outcome:
     outcome = Outcome(str(path))
     inspector = Inspector(path.name)
     with path.open("rb", buffering=0) as file:
         size = path.stat().st_size
         done = 0
-        while chunk := file.read(scratch_read_bytes_max):
+        while chunk := file.read(file_read_bytes):
             done += len(chunk)
             progress(done, size)
-            if not _pass_on(inspector, chunk, consume):
+            if not give(inspector, chunk) or inspector.fault is not None:
                 return _outcome(outcome, inspector, ended=False)
     return _outcome(outcome, inspector, ended=True)
 

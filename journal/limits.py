@@ -35,6 +35,9 @@ dump_string_bytes_max: Final = 64
 scratch_read_bytes_max: Final = 4 * MIB
 """One read of the local cache."""
 
+file_read_bytes: Final = 512 * 1024
+"""One read of a journal file. Small records are many objects, and all of one read live at one time."""
+
 if start_read_bytes_max > read_bytes_max:
     raise ValueError("the first read of a segment must fit one answer")
 if chain_name_bytes_max < 1:

@@ -64,6 +64,17 @@ class Inspector:
 
     def feed(self, data: bytes) -> list[Located]:
         """The next bytes; the records that are whole by now and sound."""
+        offset = self._base + self._at
+        out: list[Located] = []
+        for end, record in self.feed_plain(data):
+            if record.op is Op.SEGMENT_START:
+                offset = self._base  # the first record said where the segment begins
+            out.append(Located(self.where, offset, end, self._decoder.version or 0, record))
+            offset = end
+        return out
+
+    def feed_plain(self, data: bytes) -> list[tuple[int, Record]]:
+        """The same records, each with the logical offset just past it and without its place: the fast way."""
         if self.fault is not None:
             return []
         if len(self._head) < len(EXTENT_MAGIC):
@@ -71,13 +82,15 @@ class Inspector:
             if self._head == EXTENT_MAGIC:
                 self._refuse_extents()
                 return []
-        out: list[Located] = []
         try:
-            for end, record in self._decoder.feed(data):
-                out.append(self._locate(end, record))
+            decoded = self._decoder.feed(data)
         except CorruptDataError as fault:
             self.fault = fault
-        return out
+            return []
+        if self._tracker is not None or any(record.op is Op.SEGMENT_START for _, record in decoded):
+            decoded = self._checked(decoded)
+        self._count(decoded)
+        return [(self._base + end, record) for end, record in decoded] if self._base else decoded
 
     def finish(self) -> CorruptDataError | None:
         """The bytes end here; what is wrong, or None."""
@@ -88,19 +101,25 @@ class Inspector:
                 self.fault = fault
         return self.fault
 
-    def _locate(self, end: int, record: Record) -> Located:
-        version = self._decoder.version
-        assert version is not None, "a record was decoded"
-        if not self._at and record.op is Op.SEGMENT_START:
+    def _checked(self, decoded: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
+        """Those before the first one that does not belong where it stands."""
+        at = self._at
+        for number, (end, record) in enumerate(decoded):
+            try:
+                self._check(at, end, record)
+            except CorruptDataError as fault:
+                self.fault = fault
+                return decoded[:number]
+            at = end
+        return decoded
+
+    def _check(self, at: int, end: int, record: Record) -> None:
+        if not at and record.op is Op.SEGMENT_START:
             self._begin_segment(record)
         elif record.op is Op.SEGMENT_START and self._tracker is None:
-            raise ChainError(self.where, self._at, "a segment start only as the first record", "one within")
+            raise ChainError(self.where, at, "a segment start only as the first record", "one within")
         if self._tracker is not None:
-            self._tracker.take(self._at, end, record)
-        located = Located(self.where, self._base + self._at, self._base + end, version, record)
-        self._at = end
-        self._count(located)
-        return located
+            self._tracker.take(at, end, record)
 
     def _begin_segment(self, record: Record) -> None:
         """A segment: its start must be good, and must be that of its name if the name says what it is."""
@@ -112,14 +131,17 @@ class Inspector:
         self._base = start.base
         self._tracker = SnapshotTracker(self.where)
 
-    def _count(self, located: Located) -> None:
+    def _count(self, decoded: list[tuple[int, Record]]) -> None:
+        if not decoded:
+            return
         tally = self.tally
-        tally.version = located.version
-        tally.records += 1
-        tally.bytes = self._at
-        tally.end_offset = located.end
         if tally.first_offset is None:
-            tally.first_offset = located.offset
+            tally.first_offset = self._base
+        self._at = decoded[-1][0]
+        tally.version = self._decoder.version
+        tally.records += len(decoded)
+        tally.bytes = self._at
+        tally.end_offset = self._base + self._at
 
     def _refuse_extents(self) -> None:
         hint = (

@@ -53,25 +53,36 @@ class FilesReplay:
     def take(self, steps: Iterable[tuple[int, Record]]) -> bool:
         """Take records; False once the stop is reached. Raises UnsafePathError, and what `apply` raises."""
         stop, apply, only, paths = self.stop, self._apply, self._only, self._paths
-        bounded = stop != TO_THE_END
-        for end, record in steps:
-            if self.stopped or (bounded and stop.lies_before(end, record)):
-                self.stopped = True
-                return False
-            self.end = end
-            self.records += 1
-            if record.op in FILE_OPS:
-                op = file_op(record, paths)
-                if only is None or op.path == only:
-                    apply(op)
-            elif record.op is Op.MARK:
-                self.wall_ms = record.ints[0]
-            elif record.op is Op.CUT and record.ints:
-                self.cut, self.step = record.ints[0], record.ints[1] if len(record.ints) > 1 else 0
-                if stop.ends_with(record):
-                    self.stopped = self._found = True
+        bounded, count, last = stop != TO_THE_END, 0, self.end
+        if self.stopped:
+            return False
+        try:
+            for end, record in steps:
+                if bounded and stop.lies_before(end, record):
+                    self.stopped = True
                     return False
+                last = end
+                count += 1
+                if record.op in FILE_OPS:
+                    op = file_op(record, paths)
+                    if only is None or op.path == only:
+                        apply(op)
+                elif self._noted(record):
+                    return False
+        finally:
+            self.end = last
+            self.records += count
         return True
+
+    def _noted(self, record: Record) -> bool:
+        """Keep what a record says of the moment; whether the stop is reached with it."""
+        if record.op is Op.MARK:
+            self.wall_ms = record.ints[0]
+        elif record.op is Op.CUT and record.ints:
+            self.cut, self.step = record.ints[0], record.ints[1] if len(record.ints) > 1 else 0
+            if self.stop.ends_with(record):
+                self.stopped = self._found = True
+        return self.stopped
 
     def finish(self) -> None:
         """All that there is was taken. Raises StopNotFoundError if it was to end with a cut that is none."""

@@ -12,7 +12,7 @@ from journal.cli_support import journal_file
 from journal.core.inspection import Located
 from journal.files.replaying import FilesReplay
 from journal.files.restoring import replay_chain
-from journal.inspecting import Outcome, Progress, found_in_store, inspect_file, inspect_object, is_url
+from journal.inspecting import Outcome, Progress, found_in_store, inspect_object, is_url, replay_file
 
 
 def replay_target(target: str, replay: FilesReplay, token: bytes, progress: Progress) -> Outcome | None:
@@ -23,7 +23,7 @@ def replay_target(target: str, replay: FilesReplay, token: bytes, progress: Prog
     client and a chain's reading raise.
     """
     if not is_url(target):
-        return _whole(inspect_file(journal_file(target), _taking(replay), progress), replay)
+        return _whole(replay_file(journal_file(target), replay.take, progress), replay)
     return trio.run(_replay_url, target, replay, token, progress)
 
 

@@ -1,0 +1,270 @@
+"""How quickly journals of files are encoded, replayed, restored and archived, and with how much memory.
+
+    python benchmarks/journal_speed.py [--megabytes 1000] [--s3-megabytes 200] [--pairs 3] [--json]
+
+encode   records to bytes, in one process, written nowhere
+replay   a journal file in the page cache to files, as `dos journal replay FILE --into DIR` does it: every
+         checksum verified, every write made. Records of 4 KiB, and of 100 B
+restore  the same from a server over loopback, each in a process of its own, whose largest resident memory is
+         told: a directory of 32 MB that was written over until its journal has so many megabytes, without
+         snapshots and with (`recovery_bytes_max`); and one with a quarter of the journal, for its memory
+archive  a chain from a server to a bucket of S3 (moto, over HTTP, in a process of its own), each segment read
+         back and proved, and the restore from there with no server asked
+
+Medians of the pairs. MB are 10^6 bytes of journal.
+"""
+
+import argparse
+import functools
+import json
+import logging
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dos_client.store import init_store, open_store  # noqa: E402
+from examples.demo.memory import peak_memory_mb  # noqa: E402
+from journal import Directory, Op, Record, restore  # noqa: E402
+from journal.archive.archiving import archive_chain  # noqa: E402
+from journal.archive.bucket import Bucket, parse_s3_url  # noqa: E402
+from journal.core.record import encode_v1  # noqa: E402
+from journal.files.rebuilding import Rebuilding  # noqa: E402
+from journal.files.sources import replay_target  # noqa: E402
+from journal.inspecting import archived_chain  # noqa: E402
+
+LIVE_BYTES = 32_000_000
+WRITE_BYTES = 4000
+FILES = 8
+SEGMENT_BYTES = 16_000_000
+"""All but the last segment are archived: so little of the journal is left out."""
+ALL_BYTES = 1 << 62
+"""Of journal that may be read: no snapshot is ever due."""
+KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@contextmanager
+def running(command: list[str], address: str) -> Iterator[str]:
+    """The address of a process that prints it in its first line."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        match = re.search(address, process.stdout.readline())
+        assert match is not None, f"{command} did not start"
+        yield match[1]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def running_server(data: Path) -> Iterator[str]:
+    command = ["-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+    with running(command, r"at ([\d.]+:\d+),") as address:
+        yield f"dos://{address}"
+
+
+def run_s3() -> None:
+    """A bucket `bench`, until killed."""
+    import boto3
+    from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    service = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    service.start()
+    host, port = service.get_host_and_port()
+    os.environ.update(KEYS)
+    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bench")
+    print(f"at http://{host}:{port}", flush=True)
+    trio.run(trio.sleep_forever)
+
+
+# --- in one process ---------------------------------------------------------------------------------------
+
+
+def records(total: int, record_bytes: int) -> list[Record]:
+    """Writes one behind the other to a few files; each record has about `record_bytes` in all."""
+    paths = [f"file-{number}".encode() for number in range(FILES)]
+    data = os.urandom(record_bytes - 24 - 8 - 3 * 8 - len(paths[0]))
+    return [
+        Record(Op.WRITE, number, (number // FILES * len(data),), (paths[number % FILES], data))
+        for number in range(total // record_bytes)
+    ]
+
+
+def encoded(path: Path, total: int, record_bytes: int) -> dict[str, float]:
+    """Encode, and put the journal at `path` when the clock has stopped."""
+    given = records(total, record_bytes)
+    begin = time.perf_counter()
+    parts = list(map(encode_v1, given))
+    seconds = time.perf_counter() - begin
+    path.write_bytes(b"".join(parts))
+    return {"mb_per_s": path.stat().st_size / seconds / 1e6, "records_per_s": len(given) / seconds}
+
+
+def replayed(path: Path, into: Path) -> dict[str, float]:
+    begin = time.perf_counter()
+    with Rebuilding(into) as rebuilding:
+        outcome = replay_target(str(path), rebuilding.replay, b"", lambda *_: None)
+        rebuilding.put()
+    seconds = time.perf_counter() - begin
+    assert outcome is not None
+    assert outcome.fault is None
+    count = rebuilding.replay.records
+    return {"mb_per_s": path.stat().st_size / seconds / 1e6, "records_per_s": count / seconds}
+
+
+# --- from servers and buckets -----------------------------------------------------------------------------
+
+
+async def write_directory(url: str, name: str, folder: Path, total: int, recovery_bytes: int | None) -> int:
+    """Write over a directory of LIVE_BYTES until its journal has `total`; the journal's end."""
+    data, per_file = os.urandom(WRITE_BYTES), LIVE_BYTES // FILES // WRITE_BYTES
+    options = {"segment_bytes": SEGMENT_BYTES}
+    if recovery_bytes is not None:
+        options["recovery_bytes"] = recovery_bytes
+    async with (
+        open_store(url) as store,
+        await store.claim(name, 1, os.urandom(16)) as claim,
+        await Directory.open(folder / f"live-{name}", claim, **options) as directory,
+    ):
+        number = 0
+        while directory.end.size < total:
+            offset = number // FILES % per_file * WRITE_BYTES
+            await directory.write_at(f"file-{number % FILES}", offset, data)
+            number += 1
+        await directory.wait_synced()
+        return directory.end.size
+
+
+def restored_alone(target: str, name: str, into: Path) -> dict[str, Any]:
+    """By a process of its own: what `restore_here` prints."""
+    command = [sys.executable, __file__, "--restore", target, name, str(into)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+async def restore_here(target: str, name: str, into: Path) -> dict[str, float]:
+    begin = time.perf_counter()
+    if target.startswith("dos://"):
+        async with open_store(target) as store:
+            found = await restore(into, store, name)
+    else:
+        found = await restore(into, await archived_chain(target, None, name, "files"), name)
+    seconds = time.perf_counter() - begin
+    read_mb = found.bytes_read / 1e6
+    peak_mb = peak_memory_mb(os.getpid())
+    return {"seconds": seconds, "mb_per_s": read_mb / seconds, "read_mb": read_mb, "peak_mb": peak_mb}
+
+
+async def archived(url: str, name: str, bucket: str) -> dict[str, float]:
+    begin = time.perf_counter()
+    async with open_store(url) as store:
+        opened = await trio.to_thread.run_sync(Bucket, parse_s3_url(bucket))
+        done = await archive_chain(store, name, "files", opened)
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "mb_per_s": done.end / seconds / 1e6}
+
+
+# --- all of it --------------------------------------------------------------------------------------------
+
+
+def median_of(pairs: int, measure: Callable[[int], dict[str, float]]) -> dict[str, float]:
+    found = [measure(number) for number in range(pairs)]
+    return {key: round(statistics.median(one[key] for one in found), 3) for key in found[0]}
+
+
+def measure_files(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    figures = {}
+    for size, total in ((4096, 200_000_000), (100, 20_000_000)):
+        total = min(total, options.megabytes * 1_000_000)
+        path = folder / f"{size}.journal"
+        encode = functools.partial(encoded, path, total, size)
+        replay = functools.partial(replayed, path)
+        figures[f"encode_{size}"] = median_of(options.pairs, lambda _, work=encode: work())
+        figures[f"replay_{size}"] = median_of(
+            options.pairs, lambda number, work=replay, into=f"{size}-": work(folder / f"{into}{number}")
+        )
+    return figures
+
+
+def measure_servers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    total = options.megabytes * 1_000_000
+    chains = {
+        "all": (total, ALL_BYTES),
+        "snapshots": (total, None),
+        "quarter": (total // 4, ALL_BYTES),
+    }
+    figures = {}
+    with running_server(folder / "server") as url:
+        trio.run(init_store, url)
+        for name, (size, recovery) in chains.items():
+            end = trio.run(write_directory, url, name, folder, size, recovery)
+            found = median_of(
+                options.pairs, lambda number, n=name: restored_alone(url, n, folder / f"into-{n}-{number}")
+            )
+            figures[f"restore_{name}"] = {"journal_mb": end / 1e6, **found}
+        figures |= measure_archive(options, folder, url)
+    return figures
+
+
+def measure_archive(options: argparse.Namespace, folder: Path, url: str) -> dict[str, Any]:
+    os.environ.update(KEYS)
+    total = options.s3_megabytes * 1_000_000
+    trio.run(write_directory, url, "archived", folder, total, ALL_BYTES)
+    with running([__file__, "--s3"], r"at (\S+)") as endpoint:
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
+        found = {"archive": trio.run(archived, url, "archived", "s3://bench/a")}
+        found["restore_s3"] = median_of(
+            options.pairs, lambda number: restored_alone("s3://bench/a", "archived", folder / f"s3-{number}")
+        )
+    del os.environ["AWS_ENDPOINT_URL"]
+    return found
+
+
+def shown(figures: dict[str, dict[str, float]]) -> str:
+    return "\n".join(
+        f"{name:<18} " + ", ".join(f"{key} {value:,.1f}" for key, value in found.items())
+        for name, found in figures.items()
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--s3-megabytes", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=None, help="where journals and files are kept")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--restore", nargs=3, metavar=("TARGET", "NAME", "INTO"), help=argparse.SUPPRESS)
+    parser.add_argument("--s3", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.s3:
+        run_s3()
+    if options.restore:
+        target, name, into = options.restore
+        print(json.dumps(trio.run(restore_here, target, name, Path(into))))
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        figures = {**measure_files(options, Path(place)), **measure_servers(options, Path(place))}
+    print(json.dumps(figures) if options.json else shown(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
