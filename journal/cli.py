@@ -41,6 +41,7 @@ from journal.files.cli import add_commands
 from journal.follow import follow_chain, follow_file
 from journal.inspecting import Consumer, Outcome, inspect_file, inspect_url, is_url
 from journal.ops import Op
+from journal.plotting import as_svg
 from journal.status import as_json as status_json
 from journal.status import chain_status
 from journal.timeline import as_json as timeline_json
@@ -196,11 +197,15 @@ def follow(
 def timeline(
     target: Target,
     lines: Annotated[int, typer.Option(min=1, help="At most so many lines, each of the same length.")] = 24,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw it there instead.", show_default=False, dir_okay=False),
+    ] = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """A chart of what was appended when: bytes, records, and the segments, cuts, steps and snapshots among
-    them.
+    """A chart of what was appended when: bytes, records, and the segments, resets, cuts, steps and snapshots
+    among them. A reset is a segment of another epoch: somebody took the chain over there.
 
     Time is what records hold of it (marks, steps, outputs, inputs); a journal that holds none is divided by
     offset.
@@ -211,12 +216,21 @@ def timeline(
 
         dos journal timeline --lines 60 --json dos://h1,h2,h3/ledger/files
 
+        dos journal timeline --plot ledger.svg dos://h1,h2,h3/ledger/files
+
     Exit codes: 0 done, 1 a fault was found (what is good before it is shown), 2 usage or no such journal, 3
     the store cannot be reached.
     """
+    if plot is not None and plot.suffix != ".svg":
+        refuse(f"pictures are drawn as SVG: name a file that ends in .svg, not {plot.name}", USAGE)
     found = Timeline()
     with quiet_when_the_pipe_closes():
         outcome = _inspect(target, timeline_of(found), token_file)
+        if plot is not None:
+            with refusing():
+                plot.write_text(as_svg(found, target), encoding="utf-8")
+            _say_fault(outcome)
+            return
         columns = shutil.get_terminal_size((110, 24)).columns
         text = (
             timeline_json(found, lines=lines)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from journal.core.inspection import Located
 from journal.core.record import Record
+from journal.core.segment import parse_segment_name
 from journal.limits import timeline_stretches_max
 from journal.ops import Op
 
@@ -44,6 +45,7 @@ class Timeline:
         self._by_offset = _Stretches(4096)
         self._now_ms: int | None = None
         self._before_any: Stretch = Stretch(0)
+        self._epoch: int | None = None
 
     def take(self, located: Located) -> None:
         """The next record."""
@@ -53,11 +55,19 @@ class Timeline:
         one = Stretch(0, 1, located.end - located.offset)
         if (event := EVENTS.get(located.record.op)) is not None:
             one.events[event] += 1
+        if located.record.op is Op.SEGMENT_START and self._is_another_writers(located.segment):
+            one.events["resets"] += 1
         self._by_offset.add(located.offset, one)
         if self._now_ms is None:
             self._before_any.take(one)
         else:
             self._by_time.add(self._now_ms, one)
+
+    def _is_another_writers(self, segment: str) -> bool:
+        """Whether it has another epoch than the segment before it: there the chain was taken over."""
+        name = parse_segment_name(segment)
+        before, self._epoch = self._epoch, None if name is None else name.epoch
+        return before is not None and self._epoch is not None and before != self._epoch
 
     @property
     def by_time(self) -> bool:
