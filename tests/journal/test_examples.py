@@ -1,0 +1,107 @@
+"""Every example in the help of `dos journal` works: tried as somebody would who copies it."""
+
+import inspect
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from dos_client.store import open_store
+from journal import ChainWriter, Directory, Op, Record
+from journal.cli import app
+from tests.journal.archives import client
+from tests.journal.test_cli import V0
+from tests.journal.test_files_cli import journal
+from tests.support.s3 import FakeS3
+
+DAY_MS = 86_400_000
+COMMANDS = {
+    str(one.callback.__name__): one.callback for one in app.registered_commands if one.callback is not None
+}
+UNTIL_INTERRUPTED = {"follow"}
+"""`test_follow.py` tries that one."""
+
+
+def examples(command: str) -> list[str]:
+    """Those of its help: paragraphs that begin with the command."""
+    text = inspect.getdoc(COMMANDS[command]) or ""
+    paragraphs = (" ".join(one.split()) for one in text.split("\n\n"))
+    return [one for one in paragraphs if one.startswith(f"dos journal {command}")]
+
+
+async def fill(url: str, unique: str, live: Path) -> None:
+    """What the examples speak of: a directory with a history of two months, and the journals of a region."""
+    now_ms = int(time.time() * 1000)
+    clock = [now_ms - 60 * DAY_MS]
+    async with open_store(url) as store:
+        claim = await store.claim(f"ledger{unique}", 1, os.urandom(16))
+        directory = await Directory.open(
+            live, claim, recovery_bytes=3000, segment_bytes=1000, clock_ms=lambda: clock[0]
+        )
+        while clock[0] < now_ms:
+            await directory.append("2026/11.log", b"rent;900\n")
+            await directory.write_at("totals", 0, clock[0].to_bytes(8))
+            clock[0] += DAY_MS // 4
+        await directory.wait_synced()
+        await directory.aclose()
+        await claim.aclose()
+        await one_chain(
+            store,
+            f"wordcount{unique}.coord",
+            "manifest",
+            Record(Op.CUT, ints=(7, 41, 1), strings=(b'{"step":41}',)),
+        )
+        await one_chain(
+            store,
+            f"wordcount{unique}.w0000",
+            "state",
+            Record(Op.STATE_BLOCK, ints=(1,), strings=(b"counts", bytes(900))),
+        )
+        await one_chain(
+            store,
+            f"wordcount{unique}.w0000",
+            "steps",
+            Record(Op.DIVISION, ints=(1, now_ms), strings=(b"{}",)),
+        )
+
+
+async def one_chain(store: object, directory: str, chain: str, record: Record) -> None:
+    epoch = {"manifest": 1, "state": 1, "steps": 2}[chain]
+    claim = await store.claim(directory, epoch, os.urandom(16))  # type: ignore[attr-defined]
+    async with await ChainWriter.open(claim, chain, None, 1, pipelined=chain != "manifest") as writer:
+        for _ in range(9):
+            writer.append(record)
+            await writer.wait_synced()
+    await claim.aclose()
+
+
+def test_each_command_has_examples() -> None:
+    assert {command: len(examples(command)) for command in COMMANDS if len(examples(command)) < 2} == {}
+    assert len(COMMANDS) == 12
+
+
+@pytest.mark.process
+def test_every_example_works(
+    store_url: str, service: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert service.endpoint
+    client().create_bucket(Bucket="backups")
+    unique = os.urandom(4).hex()
+    trio.run(fill, store_url, unique, tmp_path / "live")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("my_app-worker3.journal").write_bytes(V0.read_bytes()[:150])  # behind that, a path that no file has
+    for command in [one for one in COMMANDS if one not in UNTIL_INTERRUPTED]:
+        for example in examples(command):
+            said = example.split(" | ")[0].replace("dos://h1,h2,h3", store_url)
+            said = said.replace("/ledger/", f"/ledger{unique}/").replace(
+                "/wordcount.", f"/wordcount{unique}."
+            )
+            done = journal(*shlex.split(said)[2:])
+            assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
+    assert len(list(Path("an-hour-ago").rglob("*.log"))) == 1
+    assert [path.name for path in Path("new-year").iterdir()] == ["totals"]
+    assert Path("ledger.svg").stat().st_size > 1000
