@@ -49,6 +49,12 @@ from journal.timeline import as_text as timeline_text
 from journal.timeline import timeline_of
 from journal.verify import accept, verdict_json, verdict_text
 
+
+def complete_operation(incomplete: str) -> list[str]:
+    """For the shell: names of operations."""
+    return [name for name in Op.__members__ if name.startswith(incomplete.upper())]
+
+
 Full = Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")]
 
 app = typer.Typer(name="journal", no_args_is_help=True, help="Look into journals: files, objects and chains.")
@@ -102,7 +108,11 @@ def grep(
     target: Target,
     op: Annotated[
         str | None,
-        typer.Option(help="Only records of this operation: WRITE, CUT, ..", show_default=False),
+        typer.Option(
+            help="Only records of this operation: WRITE, CUT, ..",
+            show_default=False,
+            autocompletion=complete_operation,
+        ),
     ] = None,
     full: Full = False,
     as_json: AsJson = False,

@@ -65,8 +65,15 @@ def refusing() -> Iterator[None]:
 
 
 def journal_file(target: str) -> Path:
-    """The file of that name; a directory ends the command."""
+    """The file of that name; a directory ends the command, also that of a server: its files are no journals,
+    and its server alone knows what of them counts."""
     path = Path(target)
+    if path.is_dir() and (path / "identity").is_file():
+        refuse(
+            f"{target} is a server's data directory: name its server, dos://HOST/DIRECTORY/NAME; if that is"
+            " gone, start `dos serve --data` on a copy of the directory, and name that",
+            USAGE,
+        )
     if path.is_dir():
         refuse(f"{target} is a directory: give a journal file, or a URL dos://HOST/DIRECTORY/NAME", USAGE)
     return path

@@ -30,7 +30,7 @@ from journal.core.errors import FileConflictError, LostBytesError, TornRecordErr
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
 from journal.files.comparing import Change, changes_between
-from journal.files.moments import moment_here, stop_at
+from journal.files.moments import complete_moment, moment_here, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
 from journal.files.restoring import check_target
@@ -42,6 +42,7 @@ At = Annotated[
     str | None,
     typer.Option(
         metavar="X",
+        autocompletion=complete_moment,
         help="As of when: a logical offset (4096), a time (time:2026-11-22T03:00, local unless it says "
         "otherwise), how long ago (-90s, -10m, -1h, -2d), or a cut (cut:7, or step:41 for the cut of that "
         "step). Default: the journal's end.",

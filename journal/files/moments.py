@@ -40,6 +40,12 @@ _NUMBERED: Final = re.compile(r"(cut|step):(\d{1,19})", re.ASCII)
 _AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
 
 
+def complete_moment(incomplete: str) -> list[str]:
+    """For the shell: how a moment can be begun, and the present one."""
+    now = f"time:{datetime.now(UTC).astimezone():%Y-%m-%dT%H:%M:%S}"
+    return [one for one in ("cut:", "step:", now, "-1h", "-1d") if one.startswith(incomplete)]
+
+
 def moment_here(text: str) -> Moment:
     """The moment that the text means, now and here. Raises as `moment`."""
     return moment(text, datetime.now(UTC).astimezone())

@@ -29,7 +29,7 @@ from journal.cli_support import (
 from journal.core.errors import HistoryTrimmedError, LostBytesError
 from journal.core.file_ops import Stop
 from journal.core.segment import parse_segment_name
-from journal.files.moments import moment_here, stop_at
+from journal.files.moments import complete_moment, moment_here, stop_at
 from journal.files.trimming import Trim, plan_trim, trim_stopped
 from journal.inspecting import found_in_store
 from journal.limits import trim_wait_s
@@ -41,6 +41,7 @@ def trim(
         str,
         typer.Option(
             metavar="X",
+            autocompletion=complete_moment,
             help="Nobody goes back beyond that: an offset (4096), a time (time:2026-11-22T03:00), how long"
             " ago (-30d), cut:N or step:N.",
         ),

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 import trio
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from dos_client.store import open_store
 from journal import Directory, Op, Record
-from journal.cli import app
+from journal.cli import app, complete_operation
 from journal.core.errors import FileConflictError, UnsafePathError
 from journal.core.inspection import kind_of
 from journal.core.record import encode
-from journal.files.moments import moment
+from journal.files.moments import complete_moment, moment
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
 from journal.files.sources import replay_target
@@ -262,6 +263,28 @@ def test_a_moment_that_is_none_says_what_can_be_written(
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_servers_data_directory_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:
+    (tmp_path / "identity").write_bytes(b"x")
+    for arguments in (["files"], ["verify"], ["timeline"]):
+        done = journal(*arguments, tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is a server's data directory: name its server" in done.stderr
+    (tmp_path / "some").write_bytes(b"\xd0\x58" + bytes(90))  # an object's file in there
+    done = journal("verify", tmp_path / "some")
+    assert done.returncode == 1
+    assert "read it through the server" in done.stdout
+
+
+def test_the_shell_completes_operations_and_moments() -> None:
+    assert complete_operation("sna") == ["SNAPSHOT_BEGIN", "SNAPSHOT_END"]
+    assert complete_moment("c") == ["cut:"]
+    (now,) = complete_moment("t")
+    assert moment(now, datetime.now(UTC)) is not None
+    for command in ("files", "cat", "replay"):
+        (option,) = [one for one in get_group(app).commands[command].params if one.name == "at"]
+        assert [one.value for one in option.shell_complete(None, "st")] == ["step:"]  # type: ignore[arg-type]
 
 
 def test_a_target_that_is_there_is_left_alone(three: Path, tmp_path: Path) -> None:
