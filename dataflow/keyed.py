@@ -27,7 +27,6 @@ from dataflow.operators.top_k import TopKSpec
 from dataflow.operators.window_places import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 from dataflow.schema import parse_schema
-from dataflow.spark_rows import columns_of
 
 if TYPE_CHECKING:
     from dataflow.stream import KeyedStream, Stream
@@ -211,8 +210,8 @@ class KeyedOperators(ABC):
             time,
             func,
             None,
-            columns_of(outputStructType),
-            columns_of(stateStructType),
+            parse_schema(outputStructType),
+            parse_schema(stateStructType),
             state_version=state_version,
             migrations=tuple(migrations),
             ttl=ttl,
@@ -262,7 +261,7 @@ class KeyedOperators(ABC):
             time,
             processor.handleInputRows,
             None,
-            columns_of(outputStructType),
+            parse_schema(outputStructType),
             columns,
             state_version=state_version,
             migrations=tuple(migrations),

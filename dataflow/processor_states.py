@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.operators.group_state import refuse
-from dataflow.spark_rows import Tuples, columns_of
+from dataflow.schema import parse_schema
+from dataflow.spark_rows import Tuples
 
 TIMERS: Final = "_timers"
 _V = TypeVar("_V", bound="_Variable")
@@ -143,11 +144,11 @@ class Handle:
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:  # noqa: N802,N803
         """A state variable of one value."""
-        return self._new(stateName, ValueState(columns_of(schema), naive=self._naive), ttlDurationMs)
+        return self._new(stateName, ValueState(parse_schema(schema), naive=self._naive), ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:  # noqa: N802,N803
         """A state variable that is a list."""
-        return self._new(stateName, ListState(columns_of(schema), naive=self._naive), ttlDurationMs)
+        return self._new(stateName, ListState(parse_schema(schema), naive=self._naive), ttlDurationMs)
 
     def getMapState(  # noqa: N802
         self,
@@ -157,7 +158,7 @@ class Handle:
         ttlDurationMs: int | None = None,  # noqa: N803
     ) -> MapState:
         """A state variable that is a map."""
-        made = MapState(columns_of(userKeySchema), columns_of(valueSchema), naive=self._naive)
+        made = MapState(parse_schema(userKeySchema), parse_schema(valueSchema), naive=self._naive)
         return self._new(stateName, made, ttlDurationMs)
 
     def _new(self, name: str, variable: _V, ttl: int | None) -> _V:

@@ -1,4 +1,5 @@
-"""Schemas as users write them: a DDL string ("word string, n bigint", as Spark's) or a `pa.Schema`.
+"""Schemas as users write them: a DDL string ("word string, n bigint", as Spark's), a `pa.Schema`, or Spark's
+StructType, which is told by what it can do: nothing here needs Spark.
 
 Rules of this file: text to Arrow and back, nothing else. The names of types are Spark's, so that one string
 serves `DataFrame`s and graphs. `schema_text` is the canonical form that goes into a graph's fingerprint.
@@ -8,7 +9,7 @@ columns and are refused in a user's schema.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -49,15 +50,26 @@ _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z_][A-Za-z0-9_]*|\d+)
 
 
 def parse_schema(schema: "str | pa.Schema") -> pa.Schema:
-    """The Arrow schema behind a DDL string, or the given one, checked. Raises SchemaError."""
+    """The Arrow schema behind a DDL string or a StructType, or the given one, checked. Raises SchemaError."""
     if isinstance(schema, pa.Schema):
         return check_schema(schema)
+    if hasattr(schema, "simpleString"):
+        schema = _ddl_of(schema)
     if not isinstance(schema, str):
         raise SchemaError(
-            "a schema is a string such as 'word string, n bigint' or a pyarrow.Schema, not "
+            "a schema is a string such as 'word string, n bigint', a pyarrow.Schema or a StructType, not "
             f"{type(schema).__name__}"
         )
     return check_schema(_Parser(schema).schema())
+
+
+def _ddl_of(schema: Any) -> str:
+    """Of Spark's StructType. Raises SchemaError for another of its types."""
+    if not hasattr(schema, "fields"):
+        raise SchemaError(
+            f"a schema is a StructType or a string such as 'n bigint', not {schema.simpleString()}"
+        )
+    return ", ".join(f"{_quoted(one.name)} {one.dataType.simpleString()}" for one in schema.fields)
 
 
 def check_schema(schema: pa.Schema) -> pa.Schema:
@@ -101,7 +113,11 @@ def type_text(kind: pa.DataType) -> str:
 
 
 def _name_text(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else "`" + name.replace("`", "``") + "`"
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else _quoted(name)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 class _Parser:

@@ -13,22 +13,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dataflow.errors import SchemaError
 from dataflow.operators.base import UserFault
-from dataflow.schema import parse_schema
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
-
-
-def columns_of(schema: Any) -> pa.Schema:
-    """The columns of a DDL string, a `pa.Schema` or Spark's StructType. Raises SchemaError."""
-    if not isinstance(schema, (str, pa.Schema)) and hasattr(schema, "simpleString"):
-        text = schema.simpleString()
-        if not text.startswith("struct<"):
-            raise SchemaError(f"a schema is a StructType or a string such as 'n bigint', not {text}")
-        return parse_schema(text.removeprefix("struct<").removesuffix(">"))
-    return parse_schema(schema)
 
 
 class Row(tuple[Any, ...]):

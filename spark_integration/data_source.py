@@ -113,9 +113,9 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return DosStreamWriter(self._sink_options, self._checked_columns(schema))
 
     def _checked_columns(self, schema: StructType) -> pa.Schema:
-        from dataflow.spark_rows import columns_of as arrow_columns  # see `core/wording`
+        from dataflow.schema import parse_schema  # see `core/wording`
 
-        columns = arrow_columns(schema)
+        columns = parse_schema(schema)
         check_target(self._sink_options, columns)
         return columns
 

@@ -137,3 +137,13 @@ class OtherCheckpointError(DosError):
 
 class StagedRowsGoneError(DosError):
     """What a task had put down is not there as it said. Nothing was recorded; Spark writes it again."""
+
+
+class NoSuchEndError(DosError):
+    """`through` cannot tell where rows enter the graph or come out of it. Nothing was started."""
+
+
+class NoCheckpointError(DosError):
+    """Nothing says where Spark is to keep how far a stream was read. Nothing was started."""
+
+    remedy = 'say through(..., checkpoint="/a/directory/that/stays"), one for each graph and stream'

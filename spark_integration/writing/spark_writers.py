@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 
 from dos_client import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
+from spark_integration.core.column_difference import column_difference
 from spark_integration.core.sink_commits import Kind, Unit
 from spark_integration.core.sink_options import JOB_PRODUCER, SinkOptions, check_producer, query_producer
 from spark_integration.core.source_options import SourceOptions
@@ -129,18 +130,4 @@ def check_target(options: SinkOptions, schema: pa.Schema) -> None:
         except QuorumUnavailableError:  # the commit waits for a quorum; this is only to say it early
             return
     if there is not None and not there.equals(schema):
-        raise SchemaMismatchError(_difference(there, schema, options.what))
-
-
-def _difference(there: pa.Schema, schema: pa.Schema, where: str) -> str:
-    from dataflow.schema import schema_text, type_text  # see `core/wording`
-
-    told = []
-    for one in schema:
-        if one.name not in there.names:
-            told.append(f"{one.name!r} ({type_text(one.type)}) is not there")
-        elif not (found := there.field(one.name).type).equals(one.type):
-            told.append(f"{one.name!r} is {type_text(one.type)}, and {type_text(found)} there")
-    told += [f"{name!r} is missing" for name in there.names if name not in schema.names]
-    told = told or ["they are in another order"]
-    return f"the columns written are not those of {where}, {schema_text(there)}: {'; '.join(told)}"
+        raise SchemaMismatchError(column_difference(schema, there, options.what))
