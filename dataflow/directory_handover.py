@@ -21,7 +21,8 @@ class Handover:
         self._bytes_max = bytes_max
         self._changed = threading.Condition()
         self._under_way = 0
-        self._closed = False
+        self.closed = False
+        """Written by the link thread: the incarnation is over, what the circuit meets then is no fault."""
 
     def take(self, size: int) -> None:
         """Wait until so many bytes more may be under way: always when none are. Raises ClosedError when
@@ -29,9 +30,9 @@ class Handover:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or not self._under_way or self._under_way + size <= self._bytes_max
+                lambda: self.closed or not self._under_way or self._under_way + size <= self._bytes_max
             )
-            if self._closed:
+            if self.closed:
                 raise ClosedError(f"the files at {self.path} are of an incarnation that is over")
             self._under_way += size
 
@@ -44,5 +45,5 @@ class Handover:
     def close(self) -> None:
         """Nothing is taken any more."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()

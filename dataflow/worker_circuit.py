@@ -125,8 +125,10 @@ class CircuitLoop:
             else:
                 self._handle(message)
         except Exception as error:
+            told = self._run is not None and self._run.is_over  # why it is over, the links have said
             self.drop()
-            self._post(_failure(number, error))
+            if not told:
+                self._post(_failure(number, error))
 
     def drop(self) -> None:
         """Let go of the incarnation, if there is one."""

@@ -82,6 +82,7 @@ class Incarnation:
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
         self._once_at_most = graph.delivery == "at-most-once"
+        self._handovers: tuple[Handover, ...] = ()
         self._durable = order.step
         """Divisions up to here are durable at all workers."""
         self._pause_to_tell = 0
@@ -112,6 +113,13 @@ class Incarnation:
             self._circuit.close()
             raise
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the links know that nothing of this incarnation counts any more, and have let go of what
+        its operators wait for.
+        """
+        return any(handover.closed for handover in self._handovers)
+
     def close(self) -> None:
         """Let go of files; nothing is made durable."""
         self._circuit.close()
@@ -140,6 +148,7 @@ class Incarnation:
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
         """All stored blocks were taken, and these are the files of operators. Raises OperatorError."""
+        self._handovers = tuple(directories.values())
         for name, handover in directories.items():
             log = PostedChanges(self.number, name, handover, self._post)
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))

@@ -1,21 +1,25 @@
 """Who looks at a region's journals when all is over: the manifest's cuts, the state of each worker at one,
-the logs of its outputs.
+the files of its operators there, the logs of its outputs.
 
 Rules of this file: it reads with the product's own code, and judges nothing.
 """
 
 from contextlib import aclosing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import trio
 
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.directory_store import DirectoryStore
 from checkpoint.manifest_log import CHAIN, cuts_in
 from checkpoint.state_store import StateStore
 from dataflow.outputs import StepRows, read_output
-from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store
-from journal import look_chain, read_records
+from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store
+from journal import Position, look_chain, read_records
+from tests.journal.test_files import files as content
 from tests.shells.region.process import RegionProcess
 from tests.sim.regions.audit import retained_of
 
@@ -26,8 +30,8 @@ _AWAY = (QuorumUnavailableError, StoreNotReadyError)
 
 
 class Auditor(RegionProcess):
-    """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `done`: all is
-    read."""
+    """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `files`: (cut,
+    worker) -> name -> content; `done`: all is read."""
 
     kind = "auditor"
 
@@ -35,6 +39,7 @@ class Auditor(RegionProcess):
         super().__init__(region, name)
         self.cuts: list[Cut] = []
         self.counts: dict[tuple[int, int], dict[str, int]] = {}
+        self.files: dict[tuple[int, int], dict[str, bytes]] = {}
         self.done = False
 
     async def work(self) -> None:
@@ -69,10 +74,20 @@ class Auditor(RegionProcess):
             state = await StateStore.open(claim, version=cut.cut, at=at, generation=generation)
             async with aclosing(state):
                 block = (await state.load()).get("count")
+            for operator, position in cut.workers[worker].directories.items():
+                self.files[cut.cut, worker] = await _files_at(claim, operator, position, generation)
         if block is None:
             return {}
         words, counts = block.column("word").to_pylist(), block.column("count").to_pylist()
         return dict(zip(words, counts, strict=True))
+
+
+async def _files_at(claim: Claim, operator: str, at: Position, generation: int) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        store = await DirectoryStore.open(claim, operator, at=at, generation=generation)
+        async with aclosing(store):
+            await store.rebuild(root := Path(folder, operator))
+        return content(root)
 
 
 async def read_all(store: Store, region: str, sink: str) -> list[StepRows]:

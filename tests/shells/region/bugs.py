@@ -9,15 +9,17 @@ from typing import Any
 
 import trio
 
-from checkpoint import coordinator_shell, link
+from checkpoint import coordinator_shell, directory_store, link
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.participant import Ended, Send, Tick
+from checkpoint.directory_store import DirectoryStore
 from checkpoint.participant import Participant
 from checkpoint.state_store import StateStore
 from checkpoint.world import world
 from dataflow.worker_exchange import Exchange
 from dataflow.worker_life import Life
 from dataflow.worker_outputs import Outputs
+from journal import take_over
 from tests.sim.bugs.catalogue import Patch
 
 REGION_BUGS: list[tuple[str, str, Callable[[], list[Patch]]]] = []
@@ -96,6 +98,27 @@ def votes_do_not_wait_for_the_state() -> list[Patch]:
             self._writer = writer
 
     return [(StateStore, "commit", commit)]
+
+
+@bug("R12", needs="slow_disk")
+def votes_do_not_wait_for_files() -> list[Patch]:
+    """The last changes of files are on their way to the servers when the vote goes out."""
+
+    async def synced(self: Any, at: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return at
+
+    return [(DirectoryStore, "synced", synced)]
+
+
+@bug("R13")
+def files_have_what_came_behind_the_cut() -> list[Patch]:
+    """Their chain is taken over at its head."""
+    return [(directory_store, "take_over", _at_its_head)]
+
+
+async def _at_its_head(claim: Any, chain: str, *, at: Any, **more: Any) -> Any:
+    return await take_over(claim, chain, **more)
 
 
 class _Instead:

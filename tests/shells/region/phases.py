@@ -18,6 +18,7 @@ from dos_protocol.digests import Buffer
 from tests.shells.oracles import check_ends, check_nothing_left
 from tests.shells.region import oracles
 from tests.shells.region.audit import Auditor
+from tests.shells.region.files import check_files
 from tests.shells.region.nemesis import strike
 from tests.shells.region.users import Asker, Viewer
 from tests.sim.history import ViolationError
@@ -141,6 +142,7 @@ async def _verdict(region: "ShellRegion") -> None:
         return
     region.guarded(check_output, region)
     region.guarded(check_cuts, region, auditor)
+    region.guarded(check_files, region, auditor)
 
 
 def _files_closed(region: "ShellRegion") -> None:

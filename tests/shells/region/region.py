@@ -20,6 +20,7 @@ from dataflow.graph import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.worker_messages import CircuitFailed
 from tests.shells.region.driver import Driver
+from tests.shells.region.files import KEEPER, Keeper
 from tests.shells.region.output import ShellOutput
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import Surroundings
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 RUNS_WITH_ONE: Final = 5
 """One run in so many has a region."""
+WITH_FILES: Final = 0.5
+"""How often an operator of a region keeps files."""
 _STEP_ROWS: Final = 3
 
 
@@ -44,14 +47,16 @@ def has_region(seed: int) -> bool:
 
 
 @cache
-def _plan(rows: str, counts: str) -> GraphPlan:
+def _plan(rows: str, counts: str, *, keeps_files: bool) -> GraphPlan:
     """The graph of every region: rows by their word, as they are and counted. Each sink is "file", or a log
-    that is published by "cut" or by "step"."""
+    that is published by "cut" or by "step". keeps_files: an operator above the sink of rows writes them down.
+    """
     given = Input(Random(0), 1, 1)
     graph = Graph("region")
     lines = graph.source("lines", RegionSource(given, Random, bool))
     by_word = lines.key_by("by_word", "word")
-    by_word.sink("rows", _sink(rows))
+    kept = by_word.apply(KEEPER, Keeper()) if keeps_files else by_word
+    kept.sink("rows", _sink(rows))
     by_word.count("count").sink("counts", _sink(counts))
     return graph.plan()
 
@@ -84,6 +89,7 @@ class ShellRegion:
             # in which order a step took rows of several splits, no division says: such a source does not give
             # the same again, and none of its output may be shown before its cut
             self.given = Input(cluster.chance.stream("one split each"), workers, _STEP_ROWS * 8)
+        self.keeps_files = cluster.chance.stream("files of operators").random() < WITH_FILES
         plan = self._plan()
         self.spec = RegionSpec(
             name="region",
@@ -116,7 +122,7 @@ class ShellRegion:
     # What its processes use
 
     def _plan(self) -> GraphPlan:
-        return _plan(self.kinds["rows"], self.kinds["counts"])
+        return _plan(self.kinds["rows"], self.kinds["counts"], keeps_files=self.keeps_files)
 
     def plan_for(self, worker: Worker) -> GraphPlan:
         """The graph, with this process's source and files."""

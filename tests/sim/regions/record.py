@@ -13,6 +13,7 @@ from checkpoint.core.manifest import Cut, WorkerCut, decode_cut
 from checkpoint.core.messages import Committed, Prepared, RequestCut, Restore, Start, ToWorker
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.directory_store import directory_chain
 from journal import Op
 from journal.core.decoder import decode_all
 from journal.core.position import Position
@@ -43,7 +44,9 @@ class Record:
     def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
         """A worker's vote goes out: all it names must be durable."""
         directory = worker_directory(self._region.spec.name, worker)
-        for chain, position in (("state", vote.positions.state), ("steps", vote.positions.steps)):
+        chains = {"state": vote.positions.state, "steps": vote.positions.steps}
+        files = {directory_chain(name): at for name, at in vote.positions.directories.items()}
+        for chain, position in {**chains, **files}.items():
             self._check_durable(directory, chain, position, f"worker {worker} votes for cut {vote.cut}")
         for sink, prepared in vote.positions.sinks.items():
             if "epoch" in prepared:  # an output log

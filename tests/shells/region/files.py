@@ -1,0 +1,59 @@
+"""An operator of a region that keeps files, and what must be true of them at every cut.
+
+Rules of this file: the files are real ones, in a directory of each worker's own that goes with it.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from checkpoint.core.manifest import Cut
+from dataflow import Place, UserOperator
+from dataflow.directory import OperatorDirectory
+from tests.sim.history import ViolationError
+
+if TYPE_CHECKING:
+    from tests.shells.region.audit import Auditor
+    from tests.shells.region.region import ShellRegion
+
+KEEPER = "keeper"
+
+
+class Keeper(UserOperator):
+    """Writes each row down, and how many there were of its word; gives the rows as they came."""
+
+    keeps_files = True
+    files: OperatorDirectory
+
+    def open(self, ctx: Place) -> None:
+        self.files = ctx.directory()
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for word, number in zip(*(batch.column(name).to_pylist() for name in ("word", "id")), strict=True):
+            self.files.append("rows", f"{word}\t{number}\n".encode())
+            count = self.files.path / "counts" / word
+            before = int.from_bytes(count.read_bytes()) if count.exists() else 0
+            self.files.write_at(f"counts/{word}", 0, (before + 1).to_bytes(8))
+        return batch
+
+
+def check_files(region: "ShellRegion", audit: "Auditor") -> None:
+    """O7: the files of a cut are made of the rows that the sink below had got up to it. Raises
+    ViolationError."""
+    cuts = {cut.cut: cut for cut in audit.cuts}
+    for (number, worker), files in audit.files.items():
+        _check(region, cuts[number], worker, files)
+
+
+def _check(region: "ShellRegion", cut: Cut, worker: int, files: dict[str, bytes]) -> None:
+    shown = Counter(map(tuple, region.output.upto(cut, worker, "rows")))
+    written = Counter(tuple(line.split("\t")) for line in files.get("rows", b"").decode().splitlines())
+    counts = {name: int.from_bytes(data) for name, data in files.items() if name != "rows"}
+    expected = Counter(f"counts/{word}" for word, _ in shown.elements())
+    if written != shown or counts != expected:
+        raise ViolationError(
+            "O7",
+            f"cut {cut.cut} restores worker {worker} with files of {written.total()} rows, counts {counts};"
+            f" it had shown {shown.total()}",
+        )
