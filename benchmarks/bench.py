@@ -3,14 +3,15 @@
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [--pairs N] [--quick]
              [--long]
     bench.py dataflow --help
+    bench.py spark --help
 
 Without names all are measured and the file is written; with names the figures are only printed, but those of
 `checkpoint` have a section of the file for themselves, which is written in any case. What is
 compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
 a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness;
 `--long` lets an object grow to 10 GB instead of 1. `server` takes a few minutes: one server beside the bare
-copy and Redis. `dataflow` takes about two hours by itself, has options of its own, and a section of the
-file too.
+copy and Redis. `dataflow` takes about two hours by itself and `spark` ten minutes; each has
+options of its own, and a section of the file too.
 """
 
 import argparse
@@ -37,6 +38,8 @@ from dataflow_page import section_in as dataflow_section_in  # noqa: E402
 from journal_rows import measure_journal  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
+from spark_bench import main as measure_spark  # noqa: E402
+from spark_page import section_in as spark_section_in  # noqa: E402
 from store_rows import measure_store  # noqa: E402
 
 from examples.demo.corpus import make_corpus  # noqa: E402
@@ -198,6 +201,8 @@ Everything ran on it: clients, servers and Spark.
 
 {dataflow}
 
+{spark}
+
 ## What is measured
 
 - **One server**: load generator, server and yardstick on one machine, over loopback; requests are made
@@ -245,6 +250,14 @@ Everything ran on it: clients, servers and Spark.
   Ours: three servers, and a cut counts when it is synced on two of them. Spark and PyFlink: RocksDB, one copy
   on the local disk; Bytewax: SQLite, likewise. PyFlink has no vectorised function with state on a stream
   without windows: what is measured is a vectorised scalar function before its SQL.
+- **The store on Spark** (`./run bench spark`, by itself; no figures where its section has no date): a session
+  on `local[2]`. *Micro-batch*: a step of 100 rows of each of two workers, next to a source with as many
+  tasks that yield nothing; what counts is a micro-batch without `walCommit` and `commitOffsets`, which Spark
+  writes the same for every source. *Batch*: from `load` to the last row, columns `key string, number long`;
+  steps of 50,000 rows, which is also the size of a prebuilt batch; the columns of JSON are said to both.
+  *Journal*: all columns of all records, a segment of 64 MiB a task, every digest checked. *Sink*: rows that
+  Spark makes on both slots, from `save` to the commit: on two of three disks, synced; a Parquet file is
+  renamed at its commit and not synced.
 - **Memory**: the high-water mark of resident memory; with idle connections, which have said HELLO and their
   directory, resident memory now; while an object grows, what is added for each GB in its second half.
 """
@@ -266,6 +279,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
     page = PAGE.format(
         section=section_in(place.read_text()),
         dataflow=dataflow_section_in(place.read_text()),
+        spark=spark_section_in(place.read_text()),
         date=time.strftime("%Y-%m-%d"),
         pairs=effort.pairs,
         machine=machine(),
@@ -279,6 +293,8 @@ def write_page(rows: list[Row], effort: Effort) -> None:
 def main() -> int:
     if sys.argv[1:2] == ["dataflow"]:
         return measure_dataflow(sys.argv[2:])
+    if sys.argv[1:2] == ["spark"]:
+        return measure_spark(sys.argv[2:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,34 @@ def run_json(
         raise RuntimeError(f"{command[0]} ended with {process.returncode} and no figures")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
+
+
+def json_lines(*command: str | Path, timeout_s: float) -> Generator[dict[str, Any]]:
+    """Run a benchmark of this directory and give each of its lines of JSON as it comes.
+
+    Raises RuntimeError when it ends badly, or not in time; then, and when nobody asks for more, what it
+    started is ended with it.
+    """
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        watchdog = threading.Timer(timeout_s, os.killpg, (process.pid, signal.SIGKILL))
+        watchdog.start()
+        try:
+            assert process.stdout is not None, "a pipe"
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+            if process.wait() != 0:
+                raise RuntimeError(f"{command[0]} ended with {process.returncode}")
+        finally:
+            watchdog.cancel()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,155 @@
+"""The section of docs/benchmarks.md on the source and the sink `dos` on Spark: `./run bench spark` writes it.
+
+Rules of this file: words, aims and places; figures come as records.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DOCS = Path(__file__).parent.parent / "docs"
+BEGIN = "<!-- spark: written by ./run bench spark -->"
+END = "<!-- spark: end -->"
+STORED = "committed on two of three servers, synced"
+LOCAL = "one copy on the local disk"
+SECTION = """\
+{begin}
+## The store on Spark
+
+Measured on {date}, by itself, medians of {rounds} rounds in turn on one session of two slots; {load:.1f}
+processes wanted a core on average when it ended, its own with them. What is read is let go of (`noop`).
+What `dos` reads and writes is {stored}; a write ends when it is.
+
+| what | measured | beside it | aim |
+|---|---|---|---|
+{rows}
+{end}"""
+THROUGH = "| a DataFrame through a region, `dos.through` | not measured: it is not there yet | | |"
+Record = dict[str, Any]
+Found = dict[tuple[str, str], Record]
+"""(part, system) -> medians"""
+
+
+class Line(NamedTuple):
+    """A row of the table. figures: of the two records, what was measured and what stood beside it."""
+
+    what: str
+    part: str
+    ours: str
+    beside: str
+    figures: Callable[[Record, Record], tuple[str, str]]
+    aim: str
+
+
+def _overhead(ours: Record, other: Record) -> tuple[str, str]:
+    more = ours["ms"] - other["ms"]
+    planned, tasks = (ours["phases"][name] - other["phases"][name] for name in ("latestOffset", "addBatch"))
+    whole = f"{ours['whole_ms']:.0f} ms beside {other['whole_ms']:.0f} ms"
+    return (
+        f"{more:.0f} ms ({planned:.0f} ms in `latestOffset`, {tasks:.0f} ms in `addBatch`)",
+        f"{ours['ms']:.0f} ms beside {other['ms']:.0f} ms; with what Spark writes about it {whole}",
+    )
+
+
+def _rate(name: str) -> Callable[[Record, Record], tuple[str, str]]:
+    def figures(ours: Record, other: Record) -> tuple[str, str]:
+        mine, theirs = (one["rows"] / one["seconds"] for one in (ours, other))
+        return f"{mine:,.0f} rows/s", f"{name}: {theirs:,.0f} rows/s, ratio {mine / theirs:.2f}"
+
+    return figures
+
+
+def _bytes(ours: Record, other: Record) -> tuple[str, str]:
+    mine, theirs = (one["bytes"] / one["seconds"] / 1e6 for one in (ours, other))
+    return (
+        f"{ours['seconds']:.1f} s, {mine:,.0f} MB/s, {ours['rows'] / ours['seconds']:,.0f} records/s",
+        f'`dos` with `content="journal"`: {other["seconds"]:.1f} s, {theirs:,.0f} MB/s',
+    )
+
+
+PREBUILT = "a Python source that yields prebuilt batches"
+PARQUET = f"a Python sink that writes one Parquet file a task, {LOCAL}, not synced"
+JSON = f"Spark's own JSON lines, {LOCAL}"
+LINES = (
+    Line(
+        "a micro-batch of stream `dos`, over an empty Python source",
+        "overhead",
+        "dos",
+        "empty",
+        _overhead,
+        "at most 15 ms",
+    ),
+    Line("batch of `dos`, output of a region", "rows", "dos", "prebuilt", _rate(PREBUILT), "ratio 0.8"),
+    Line("the same", "rows", "dos", "json", _rate(JSON), "ratio 1"),
+    Line("batch of `dos`, JSON lines in the store", "rows", "dos-json", "json", _rate(JSON), "ratio 1"),
+    Line("batch into an input, sink `dos`", "sink", "dos", "parquet", _rate(PARQUET), "ratio 1"),
+    Line("batch of `dos-journal`", "journal", "dos-journal", "dos", _bytes, ""),
+)
+
+
+def lines_of(records: Sequence[Record]) -> list[str]:
+    """The rows of the table; what is missing says so."""
+    found: Found = {(one["part"], one.get("system", "")): one for one in records}
+    lines = []
+    for line in LINES:
+        ours, other = found.get((line.part, line.ours)), found.get((line.part, line.beside))
+        if ours is None or other is None:
+            why = found.get((line.part, ""), {}).get("missing", "it was not asked for")
+            figures = (f"not measured: {why}", "")
+        else:
+            figures = line.figures(ours, other)
+        lines.append(f"| {_what(line, ours)} | {figures[0]} | {figures[1]} | {line.aim} |")
+    return [*lines, THROUGH]
+
+
+def _what(line: Line, ours: Record | None) -> str:
+    """With its size."""
+    if ours is None or "seconds" not in ours:
+        return line.what
+    size = (
+        f"{ours['bytes'] / 1e6:,.0f} MB, {ours['rows']:,} records"
+        if "bytes" in ours
+        else f"{ours['rows']:,} rows"
+    )
+    return f"{line.what}, {size}"
+
+
+def told(record: Record) -> str:
+    """A measurement in a line."""
+    if "missing" in record:
+        return f"{record['part']}: missing: {record['missing']}"
+    name = f"{record['part']}, {record['system']}"
+    if "seconds" not in record:
+        return f"{name}: {record['ms']:.0f} ms a micro-batch, {record['whole_ms']:.0f} ms in all"
+    return f"{name}: {record['seconds']:.2f} s, {record['rows'] / record['seconds']:,.0f} rows/s"
+
+
+def section_of(records: Sequence[Record], rounds: int) -> str:
+    """The text."""
+    return SECTION.format(
+        begin=BEGIN,
+        end=END,
+        date=time.strftime("%Y-%m-%d"),
+        rounds=rounds,
+        load=os.getloadavg()[1],
+        stored=STORED,
+        rows="\n".join(lines_of(records)),
+    )
+
+
+def write_section(records: Sequence[Record], rounds: int) -> None:
+    """Renew the section. Raises ValueError if the page has none."""
+    place = DOCS / "benchmarks.md"
+    page = place.read_text()
+    before = section_in(page)
+    if before not in page:
+        raise ValueError(f"docs/benchmarks.md has no line {BEGIN!r}")
+    place.write_text(page.replace(before, section_of(records, rounds)))
+
+
+def section_in(page: str) -> str:
+    """The one that a page has; an empty one if it has none."""
+    begin, end = page.find(BEGIN), page.find(END)
+    return page[begin : end + len(END)] if 0 <= begin < end else f"{BEGIN}\n{END}"

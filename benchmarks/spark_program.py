@@ -1,0 +1,64 @@
+"""What the programs of `./run bench spark` have in common: arguments, a store and a session, and a line of
+JSON for each measurement.
+
+Rules of this file: no figure is taken here.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from pyspark.sql import SparkSession
+from spark_others import register_others
+from spark_session import session
+from spark_stored import running_store
+
+from spark_integration import register
+
+
+class Bench(NamedTuple):
+    """What a part measures with. folder: of its own, and goes."""
+
+    options: argparse.Namespace
+    spark: SparkSession
+    url: str
+    folder: Path
+
+
+Part: TypeAlias = Callable[[Bench], Iterator[dict[str, Any]]]
+"""Measures, and gives a record of each measurement as it is made."""
+
+
+def run(parts: Mapping[str, Part], doc: str | None) -> None:
+    """Parse the command line, measure, print each record, and end at once: the JVM is not waited for."""
+    options = _options(parts, doc)
+    folder = Path(tempfile.mkdtemp(prefix="dos-spark-", dir=options.folder))
+    try:
+        with running_store(folder) as url:
+            os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # Spark's Python workers read spark_others
+            spark = session(folder)
+            register(spark)
+            register_others(spark)
+            for record in parts[options.part](Bench(options, spark, url, folder)):
+                print(json.dumps({"part": options.part, **record}), flush=True)
+            spark.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _options(parts: Mapping[str, Part], doc: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("part", choices=list(parts))
+    parser.add_argument("folder", type=Path, help="where what is measured may lie, and goes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=6_000_000)
+    parser.add_argument("--batches", type=int, default=60, help="micro-batches of each query")
+    parser.add_argument("--journal-mb", type=int, default=1_000)
+    parser.add_argument("--record-bytes", type=int, default=4096)
+    return parser.parse_args()

@@ -1,0 +1,109 @@
+"""`./run bench spark`: that the page says what was measured and what was not, and which runs are for it.
+
+Rules of this file: no figure is taken here, and no Spark is started.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import rows as shared
+import spark_bench as bench
+import spark_page as page
+import spark_stored as stored
+
+OWN = {"latestOffset": 4, "addBatch": 50, "triggerExecution": 200}
+
+
+def batch(system: str, number: int, ms: float, **phases: int) -> dict[str, Any]:
+    shown = {**OWN, **phases}
+    return {
+        "part": "overhead",
+        "system": system,
+        "round": number,
+        "ms": ms,
+        "whole_ms": ms * 2,
+        "phases": shown,
+    }
+
+
+def read(part: str, system: str, seconds: float, **more: int) -> dict[str, Any]:
+    return {"part": part, "system": system, "round": 0, "seconds": seconds, "rows": 1_000_000, **more}
+
+
+def test_the_page_tells_medians_ratios_and_what_is_missing() -> None:
+    found = [
+        *(
+            batch("dos", number, ms, latestOffset=6, addBatch=57)
+            for number, ms in enumerate((70.0, 90.0, 71.0))
+        ),
+        *(batch("empty", number, 60.0) for number in range(3)),
+        read("rows", "dos", 0.5),
+        read("rows", "prebuilt", 0.25),
+        read("rows", "json", 1.0),
+        {"part": "journal", "missing": "the program ended with 1"},
+    ]
+    text = page.section_of(bench.medians(found), 3)
+    assert "| 11 ms (2 ms in `latestOffset`, 7 ms in `addBatch`) | 71 ms beside 60 ms;" in text
+    assert (
+        "1,000,000 rows | 2,000,000 rows/s | a Python source that yields prebuilt batches: 4,000,000" in text
+    )
+    assert "ratio 0.50 | ratio 0.8 |" in text
+    assert "ratio 2.00 | ratio 1 |" in text
+    assert "| batch of `dos-journal` | not measured: the program ended with 1 |" in text
+    assert "JSON lines in the store | not measured: it was not asked for |" in text
+
+
+def test_a_journal_is_told_in_bytes_and_records() -> None:
+    found = [read("journal", "dos-journal", 4.0, bytes=10**9), read("journal", "dos", 8.0, bytes=10**9)]
+    text = page.section_of(bench.medians(found), 1)
+    assert "1,000 MB, 1,000,000 records | 4.0 s, 250 MB/s, 250,000 records/s |" in text
+    assert page.told(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
+
+
+def test_what_is_compared_are_the_same_rows() -> None:
+    block = stored.block_of(100)
+    assert block.equals(stored.block_of(100))
+    assert [json.loads(line) for line in stored.json_of(block).splitlines()] == block.to_pylist()
+    with pa.ipc.open_stream(stored.arrow_of(block)) as reader:
+        assert list(reader) == [block]
+
+
+def test_only_a_whole_run_is_for_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.is_whole(bench.options_of([]))
+    assert not bench.is_whole(bench.options_of(["--rows", "1000"]))
+    assert not bench.is_whole(bench.options_of(["--only", "rows"]))
+    with pytest.raises(SystemExit):
+        bench.options_of(["--only", "rows,rosw"])
+    assert "no rosw; there are overhead, rows, journal, sink" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench.options_of(["--journal-mb", "0"])
+    assert "--journal-mb is 1 or more, not 0" in capsys.readouterr().err
+
+
+def test_the_page_has_a_place_for_the_section() -> None:
+    text = (page.DOCS / "benchmarks.md").read_text()
+    assert page.section_in(text) in text
+
+
+def test_lines_come_as_they_are_printed_and_a_bad_end_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('words')\nprint('{\"a\": 1}', flush=True)\nraise SystemExit(3)\n")
+    lines = shared.json_lines(program, timeout_s=60)
+    assert next(lines) == {"a": 1}
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        next(lines)
+
+
+def test_a_program_that_nobody_listens_to_any_more_is_ended(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    wait = "import os, signal\nprint('{\"pid\": %d}' % os.getpid(), flush=True)\nsignal.pause()\n"
+    program.write_text(wait)
+    lines = shared.json_lines(program, timeout_s=60)
+    pid = next(lines)["pid"]
+    lines.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
