@@ -35,6 +35,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """name -> (module that has it, what `dos --help` says of it)."""
 
+LENT: dict[str, tuple[str, str, str, str]] = {
+    "journal": ("journal.inspecting", "offline", "dos_server.offline.reading", "DataDirectory"),
+}
+"""name -> (module, attribute of it, module that lends it, its name there): what a command uses of a package
+that its own may not import."""
+
 
 class _NotLoaded(typer_core.TyperCommand):
     """Stands for a command in listings, where only its name and its line are wanted."""
@@ -43,6 +49,9 @@ class _NotLoaded(typer_core.TyperCommand):
 def load_command(name: str) -> Any:
     """The real command of that name, imported now. Raises KeyError for a name that is not in `COMMANDS`."""
     module = importlib.import_module(COMMANDS[name][0])
+    if name in LENT:
+        borrower, attribute, lender, lent = LENT[name]
+        setattr(importlib.import_module(borrower), attribute, getattr(importlib.import_module(lender), lent))
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)

@@ -34,7 +34,8 @@ Target = Annotated[
         metavar="FILE|URL",
         help="A journal file, or dos://HOST[,HOST2..]/DIRECTORY/NAME, where NAME is a segment, "
         "another journal object, or a chain; s3://BUCKET/PREFIX/DIRECTORY/CHAIN, its archive; or both, "
-        "dos://...+s3://BUCKET/PREFIX.",
+        "dos://...+s3://BUCKET/PREFIX. Of a server that does not run, its data directory: "
+        "DATA/DIRECTORY/NAME.",
     ),
 ]
 TokenFile = Annotated[
@@ -65,13 +66,12 @@ def refusing() -> Iterator[None]:
 
 
 def journal_file(target: str) -> Path:
-    """The file of that name; a directory ends the command, also that of a server: its files are no journals,
-    and its server alone knows what of them counts."""
+    """The file of that name; a directory ends the command, also that of a server."""
     path = Path(target)
     if path.is_dir() and (path / "identity").is_file():
         refuse(
-            f"{target} is a server's data directory: name its server, dos://HOST/DIRECTORY/NAME; if that is"
-            " gone, start `dos serve --data` on a copy of the directory, and name that",
+            f"{target} is a server's data directory: name its server, dos://HOST/DIRECTORY/NAME; or, if that"
+            f" does not run, what is in it, {target}/DIRECTORY/NAME",
             USAGE,
         )
     if path.is_dir():

@@ -9,13 +9,16 @@ is raised.
                                        longest copy, whatever of it is committed
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
     s3://bucket/prefix/directory/CHAIN the archive of a chain
+    DATA/directory/NAME                the same of a server that does not run, from its data directory: what
+                                       reached that disk, whatever others have
     dos://..+s3://bucket/prefix        a chain whose older segments are in that archive
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from dos_client.errors import BadUrlError
 from dos_client.store import Store, connect, open_store
@@ -70,8 +73,31 @@ class Outcome:
         return self.kind != "object" or parse_segment_name(self.target) is None
 
 
+offline: Callable[[Path], AbstractContextManager[StorePort]] | None = None
+"""What opens the data directory of a server that does not run. The command lends it, because nothing here may
+know a server's files. Raises LocalProtocolError beside a running server.
+"""
+
+
+class InDataDirectory(NamedTuple):
+    """DATA/DIRECTORY/NAME: an object, or a chain, in a server's data directory."""
+
+    root: Path
+    directory: str
+    name: str
+
+
+def in_data_directory(target: str) -> InDataDirectory | None:
+    """What of a data directory the target names, if it does."""
+    path = Path(target)
+    if len(path.parts) < 3 or path.exists() or not (path.parents[1] / "identity").is_file():
+        return None
+    return InDataDirectory(path.parents[1], path.parent.name, path.name)
+
+
 def is_url(target: str) -> bool:
-    return target.startswith((SCHEME, S3_SCHEME))
+    """Whether it is read as a store is, and not as a journal file."""
+    return target.startswith((SCHEME, S3_SCHEME)) or in_data_directory(target) is not None
 
 
 def inspect_file(path: Path, consume: Consumer, progress: Progress) -> Outcome:
@@ -116,6 +142,14 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
     """The store, directory and name that a URL names, and the size of the longest copy of the object of that
     name; None if there is no such object: then the name is that of a chain. Of an archive, the same.
     """
+    if (place := in_data_directory(url)) is not None:
+        if offline is None:
+            raise LocalProtocolError(f"{place.root} is a data directory: `dos journal` reads these")
+        with offline(place.root) as disk:
+            view = await disk.look(place.directory)
+            found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]
+            yield disk, place.directory, place.name, max(found, default=None)
+        return
     if url.startswith(S3_SCHEME):
         archive, directory, chain = parse_s3_url(url).chain()
         yield await archived_chain(str(archive), archive.endpoint, directory, chain), directory, chain, None

@@ -17,7 +17,7 @@ from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
 from journal.archive.reading import in_thread
 from journal.cli_support import FAULT, AsJson, TokenFile, progress_of, refuse, refusing, token_of
 from journal.core.errors import LostBytesError
-from journal.inspecting import chain_in_store
+from journal.inspecting import chain_in_store, in_data_directory
 
 
 def archive(
@@ -73,6 +73,8 @@ async def _archive(
     target = parse_s3_url(bucket, endpoint)
     if url.startswith(SCHEME):
         raise ValueError(f"{url} is an archive already: name the chain on its servers, dos://..")
+    if in_data_directory(url) is not None:
+        raise ValueError(f"{url} is one disk: what a quorum had, only a store says; name dos://..")
     async with chain_in_store(url, token) as (store, directory, state):
         opened = await in_thread(Bucket, target)
         return await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import CorruptDataError, CorruptError, PoisonedError
 from journal.cli_support import (
     FAULT,
     AsJson,
@@ -37,6 +37,8 @@ from journal.files.restoring import check_target
 from journal.files.sources import replay_target
 from journal.files.trim_cli import trim
 from journal.limits import file_copy_bytes_max
+
+DAMAGE = CorruptDataError, LostBytesError, CorruptError, PoisonedError
 
 At = Annotated[
     str | None,
@@ -243,7 +245,7 @@ def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
     try:
         with progress_of(target, quiet=False) as progress:
             outcome = replay_target(target, taken, token_of(token_file), progress)
-    except (CorruptDataError, LostBytesError, UnsafePathError, FileConflictError) as error:
+    except (*DAMAGE, UnsafePathError, FileConflictError) as error:
         refuse(f"{target}: {error}", FAULT)
     if outcome is None or outcome.fault is None or taken.has_all:
         return

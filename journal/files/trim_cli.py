@@ -97,7 +97,7 @@ def trim(
 async def _work(url: str, before: Stop, token: bytes, *, apply: bool) -> tuple[Trim, bool]:
     async with found_in_store(url, token) as (store, directory, name, size):
         if S3_SCHEME in url or not isinstance(store, Store):
-            raise LocalProtocolError(f"{url} is, or has, an archive: nothing is deleted in archives")
+            raise LocalProtocolError(f"{url} is no chain of a store that runs: nothing is deleted elsewhere")
         if size is not None:
             raise LocalProtocolError(f"{directory}/{name} is an object, not a chain")
         if not apply:
