@@ -35,12 +35,14 @@ from spark_integration.core.sink_options import (
     check_stream,
     parse_sink_options,
 )
+from spark_integration.core.slots import read_master
 from spark_integration.core.source_options import SourceOptions, check_batch, check_streaming, parse_options
 from spark_integration.inside.sources import SOURCES
 from spark_integration.reading.batch_reader import DosReader, PushingReader
 from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
+from spark_integration.sessions import is_connect, use_this_python
 from spark_integration.writing.spark_writers import DosStreamWriter, DosWriter, check_target
 
 Options = TypeVar("Options", bound=StoreOptions)
@@ -55,6 +57,8 @@ def register(spark: SparkSession) -> None:
     Filters of a DataFrame are applied where the bytes are read if the session has
     `spark.sql.python.filterPushdown.enabled` now; when that changes, register again.
     """
+    if not is_connect(spark):  # there the server knows its Python
+        use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
     for source in (PushingDosSource if pushes else DosSource, *SOURCES):
         spark.dataSource.register(source)

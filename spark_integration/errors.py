@@ -12,6 +12,14 @@ class NotEnoughSlotsError(DosError):
     """The Spark master cannot hold the region's workers and leave slots to other jobs, or did not in time."""
 
 
+class ConnectSessionError(DosError):
+    """What was asked for needs the session of the driver itself, and this is a client's. Nothing was
+    started.
+    """
+
+    remedy = "call `run` in a program with a session of its own; from here its output can be read"
+
+
 class StoreNotChosenError(DosError):
     """No store was named, and the master is not a local one, so there is nothing sensible to start by
     default.

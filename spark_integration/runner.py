@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
 from spark_integration.errors import (
+    ConnectSessionError,
     ExecutorMismatchError,
     InsecureNetworkError,
     NotEnoughSlotsError,
@@ -31,6 +31,7 @@ from spark_integration.errors import (
 from spark_integration.handle import RegionEvents, RegionHandle
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
+from spark_integration.sessions import is_connect, use_this_python
 from spark_integration.shipping import ship
 from spark_integration.stores import choose_store
 
@@ -87,14 +88,14 @@ def run(
     - `listeners`: told of start, progress, resets and the end (`RegionListener`), in another thread of ours.
 
     Raises before anything is started: GraphError, CannotShipError, UnfitConfError, NotEnoughSlotsError,
-    StoreNotChosenError, StoreNotUsableError, InsecureNetworkError; ValueError for an argument out of its
-    range. What goes wrong later is in the handle's `exception()`.
+    StoreNotChosenError, StoreNotUsableError, InsecureNetworkError, ConnectSessionError; ValueError for an
+    argument out of its range. What goes wrong later is in the handle's `exception()`.
     """
     parts = parts_of(graph, name or graph.name)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
-    master = read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
+    master = _master_of(spark)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
-    _use_this_python(spark, master)
+    use_this_python(spark, master)
     _check_confs_and_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
@@ -213,15 +214,13 @@ def _addresses(
     return host, "0.0.0.0"  # noqa: S104  # said to be meant, by insecure=True
 
 
-def _use_this_python(spark: SparkSession, master: Master) -> None:
-    """On this machine alone, let executors be the driver's own Python, unless somebody said which.
-
-    Spark's default is whatever `python3` is on PATH, which is not that of a virtual environment called by its
-    path; the same Python is right for the session's other jobs too.
-    """
-    said = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
-    if master.one_machine and not said:
-        spark.sparkContext.pythonExec = sys.executable
+def _master_of(spark: SparkSession) -> Master:
+    """Raises ConnectSessionError."""
+    if is_connect(spark):
+        raise ConnectSessionError(
+            "a region needs a session that submits jobs, and this is one of Spark Connect"
+        )
+    return read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
 
 
 def _check_confs_and_slots(

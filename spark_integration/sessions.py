@@ -1,0 +1,26 @@
+"""What `run` and `register` have to know of a session before they use it: whose it is, and which Python its
+processes are where nobody said so.
+"""
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from spark_integration.core.slots import Master
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether this is a client of Spark Connect. Imports nothing of that: it may not be installed."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def use_this_python(spark: SparkSession, master: Master) -> None:
+    """On this machine alone, let executors be the driver's own Python, unless somebody said which.
+
+    Spark's default is whatever `python3` is on PATH, which is not that of a virtual environment called by its
+    path; the same Python is right for the session's other jobs too.
+    """
+    said = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
+    if master.one_machine and not said:
+        spark.sparkContext.pythonExec = sys.executable

@@ -1,0 +1,85 @@
+"""Where a session may come from: a notebook, and `spark-submit`. Each has a Spark of its own, so there is one
+test for each.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from dos_server.testing import Servers, ThreadedServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+SUBMITTED = '''
+"""Submitted as a file: its function is in no package, and the session is what spark-submit says."""
+import sys
+
+from pyspark.sql import SparkSession
+
+from dataflow import FileSource, Graph, LogSink
+from spark_integration import register, run
+
+
+def split(row):
+    return row["line"].split()
+
+
+url, text = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+assert spark.sparkContext.master == "local[3]", spark.sparkContext.master
+register(spark)
+graph = Graph("submitted")
+words = graph.source("lines", FileSource(text)).flat_map("words", split, schema="word string")
+words.key_by("by_word", "word").count("counts").sink("out", LogSink())
+run(spark, graph, workers=1, store=url).awaitTermination()
+counts = spark.read.format("dos").option("output", "out").load(f"{url}/submitted")
+print("rows:", counts.select("word").distinct().count())
+'''
+
+
+def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    notebook = nbformat.read(ROOT / "examples" / "wordcount.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    shown = "".join(
+        output.get("text", "") or output["data"]["text/plain"]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.output_type == "execute_result" or output.get("name") == "stdout"
+    )
+    assert "FINISHED" in shown
+    assert "question|  100" in shown
+
+
+def test_a_program_given_to_spark_submit_runs_a_region_and_reads(
+    servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    program, text = tmp_path / "program.py", tmp_path / "text.txt"
+    program.write_text(SUBMITTED)
+    text.write_text("to be or not to be\n" * 50)
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("spark-submit"),
+            "--master",
+            "local[3]",
+            "--conf",
+            "spark.ui.enabled=false",
+            "--conf",
+            f"spark.pyspark.python={sys.executable}",
+            program,
+            servers.url,
+            text,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"},
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "rows: 4" in done.stdout
