@@ -24,6 +24,18 @@ _MESSAGES = [
 ]  # fmt: skip
 
 
+_ARROW = bytes.fromhex(
+    "ffffffff780000001000000000000a000c000600050008000a000000000104000c0000000800080000000400"
+    "08000000040000000100000014000000100014000800060007000c0000001000100000000000010210000000"
+    "1c0000000400000000000000010000006e00000008000c0008000700080000000000000140000000ffffffff"
+    "8800000014000000000000000c0016000600050008000c000c00000000030400180000001000000000000000"
+    "00000a0018000c00040008000a0000003c000000100000000200000000000000000000000200000000000000"
+    "0000000000000000000000000000000000000000100000000000000000000000010000000200000000000000"
+    "000000000000000001000000000000000200000000000000ffffffff00000000"
+)
+"""An Arrow stream of one column with two numbers, as pyarrow 26 writes it."""
+
+
 def seeds() -> dict[str, dict[str, bytes]]:
     """By target and name."""
     frames = [encode_frame(m.encode(message, 42)) for message in _MESSAGES]
@@ -57,6 +69,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
             "version-0": b"\0\5" + b"".join(encode(one, 0) for one in rows),
             "built": b"\3\5" + bytes((1, 0, 1, 2, 5, 7, 4)) + b"path" + b"\4data",
         },
+        "arrow": {"stream": b"\x09" + _ARROW * 2, "whole": b"\xff" + _ARROW[:-8]},
         "channel": {"step-end": b"\0\x09" + channel.encode(step_end) * 2},
     }  # fmt: skip
 

@@ -41,6 +41,8 @@ from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
 from journal.core import record as journal_record
 from journal.core.decoder import Decoded, RecordDecoder
 from journal.core.specification import RECORD_V0, RECORD_V1
+from spark_integration.core.arrow_messages import ArrowMessages, Message
+from spark_integration.errors import NotReadableError
 
 REFUSED_BY_SPEC: Final = (ConstructError, UnicodeDecodeError)
 HELD_BYTES_MAX: Final = 3 << 20
@@ -427,6 +429,29 @@ def _channel_frames_of(parts: list[bytes]) -> tuple[list[channel.Frame], Any]:
     return frames, None
 
 
+def arrow(data: bytes) -> None:
+    """Arrow streams in an object, in pieces of so many bytes as the first one says: refused, or messages that
+    follow one another, and the same ones however the bytes are cut.
+    """
+    size, content = data[0] + 1 if data else 1, data[1:]
+    found, refused = _arrow_messages([content[at : at + size] for at in range(0, len(content), size)])
+    at_once, refused_at_once = _arrow_messages([content])
+    assert refused == refused_at_once
+    assert refused or found == at_once
+    assert [one.begin for one in found] == [0, *(one.end for one in found)][: len(found)]
+    assert all(one.rows >= 0 and one.end <= len(content) for one in found)
+
+
+def _arrow_messages(pieces: list[bytes]) -> tuple[list[Message], bool]:
+    messages, found = ArrowMessages("o", 0), []
+    try:
+        for piece in pieces:
+            found += messages.feed(piece)
+    except NotReadableError:
+        return found, True
+    return found, False
+
+
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "wire": wire,
     "version0": version0,
@@ -435,4 +460,5 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "records": small_records,
     "journal": journal,
     "channel": channel_frame,
+    "arrow": arrow,
 }
