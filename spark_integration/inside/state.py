@@ -5,9 +5,9 @@ Rules of this file: which blocks a task folds, and the columns of what comes out
 
 Each worker's part is a task, or several that share its range of the key hash (`tasksPerWorker`). A task reads
 the worker's whole state chain from its newest snapshot on, blocks of all operators, because they lie in one
-chain in the order in which they came; it keeps the rows of its operator and range, in about twice the bytes
-that these have, beside one block. So several tasks bound what each holds, at the price of reading the chain
-as many times.
+chain in the order in which they came; it keeps the rows of its operator and range, and folds them whenever
+they have doubled. So several tasks bound what each holds, at the price of reading the chain as many times;
+figures are in docs/spark.md. What is not bounded is a range of hashes in which one key's value is large.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
