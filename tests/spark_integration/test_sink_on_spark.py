@@ -56,8 +56,6 @@ def test_a_batch_write_is_read_again_and_what_does_not_fit_is_refused_by_name(
             {},
             r"SchemaMismatchError: .*'n' is int, and bigint there; 'txt' \(int\) is not there; 'text' is",
         ),
-        ({"mode": "overwrite"}, "BadOptionError: a store only grows"),
-        ({"producr": "till"}, r"UnknownOptionError: (?s:.*)did you mean 'producer'\?"),
         ({"token": "wrong"}, "(?i)token"),
     ]
     for options, said in refused:

@@ -30,7 +30,7 @@ from spark_integration.writing.staging import Prepared, claim_above, prepare
 from tests.spark_integration.sink_process import SCHEMA
 
 QUERY = "11111111-2222-3333-4444-555555555555"
-BIG = "x" * 400_000
+BIG = "x" * 300_000
 """A row of it does not fit into a message."""
 _names = count()
 
@@ -175,6 +175,20 @@ def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: Si
     assert commit(options, written(options, numbered, rows(9)), SCHEMA) is Verdict.DONE
     with pytest.raises(OtherWriterError, match=r"was written by job b+, and this is stream"):
         commit(options, written(options, batch(2), rows(9)), SCHEMA)
+
+
+def test_a_member_that_is_away_holds_nothing_up_once_the_producer_is_there(
+    servers: Servers[ThreadedServer], options: SinkOptions
+) -> None:
+    commit(options, written(options, batch(0), rows(1)), SCHEMA)
+    servers[1].crash()
+    try:
+        commit(options, written(options, batch(1), rows(2, text=BIG), rows(3)), SCHEMA)
+        release_producers()
+        commit(options, written(options, batch(2), rows(4)), SCHEMA)
+        assert read(options) == [1, 2, 3, 4]
+    finally:
+        servers[1].restart()
 
 
 def test_a_closed_handle_a_strange_producer_and_a_checkpoint_of_another_store_are_refused_by_name(

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import spark_integration as dos
 from dataflow import FileSink, Graph, InputSource, LogSink
+from dataflow.blocking import close_input
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
@@ -62,24 +64,21 @@ def test_the_ends_of_a_graph_are_found_or_asked_for_and_columns_that_do_not_fit_
         ends_of(closed, WORDS, into=None, output=None)
 
 
-def test_a_frame_that_is_no_stream_comes_back_whole(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_frame_that_is_no_stream_comes_back_whole_and_again_without_being_fed_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     words = ["one", "two", "two", "three", "three", "three"] * 7
     frame = spark.createDataFrame([(word,) for word in words], "word string").repartition(2)
-    with threaded_store() as servers:
-        graph = counting("batch", frame.schema)
-        counts = dos.through(frame, graph, workers=1, store=servers.url, name="once")
+    graph = counting("batch", frame.schema)
+    for given in (frame, frame.limit(1)):  # the second time it was done before
+        counts = dos.through(given, graph, workers=1, data_dir=tmp_path / "store", name="once")
         assert newest(counts.collect()) == Counter(words)
-        again = dos.through(
-            frame, counting("batch", frame.schema), workers=1, store=servers.url, name="other"
-        )
-        assert newest(again.collect()) == Counter(words)
-        assert again.dos.feed is None
-        assert again.dos.exception() is None
-        same = dos.through(frame.limit(1), graph, workers=1, store=servers.url, name="once")
-        assert newest(same.collect()) == Counter(words), "it was done before, and is not fed again"
+        assert counts.dos.feed is None
+        assert counts.dos.exception() is None
+        counts.dos.stop()
 
 
-def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped(
+def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped_and_says_why_its_feed_failed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     found = re.search(r"<!-- example: through -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -99,9 +98,15 @@ def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped(
                 assert query.isActive, query.exception()
                 query.processAllAvailable()
             query.stop()
-            names["counts"].dos.stop()
-        with open_store(servers.url) as store:
-            assert "wordcount.in.lines.through" in store.list_directories("wordcount.in.")
+            through = names["counts"].dos
+            if number:  # a feed that fails says why
+                with open_store(servers.url) as store:
+                    close_input(store, "wordcount", "lines")
+                (tmp_path / "logs" / "late.txt").write_text("late")
+                with pytest.raises(PySparkException, match="InputClosedError"):
+                    through.feed.awaitTermination()
+                assert "InputClosedError" in str(through.exception())
+            through.stop()
 
 
 def read(spark: SparkSession, tmp_path: Path) -> list[Any]:
