@@ -21,6 +21,7 @@ from checkpoint.core.coordinator_vocabulary import (
     CutWanted,
     Event,
     PauseWanted,
+    PinWanted,
     ResetWanted,
     StopWanted,
     WorkerEnded,
@@ -29,6 +30,7 @@ from checkpoint.core.progress import reset_json
 from checkpoint.core.region import (
     CutCommitted,
     Launcher,
+    PinSettled,
     RegionEvent,
     RegionSpec,
     RegionState,
@@ -77,6 +79,7 @@ class RegionControl:
         self._go: trio.Event | None = None
         self._address: tuple[str, int] | None = None
         self._cut = 0
+        self._settled: dict[str, PinSettled] = {}
         self._over = False
         self._error: Exception | None = None
         self._abandon = trio.CancelScope()
@@ -247,6 +250,38 @@ class RegionControl:
         with self._lock:
             return self._cut
 
+    def pin(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
+        """Keep a cut restorable until `unpin`, also for the drivers that come: that one, 0 for the last.
+        Returns its number once a committed cut carries the pin.
+
+        Raises LocalProtocolError for what cannot be pinned, with the reason: a cut that is released, a name
+        that is taken; RegionFailedError when that took longer than `timeout` seconds, or the region ended.
+        """
+        return self._wait_settled(PinWanted(name, cut), timeout)
+
+    def unpin(self, name: str, timeout: float | None = None) -> int:
+        """Let a pin go; the cut that it held. What only that needed is deleted. Raises as `pin`."""
+        return self._wait_settled(PinWanted(name, on=False), timeout)
+
+    def _wait_settled(self, wish: PinWanted, timeout: float | None) -> int:
+        self._need_cuts()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._settled.pop(wish.name, None)
+        self._post(wish)
+        while True:
+            left = min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())
+            with self._lock:
+                self._lock.wait_for(lambda: wish.name in self._settled or self._over, left)
+                told, over = self._settled.pop(wish.name, None), self._over
+            if told is not None and told.error:
+                raise LocalProtocolError(f"region {self.spec.name}: {told.error}")
+            if told is not None:
+                return told.cut
+            if over or time.monotonic() >= deadline:
+                raise RegionFailedError(f"region {self.spec.name} committed no cut for pin {wish.name!r}")
+            self._post(CutWanted())  # while it did not run, or was reset, nobody made one
+
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Tell this listener, on a thread of its own, what happens from now on."""
         self._listeners.add(listener)
@@ -317,6 +352,10 @@ class RegionControl:
         if isinstance(event, CutCommitted):
             with self._lock:
                 self._cut = max(self._cut, event.cut)
+                self._lock.notify_all()
+        elif isinstance(event, PinSettled):
+            with self._lock:
+                self._settled[event.name] = event
                 self._lock.notify_all()
         self._tell_listeners(event)
         if self._observer is not None:

@@ -128,6 +128,17 @@ class RegionHandle:
         """Go on after `pause`."""
         self._control.resume()
 
+    def pin(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
+        """Keep a cut restorable until `unpin`, also for the drivers that come: that one, 0 for the last; its
+        number. Raises LocalProtocolError for what cannot be pinned, RegionFailedError when none was committed
+        in `timeout` seconds.
+        """
+        return self._control.pin(name, cut, timeout)
+
+    def unpin(self, name: str, timeout: float | None = None) -> int:
+        """Let a pin go; the cut that it held. Raises as `pin`."""
+        return self._control.unpin(name, timeout)
+
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Tell this listener, on a thread of its own, what happens from now on."""
         self._control.addListener(listener)

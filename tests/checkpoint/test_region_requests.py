@@ -24,6 +24,7 @@ from checkpoint.manifest_reading import read_manifest
 from checkpoint.requesting import Asking
 from dos_cli.main import app
 from dos_client import QuorumUnavailableError, init_store, open_store
+from dos_protocol.errors import LocalProtocolError
 from tests.checkpoint.test_region_processes import Driver, DriverSpec
 from tests.checkpoint.toy_region import ToyRegion
 from tests.support.servers import ServerProcess, three_servers, url_of
@@ -145,6 +146,27 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     silent = dos("region", "stop", url, name, "--timeout", 1)
     assert silent.returncode == 1
     assert "may still begin it until" in silent.stderr
+
+
+def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
+    url, name = region.store, region.control.spec.name
+    pinned = region.control.pin("here", timeout=60)
+    assert region.control.status().pins == {"here": pinned}
+    with pytest.raises(LocalProtocolError, match=f"pin 'here' holds cut {pinned}"):
+        region.control.pin("here", pinned + 1, timeout=60)
+    done = dos("region", "pin", url, name, "there", "--cut", pinned, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"] == {"name": "there", "cut": pinned}
+    region.wait_cuts(7)
+    found = json.loads(dos("cuts", "ls", url, name, "--json").stdout)
+    assert found["pins"] == {"here": pinned, "there": pinned}
+    (row,) = [one for one in found["cuts"] if one["cut"] == pinned]
+    assert row["retained"]
+    assert region.control.unpin("there", timeout=60) == pinned
+    gone = dos("region", "unpin", url, name, "there")
+    assert (gone.returncode, "there is no pin 'there'" in gone.stderr) == (1, True)
+    found = json.loads(dos("region", "status", url, name, "--json").stdout)
+    assert found["status"]["pins"] == {"here": pinned}
 
 
 @pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])
