@@ -257,7 +257,9 @@ Everything ran on it: clients, servers and Spark.
   steps of 50,000 rows, which is also the size of a prebuilt batch; the columns of JSON are said to both.
   *Journal*: all columns of all records, a segment of 64 MiB a task, every digest checked. *Sink*: rows that
   Spark makes on both slots, from `save` to the commit: on two of three disks, synced; a Parquet file is
-  renamed at its commit and not synced.
+  renamed at its commit and not synced. *Through*: a region of one worker, on the two slots; a backlog of
+  Parquet files, counted by key, from the first output to the last; then rows that are handed on as they come.
+  Input, state and output are on two of three disks.
 - **Memory**: the high-water mark of resident memory; with idle connections, which have said HELLO and their
   directory, resident memory now; while an object grows, what is added for each GB in its second half.
 """

@@ -30,9 +30,10 @@ PROGRAMS = {
     "rows": "benchmarks/spark_reading.py",
     "journal": "benchmarks/spark_reading.py",
     "sink": "benchmarks/spark_writing.py",
+    "through": "benchmarks/spark_through.py",
 }
 PARTS = tuple(PROGRAMS)
-SIZES = {"rounds": 5, "rows": 6_000_000, "batches": 60, "journal_mb": 1_000, "record_bytes": 4_096}
+SIZES = {"rounds": 3, "rows": 6_000_000, "batches": 60, "journal_mb": 1_000, "record_bytes": 4_096}
 """Of a run whose figures are for the page; each is an option."""
 PART_S_MAX = 900.0
 """What takes longer than this, start and warm-up with it, has gone wrong."""

@@ -26,7 +26,6 @@ What `dos` reads and writes is {stored}; a write ends when it is.
 |---|---|---|---|
 {rows}
 {end}"""
-THROUGH = "| a DataFrame through a region, `dos.through` | not measured: it is not there yet | | |"
 Record = dict[str, Any]
 Found = dict[tuple[str, str], Record]
 """(part, system) -> medians"""
@@ -69,8 +68,16 @@ def _bytes(ours: Record, other: Record) -> tuple[str, str]:
     )
 
 
+def _through(ours: Record, other: Record) -> tuple[str, str]:
+    return (
+        f"{ours['rows_per_s']:,.0f} rows/s",
+        f"{PACED}: p50 {other['p50_ms']:,.0f} ms, p99 {other['p99_ms']:,.0f} ms",
+    )
+
+
 PREBUILT = "a Python source that yields prebuilt batches"
 PARQUET = f"a Python sink that writes one Parquet file a task, {LOCAL}, not synced"
+PACED = "at 1,000 rows/s, from when a row is due until Spark has it again"
 JSON = f"Spark's own JSON lines, {LOCAL}"
 LINES = (
     Line(
@@ -86,6 +93,7 @@ LINES = (
     Line("batch of `dos`, JSON lines in the store", "rows", "dos-json", "json", _rate(JSON), "ratio 1"),
     Line("batch into an input, sink `dos`", "sink", "dos", "parquet", _rate(PARQUET), "ratio 1"),
     Line("batch of `dos-journal`", "journal", "dos-journal", "dos", _bytes, ""),
+    Line("a stream through a region, `dos.through`", "through", "backlog", "paced", _through, ""),
 )
 
 
@@ -101,12 +109,12 @@ def lines_of(records: Sequence[Record]) -> list[str]:
         else:
             figures = line.figures(ours, other)
         lines.append(f"| {_what(line, ours)} | {figures[0]} | {figures[1]} | {line.aim} |")
-    return [*lines, THROUGH]
+    return lines
 
 
 def _what(line: Line, ours: Record | None) -> str:
     """With its size."""
-    if ours is None or "seconds" not in ours:
+    if ours is None or "rows" not in ours:
         return line.what
     size = (
         f"{ours['bytes'] / 1e6:,.0f} MB, {ours['rows']:,} records"
@@ -121,6 +129,10 @@ def told(record: Record) -> str:
     if "missing" in record:
         return f"{record['part']}: missing: {record['missing']}"
     name = f"{record['part']}, {record['system']}"
+    if "p50_ms" in record:
+        return f"{name}: p50 {record['p50_ms']:,.0f} ms, p99 {record['p99_ms']:,.0f} ms"
+    if "rows_per_s" in record:
+        return f"{name}: {record['rows_per_s']:,.0f} rows/s"
     if "seconds" not in record:
         return f"{name}: {record['ms']:.0f} ms a micro-batch, {record['whole_ms']:.0f} ms in all"
     return f"{name}: {record['seconds']:.2f} s, {record['rows'] / record['seconds']:,.0f} rows/s"

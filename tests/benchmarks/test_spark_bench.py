@@ -57,10 +57,15 @@ def test_the_page_tells_medians_ratios_and_what_is_missing() -> None:
     assert "JSON lines in the store | not measured: it was not asked for |" in text
 
 
-def test_a_journal_is_told_in_bytes_and_records() -> None:
+def test_a_journal_is_told_in_bytes_and_records_and_a_way_through_as_rate_and_latency() -> None:
     found = [read("journal", "dos-journal", 4.0, bytes=10**9), read("journal", "dos", 8.0, bytes=10**9)]
     text = page.section_of(bench.medians(found), 1)
     assert "1,000 MB, 1,000,000 records | 4.0 s, 250 MB/s, 250,000 records/s |" in text
+    backlog = {"part": "through", "system": "backlog", "rows": 5_000_000, "rows_per_s": 250_000.0}
+    paced = {"part": "through", "system": "paced", "p50_ms": 800.0, "p99_ms": 1900.0}
+    text = page.section_of(bench.medians([backlog, paced]), 1)
+    assert "5,000,000 rows | 250,000 rows/s | at 1,000 rows/s, from when" in text
+    assert "p50 800 ms, p99 1,900 ms |" in text
     assert page.told(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
 
 
@@ -78,7 +83,7 @@ def test_only_a_whole_run_is_for_the_page(capsys: pytest.CaptureFixture[str]) ->
     assert not bench.is_whole(bench.options_of(["--only", "rows"]))
     with pytest.raises(SystemExit):
         bench.options_of(["--only", "rows,rosw"])
-    assert "no rosw; there are overhead, rows, journal, sink" in capsys.readouterr().err
+    assert "no rosw; there are overhead, rows, journal, sink, through" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         bench.options_of(["--journal-mb", "0"])
     assert "--journal-mb is 1 or more, not 0" in capsys.readouterr().err
