@@ -23,7 +23,7 @@ from dataflow.errors import OperatorFailure
 from dataflow.worker_directories import Directories, PostedChanges, Taken
 from dataflow.worker_failures import first_error
 from dos_protocol.errors import ClosedError, FencedError
-from journal import LostBytesError, Position, StopNotFoundError, restore
+from journal import AtCut, LostBytesError, Position, StopNotFoundError, restore
 from journal.core.trimming import below
 from tests.dataflow.test_directory import filing
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore
@@ -98,6 +98,24 @@ async def test_a_vote_waits_until_its_changes_are_on_a_quorum(tmp_path: Path) ->
         worker.claim.deliver(2)
         await wait_all_tasks_blocked()
         assert voted
+
+
+@pytest.mark.trio
+async def test_each_cut_of_a_directory_is_found_by_its_number_also_below_a_snapshot(tmp_path: Path) -> None:
+    store, held = MemoryStore(), {}
+    async with standing(store, 1, tmp_path / "here", rolling=SMALL) as worker:
+        for cut in range(1, 13):
+            worker.files.append("log", b"%02d" % cut * 40)
+            worker.files.truncate("log", 60)
+            await worker.vote(cut)
+            held[cut] = files(worker.files.path)
+        await wait_all_tasks_blocked()
+    assert len(store.servers[0].objects[DIRECTORY]) > 2, "snapshots began segments"
+    for cut in (1, 6, 12):
+        await restore(tmp_path / f"at-{cut}", store, DIRECTORY, CHAIN, at=AtCut(cut))
+        assert files(tmp_path / f"at-{cut}") == held[cut]
+    with pytest.raises(StopNotFoundError, match="has not cut 13; the one before is"):
+        await restore(tmp_path / "into", store, DIRECTORY, CHAIN, at=AtCut(13))
 
 
 @pytest.mark.trio
