@@ -101,15 +101,16 @@ class DirectoryStore:
                         await world().in_thread(rebuilding.replay.take, steps)
             await world().in_thread(rebuilding.put)
 
-    async def append(self, record: Record) -> None:
-        """Record a change, in the order in which they are made. Returns when it is appended, before it is
-        synced. Raises FencedError.
+    async def append(self, records: Iterable[Record]) -> None:
+        """Record changes, in the order in which they are made. Returns when they are appended, not synced.
+        Raises FencedError.
         """
         await self._writer.wait_room()
         mark = self._marks.due()
         if mark is not None:
             self._writer.append(mark)
-        self._writer.append(record)
+        for record in records:
+            self._writer.append(record)
 
     def cut(self, cut: int, live_bytes: int) -> FilesAt:
         """A cut lies here, behind what was appended; a record says so, by which people find it (`cut:7`).

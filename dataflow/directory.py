@@ -41,6 +41,10 @@ class ChangeLog(Protocol):
         """Take a change; wait while too many are under way. Raises ClosedError when nobody takes them."""
         ...
 
+    def flush(self) -> None:
+        """The operator's method is over: nothing is held back any more. Waits and raises as `record`."""
+        ...
+
     def cut(self, cut: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         """The cut lies here; `sizes` are the files as of now. copy: where they lie, for who removes it."""
         ...
@@ -117,6 +121,11 @@ class OperatorDirectory:
             with of_scratch(self._scratch, "the files of a directory could not be copied"):
                 copy_files(self.path, copy, sizes)
         self._log.cut(cut, sizes, copy)
+
+    def method_over(self) -> None:
+        """The method of the operator that ran has come back. Raises ClosedError."""
+        self.method = ""
+        self._log.flush()
 
     def close(self) -> None:
         """Nothing is changed any more."""

@@ -89,6 +89,10 @@ directory_bytes_ahead: Final = 16 * MIB
 """Changes of an operator's files that were handed over and are not in their chain yet: the operator waits at
 more. One write has no more than that.
 """
+directory_batch_bytes: Final = 256 * KIB
+"""Changes of an operator's files are handed over when they are so many, and at the end of its methods:
+one by one, two threads would wake each other for each.
+"""
 directory_record_bytes: Final = 64
 """What a change counts besides its data and its file's name."""
 

@@ -33,6 +33,9 @@ class KeptChanges:
     def record(self, record: Record) -> None:
         self.records.append(record)
 
+    def flush(self) -> None:
+        """Nothing is held back."""
+
     def cut(self, cut: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         del cut
         if copy is not None:

@@ -28,7 +28,7 @@ from checkpoint.world import world
 from dataflow import limits
 from dataflow.directory_handover import Handover
 from dataflow.graph import GraphPlan
-from dataflow.worker_messages import DirectoryCut, FileChanged, Post
+from dataflow.worker_messages import DirectoryCut, FilesChanged, Post
 from journal import Position, Record, Scratch
 from journal.core.trimming import Floor
 from journal.files.changing import snapshot_of
@@ -45,16 +45,30 @@ class PostedChanges:
         self._operator = operator
         self._handover = handover
         self._post = post
+        self._held: list[Record] = []
+        self._held_bytes = 0
 
     @property
     def snapshot_due(self) -> bool:
         return self._handover.snapshot_due
 
     def record(self, record: Record) -> None:
-        self._handover.take(record_bytes(record))
-        self._post(FileChanged(self._incarnation, self._operator, record))
+        self._held.append(record)
+        self._held_bytes += sum(map(len, record.strings)) + limits.directory_record_bytes
+        if self._held_bytes >= limits.directory_batch_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._held:
+            return
+        records, size = tuple(self._held), self._held_bytes
+        self._held.clear()
+        self._held_bytes = 0
+        self._handover.take(size)
+        self._post(FilesChanged(self._incarnation, self._operator, records, size))
 
     def cut(self, cut: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        self.flush()
         self._post(DirectoryCut(self._incarnation, self._operator, cut, dict(sizes), copy))
 
 
@@ -77,7 +91,7 @@ class Directories:
         self._stores: dict[str, DirectoryStore] = {}
         self._handovers: dict[str, Handover] = {}
         self._cuts: dict[int, dict[str, FilesAt]] = {}
-        self._to_record, self._changes = trio.open_memory_channel[FileChanged | DirectoryCut](math.inf)
+        self._to_record, self._changes = trio.open_memory_channel[FilesChanged | DirectoryCut](math.inf)
         self._cut_came = trio.Event()
 
     @property
@@ -136,7 +150,7 @@ class Directories:
 
     # --- from the circuit ---------------------------------------------------------------------------------
 
-    def take(self, message: FileChanged | DirectoryCut) -> None:
+    def take(self, message: FilesChanged | DirectoryCut) -> None:
         """A change was handed over, or a cut lies here. Never blocks."""
         self._to_record.send_nowait(message)
 
@@ -144,9 +158,9 @@ class Directories:
         """Append what the circuit hands over, in order. Raises FencedError."""
         async for message in self._changes:
             store, handover = self._stores[message.operator], self._handovers[message.operator]
-            if isinstance(message, FileChanged):
-                await store.append(message.record)
-                handover.give(record_bytes(message.record))
+            if isinstance(message, FilesChanged):
+                await store.append(message.records)
+                handover.give(message.size)
                 continue
             at = store.cut(message.cut, sum(message.sizes.values()))
             self._cuts.setdefault(message.cut, {})[message.operator] = at
@@ -183,11 +197,6 @@ class Directories:
             handover.close()
         for store in self._stores.values():
             await store.aclose()
-
-
-def record_bytes(record: Record) -> int:
-    """How much of a directory's room a change takes."""
-    return sum(map(len, record.strings)) + limits.directory_record_bytes
 
 
 def _not_removed(_: object, path: str, why: object) -> None:

@@ -38,7 +38,7 @@ from dataflow.worker_messages import (
     CutTaken,
     DirectoryCut,
     DivisionsDurable,
-    FileChanged,
+    FilesChanged,
     Inbox,
     OutputMade,
     PausedAt,
@@ -117,7 +117,7 @@ class Life:
             self._loaded.set()
         elif isinstance(message, OutputMade):
             self._outputs.take(message)
-        elif isinstance(message, FileChanged | DirectoryCut):
+        elif isinstance(message, FilesChanged | DirectoryCut):
             self._directories.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)

@@ -204,12 +204,13 @@ class OutputMade:
 
 
 @dataclass(frozen=True, slots=True)
-class FileChanged:
-    """A change of an operator's files, which it makes once this is sent."""
+class FilesChanged:
+    """Changes of an operator's files, in order. `size`: what they take of the room of its `Handover`."""
 
     incarnation: int
     operator: str
-    record: Record
+    records: tuple[Record, ...]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,7 @@ ToLinks: TypeAlias = (
     | SourceWaits
     | PausedAt
     | OutputMade
-    | FileChanged
+    | FilesChanged
     | DirectoryCut
     | CutTaken
     | Published

@@ -300,7 +300,7 @@ class ApplyOperator(Operator):
         finally:
             self._emits = False
             if self._directory is not None:
-                self._directory.method = ""
+                self._directory.method_over()
 
 
 def _batches(made: Made, schema: pa.Schema) -> list[pa.RecordBatch]:

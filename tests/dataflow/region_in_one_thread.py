@@ -27,7 +27,7 @@ from dataflow.worker_messages import (
     CutTaken,
     DirectoryCut,
     DivisionsDurable,
-    FileChanged,
+    FilesChanged,
     OutputMade,
     Restoring,
     Shared,
@@ -194,8 +194,8 @@ class OneThreadRegion:
             elif isinstance(message, OutputMade):
                 self.sides[index].unshown.append(message)
                 self._show(self.sides[index])
-            elif isinstance(message, FileChanged):
-                self.sides[index].files[message.operator].append(message.record)
+            elif isinstance(message, FilesChanged):
+                self.sides[index].files[message.operator].extend(message.records)
             elif isinstance(message, DirectoryCut):
                 self._directory_cut(self.sides[index], message)
             elif isinstance(message, CutTaken):
