@@ -25,14 +25,15 @@ from dataflow.testing import Trial
 
 def exported(*kinds: type) -> dict[str, type]:
     """The classes of these kinds that users make instances of."""
-    found = {name: kind for name, kind in vars(dataflow).items() if inspect.isclass(kind)}
+    there = {name: getattr(dataflow, name) for name in dataflow.__all__}  # imported on first use
+    found = {name: kind for name, kind in there.items() if inspect.isclass(kind)}
     return {
         name: one for name, one in found.items() if issubclass(one, kinds) and not inspect.isabstract(one)
     }
 
 
 MADE = exported(OperatorSpec) | {
-    name: vars(dataflow)[name] for name in ("CountWindow", "Sliding", "Tumbling")
+    name: getattr(dataflow, name) for name in ("CountWindow", "Sliding", "Tumbling")
 }
 CALLED: dict[str, Any] = {
     f"{kind.__name__}.{name}": method
