@@ -27,12 +27,13 @@ from dataflow.graph import Graph
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
-from spark_integration.core.slots import read_master
+from spark_integration.core.slots import Master
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoughSlotsError
 from spark_integration.graph_ends import Ends, ends_of
 from spark_integration.handle import RegionHandle
 from spark_integration.runner import run
+from spark_integration.sessions import master_of
 from spark_integration.stores import UsedStore, choose_store
 
 log = logging.getLogger("dos.spark_integration")
@@ -116,11 +117,12 @@ def through(
     as `run`. A call that fails later ends what it has started; what was recorded stays.
     """
     spark = df.sparkSession
+    master = master_of(spark)
     ends = ends_of(graph, parse_schema(df.schema), into=into, output=output)
     if df.isStreaming and checkpoint is None and spark.conf.get(CHECKPOINT_CONF, None) is None:
         raise NoCheckpointError("df is a stream, and no checkpoint was named for it")
     application = name or (graph.name if df.isStreaming else f"{graph.name}-{uuid.uuid4().hex[:8]}")
-    used = _store(spark, store, data_dir, token)
+    used = _store(master, store, data_dir, token)
     try:
         running = _Running()
         region = _region(
@@ -164,9 +166,8 @@ class _Running:
             region.awaitTermination()
 
 
-def _store(spark: SparkSession, store: str | None, data_dir: str | Path | None, token: bytes) -> UsedStore:
+def _store(master: Master, store: str | None, data_dir: str | Path | None, token: bytes) -> UsedStore:
     """The store; one of our own lives until the end of this process, because its rows are still read."""
-    master = read_master(spark.sparkContext.master, cores=1)
     used = choose_store(
         store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 import time
@@ -20,9 +19,8 @@ from dataflow.graph import Graph
 from dataflow.parts import part_options, parts_of
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
-from spark_integration.core.slots import Enough, Master, Refuse, judge_slots, read_master
+from spark_integration.core.slots import Enough, Master, Refuse, judge_slots
 from spark_integration.errors import (
-    ConnectSessionError,
     ExecutorMismatchError,
     InsecureNetworkError,
     NotEnoughSlotsError,
@@ -31,7 +29,7 @@ from spark_integration.errors import (
 from spark_integration.handle import RegionEvents, RegionHandle
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
-from spark_integration.sessions import is_connect, use_this_python
+from spark_integration.sessions import master_of, use_this_python
 from spark_integration.shipping import ship
 from spark_integration.stores import choose_store
 
@@ -93,7 +91,7 @@ def run(
     """
     parts = parts_of(graph, name or graph.name)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
-    master = _master_of(spark)
+    master = master_of(spark)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     use_this_python(spark, master)
     _check_confs_and_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
@@ -212,15 +210,6 @@ def _addresses(
         )
     host = coordinator_address or spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
     return host, "0.0.0.0"  # noqa: S104  # said to be meant, by insecure=True
-
-
-def _master_of(spark: SparkSession) -> Master:
-    """Raises ConnectSessionError."""
-    if is_connect(spark):
-        raise ConnectSessionError(
-            "a region needs a session that submits jobs, and this is one of Spark Connect"
-        )
-    return read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
 
 
 def _check_confs_and_slots(

@@ -7,12 +7,22 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from spark_integration.core.slots import Master
+from spark_integration.core.slots import Master, read_master
+from spark_integration.errors import ConnectSessionError
 
 
 def is_connect(spark: SparkSession) -> bool:
     """Whether this is a client of Spark Connect. Imports nothing of that: it may not be installed."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def master_of(spark: SparkSession) -> Master:
+    """Where the session's tasks run. Raises ConnectSessionError."""
+    if is_connect(spark):
+        raise ConnectSessionError(
+            "a region needs a session that submits jobs, and this is one of Spark Connect"
+        )
+    return read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
 
 
 def use_this_python(spark: SparkSession, master: Master) -> None:
