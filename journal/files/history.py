@@ -7,6 +7,7 @@ lies in. Nothing is claimed; what is read is what a reader may see (R10).
 
 from contextlib import aclosing
 
+from dos_protocol.errors import NotFoundError
 from journal.chain import look_chain_at, look_committed
 from journal.core.chain import ChainState
 from journal.core.errors import HistoryTrimmedError, LostBytesError
@@ -47,14 +48,13 @@ async def stretch_below(
         return None
     first = parse_segment_name(state.segments[0].name)
     assert first is not None, "spans are of segments"
-    if first.order <= released:
-        raise HistoryTrimmedError(f"chain {chain} in {directory} was trimmed: it begins at {first.base} now")
     try:
         return await look_chain_at(store, directory, chain, below)
-    except LostBytesError as error:
-        raise HistoryTrimmedError(
-            f"chain {chain} in {directory} begins at {first.base}: what lies below is gone"
-        ) from error
+    except (LostBytesError, NotFoundError) as error:
+        where = f"chain {chain} in {directory}"
+        if first.order <= released:
+            raise HistoryTrimmedError(f"{where} was trimmed: it begins at {first.base} now") from error
+        raise HistoryTrimmedError(f"{where} begins at {first.base}: what lies below is gone") from error
 
 
 async def _first_that_tells(store: StorePort, directory: str, state: ChainState, stop: Stop) -> Record | None:

@@ -16,7 +16,9 @@ from journal.core.errors import (
     ArchiveDiffersError,
     HistoryTrimmedError,
 )
+from journal.files.trimming import Trim
 from journal.limits import archive_block_bytes, archive_read_bytes
+from journal.ports import StorePort
 from tests.journal.archives import (
     LINES,
     archived,
@@ -191,6 +193,30 @@ def test_a_run_beside_a_newer_one_keeps_what_that_one_listed(s3: FakeS3, tmp_pat
     manifest = trio.run(read_manifest, bucket(), DIRECTORY, "files")
     spans = trio.run(sealed_spans, store, DIRECTORY, "files").spans
     assert all(manifest.holds(span) for span in spans)
+
+
+def test_what_was_trimmed_on_the_servers_comes_from_the_archive(s3: FakeS3, tmp_path: Path) -> None:
+    store = MemoryStore()
+    offsets = write_lines(store, tmp_path / "live")
+    archived(store)
+
+    async def trim() -> Trim:
+        async with await Directory.open(tmp_path / "live", store.claim(2)) as directory:
+            return await directory.trim(store, DIRECTORY, offsets[-1])
+
+    plan = trio.run(trim)
+    assert plan.segments
+    assert plan.keeps_from > offsets[2]
+
+    async def early(chain: StorePort, into: Path) -> None:
+        await restore(into, chain, DIRECTORY, at=offsets[2])
+
+    with pytest.raises(HistoryTrimmedError, match="was trimmed"):
+        trio.run(early, store, tmp_path / "servers")
+    both = ServersAndArchive(store, trio.run(opened))
+    for number, chain in enumerate((both, trio.run(opened))):
+        trio.run(early, chain, tmp_path / str(number))
+        assert files(tmp_path / str(number)) == {"log": lines(3)}
 
 
 def test_servers_that_trimmed_all_but_the_newest_segment_leave_the_archive_whole(
