@@ -42,8 +42,9 @@ print("rows:", counts.select("word").distinct().count())
 '''
 
 
-def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the page leaves its file
     notebook = nbformat.read(ROOT / "examples" / "wordcount.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     shown = "".join(
