@@ -11,6 +11,7 @@ where a piece ends, the driver reads ahead of the tasks; it reads nothing twice,
 from collections.abc import Sequence
 
 import pyarrow as pa
+import trio
 
 from spark_integration.core.admission import Admission, Limits, Piece
 from spark_integration.core.source_offsets import BEGINNING, Point, Starting, StartingKind, points_of
@@ -18,7 +19,7 @@ from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import DataLossError, MalformedOffsetError
 from spark_integration.reading.origin import Origin, Scan
 from spark_integration.reading.planning import check_against
-from spark_integration.reading.ranges import DosPartition, partitions_of
+from spark_integration.reading.ranges import DosPartition, Range, partitions_of
 
 Points = dict[str, Point]
 
@@ -68,10 +69,28 @@ class StreamPlanner:
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
         """What lies between. Raises DataLossError."""
         await self._check()
-        found = []
-        for split, to in sorted(end.items()):
-            ranges = await self._origin.ranges(split, start.get(split, BEGINNING), to)
-            found += partitions_of(split, ranges, self._options.partition_bytes)
+        between = await self._ranges(start, end)
+        size = self._options.partition_bytes
+        return [one for split in sorted(between) for one in partitions_of(split, between[split], size)]
+
+    async def _ranges(self, start: Points, end: Points) -> dict[str, list[Range]]:
+        """Of all splits at once: each is some questions to the store, one after the other. Raises the first
+        error by itself, when all are done.
+        """
+        found: dict[str, list[Range]] = {}
+        failures: list[Exception] = []
+
+        async def ask(split: str, to: Point) -> None:
+            try:
+                found[split] = await self._origin.ranges(split, start.get(split, BEGINNING), to)
+            except Exception as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for split, to in end.items():
+                nursery.start_soon(ask, split, to)
+        if failures:
+            raise failures[0]
         return found
 
     async def aclose(self) -> None:
