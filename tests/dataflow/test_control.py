@@ -1,6 +1,7 @@
 """Control tables: whole on every worker, in force from the next step on, also where they close a cycle."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from dataflow.stream import Stream
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
-from tests.dataflow.test_region_processes import finished, kill, running
+from tests.dataflow.test_region_processes import finished, hurry, hurry_of, kill, running, unhurried
 
 COLUMNS = pa.schema([("sensor", pa.string()), ("max", pa.int64())])
 
@@ -143,17 +144,22 @@ def test_words_that_are_given_once_are_given_once_though_a_worker_is_killed(
     texts = ["\n".join(f"w{(7 * line + part) % 500}" for line in range(20_000)) for part in range(2)]
     paths = write_files(tmp_path, texts)
     graph = Graph("fresh")
-    lines = graph.source("lines", FileSource(paths))
+    out = tmp_path / "out"
+    slowly = partial(unhurried, hurry_of(out))
+    lines = graph.source("files", FileSource(paths)).flat_map(
+        "lines", slowly, schema="line string", takes="batch"
+    )
     seen = graph.control("seen", graph.stream("fresh"), "line")
     fresh = lines.filter("fresh", not_seen, control=seen)
-    fresh.key_by("by_line", "line").count("counts").sink("out", FileSink(tmp_path / "out"))
+    fresh.key_by("by_line", "line").count("counts").sink("out", FileSink(out))
     small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
         watch.cuts(2)
         kill(control, 0, wipe=True)
+        hurry(out)
         assert finished(control), control.status()
         assert control.status().incarnation == 2
-    found = [row[0] for _, row in rows_of(tmp_path / "out")]
+    found = [row[0] for _, row in rows_of(out)]
     assert sorted(found) == sorted({word for text in texts for word in text.split()})
 
 

@@ -101,7 +101,7 @@ def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 3, truncate: 
     """Under SMALL_STEPS some 0.4 MB a second and worker, on any machine, until `hurry(out)`."""
     graph = Graph("wordcount")
     lines = graph.source("lines", FileSource([*paths], repeat=repeat, errors="replace"))
-    function = partial(unhurried, _hurry_of(out))
+    function = partial(unhurried, hurry_of(out))
     words = lines.flat_map("words", function, schema="word string", takes="batch")
     sink = FileSink(out, truncate_on_reset=truncate)
     words.key_by("by_word", "word").count("counts").sink("out", sink)
@@ -110,10 +110,10 @@ def slow_word_count(paths: list[Path], out: Path, *, repeat: int = 3, truncate: 
 
 def hurry(out: Path) -> None:
     """The test has met the region in the middle of its work: what is left may be done at full speed."""
-    _hurry_of(out).touch()
+    hurry_of(out).touch()
 
 
-def _hurry_of(out: Path) -> Path:
+def hurry_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.hurry")
 
 
