@@ -45,7 +45,7 @@ SECTION = """\
 {begin}
 ## Rows a second of the dataflow library
 
-Measured on {date}, by itself, medians of {rounds} rounds in turn; {load:.1f} processes wanted a core on
+Measured on {date}, by itself, {rounds}; {load:.1f} processes wanted a core on
 average when it ended, its own with them. Lines `key,number` of text files, the same for all; of each key the
 count, the sum and the largest; a checkpoint each second; two workers or slots; results are let go of. Start
 and warm-up do not count. *Durable* says what a checkpoint is when it counts. CPU: processor seconds of all
@@ -69,6 +69,11 @@ def write_section(records: Sequence[dict[str, Any]], rounds: int) -> None:
     place.write_text(page.replace(before, section))
 
 
+def rounds_text(rounds: int) -> str:
+    """How often each was measured."""
+    return "each once" if rounds == 1 else f"medians of {rounds} rounds in turn"
+
+
 def section_in(page: str) -> str:
     """The one that a page has; an empty one if it has none."""
     begin, end = page.find(BEGIN), page.find(END)
@@ -83,7 +88,7 @@ def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[s
         begin=BEGIN,
         end=END,
         date=time.strftime("%Y-%m-%d"),
-        rounds=rounds,
+        rounds=rounds_text(rounds),
         load=os.getloadavg()[1],
         tables="\n".join(tables),
         plots="".join(f"\n{plot}\n" for plot in plots),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dataflow_page import rounds_text
+
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN = "<!-- spark: written by ./run bench spark -->"
 END = "<!-- spark: end -->"
@@ -18,7 +20,7 @@ SECTION = """\
 {begin}
 ## The store on Spark
 
-Measured on {date}, by itself, medians of {rounds} rounds in turn on one session of two slots; {load:.1f}
+Measured on {date}, by itself, {rounds}, on one session of two slots; {load:.1f}
 processes wanted a core on average when it ended, its own with them. What is read is let go of (`noop`).
 What `dos` reads and writes is {stored}; a write ends when it is.
 
@@ -144,7 +146,7 @@ def section_of(records: Sequence[Record], rounds: int) -> str:
         begin=BEGIN,
         end=END,
         date=time.strftime("%Y-%m-%d"),
-        rounds=rounds,
+        rounds=rounds_text(rounds),
         load=os.getloadavg()[1],
         stored=STORED,
         rows="\n".join(lines_of(records)),
