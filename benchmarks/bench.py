@@ -31,15 +31,16 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint_page import gaps_in, section_in, section_of, with_section  # noqa: E402
+from checkpoint_page import PLACE as CHECKPOINT  # noqa: E402
+from checkpoint_page import section_of  # noqa: E402
 from checkpoint_rows import measure_checkpoint  # noqa: E402
 from dataflow_bench import main as measure_dataflow  # noqa: E402
-from dataflow_page import section_in as dataflow_section_in  # noqa: E402
+from dataflow_page import PLACE as DATAFLOW  # noqa: E402
 from journal_rows import measure_journal  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from spark_bench import main as measure_spark  # noqa: E402
-from spark_page import section_in as spark_section_in  # noqa: E402
+from spark_page import PLACE as SPARK  # noqa: E402
 from store_rows import measure_store  # noqa: E402
 
 from examples.demo.corpus import make_corpus  # noqa: E402
@@ -267,21 +268,16 @@ Everything ran on it: clients, servers and Spark.
 
 def write_checkpoint(rows: list[Row]) -> None:
     """Its section alone."""
-    place = ROOT / "docs" / "benchmarks.md"
-    page = place.read_text()
-    section = section_of(
-        rows, date=time.strftime("%Y-%m-%d"), load=os.getloadavg()[1], gaps=gaps_in(section_in(page))
-    )
-    place.write_text(with_section(page, section))
+    CHECKPOINT.write(section_of(rows, date=time.strftime("%Y-%m-%d"), load=os.getloadavg()[1]))
 
 
 def write_page(rows: list[Row], effort: Effort) -> None:
     lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
     place = ROOT / "docs" / "benchmarks.md"
     page = PAGE.format(
-        section=section_in(place.read_text()),
-        dataflow=dataflow_section_in(place.read_text()),
-        spark=spark_section_in(place.read_text()),
+        section=CHECKPOINT.found_in(place.read_text()),
+        dataflow=DATAFLOW.found_in(place.read_text()),
+        spark=SPARK.found_in(place.read_text()),
         date=time.strftime("%Y-%m-%d"),
         pairs=effort.pairs,
         machine=machine(),

@@ -3,11 +3,10 @@
 Rules of this file: words and places, no figures.
 """
 
+from page_section import Section
 from rows import Row
 
-BEGIN = "<!-- checkpoint: written by ./run bench checkpoint -->"
-END = "<!-- checkpoint: end -->"
-NOTHING = f"{BEGIN}\n{END}"
+PLACE = Section("checkpoint")
 SECTION = """\
 {begin}
 ## Cuts, recovery, latency
@@ -17,29 +16,9 @@ Measured on {date}, by itself; {load:.1f} processes wanted a core on average whe
 | what | measured | beside it | aim |
 |---|---|---|---|
 {rows}
-{gaps}{end}"""
+{end}"""
 
 
-def section_of(rows: list[Row], *, date: str, load: float, gaps: str) -> str:
+def section_of(rows: list[Row], *, date: str, load: float) -> str:
     lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
-    return SECTION.format(begin=BEGIN, end=END, date=date, load=load, rows=lines, gaps=gaps)
-
-
-def section_in(page: str) -> str:
-    """The one that a page has; an empty one if it has none."""
-    begin, end = page.find(BEGIN), page.find(END)
-    return page[begin : end + len(END)] if 0 <= begin < end else NOTHING
-
-
-def with_section(page: str, section: str) -> str:
-    """The page with this one in the place of its own. Raises ValueError if it has no place for it."""
-    before = section_in(page)
-    if before not in page:
-        raise ValueError(f"docs/benchmarks.md has no line {BEGIN!r}: run ./run bench once")
-    return page.replace(before, section)
-
-
-def gaps_in(section: str) -> str:
-    """What a person wrote below the table: it stays when the figures are renewed."""
-    _, sign, rest = section.partition("\n### ")
-    return f"\n### {rest.removesuffix(END)}" if sign else ""
+    return SECTION.format(begin=PLACE.begin, end=PLACE.end, date=date, load=load, rows=lines)

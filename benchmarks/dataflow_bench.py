@@ -18,8 +18,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,7 +27,7 @@ from dataflow_input import Input, make_input
 from dataflow_page import write_section
 from dataflow_program import CAP_S
 from own_environment import BYTEWAX, FLINK, PROTOBUF
-from rows import run_json, say
+from rows import run_json, say, told_at_the_end
 
 TABLES = ("builtin", "batch", "row")
 PARTS = (*TABLES, "workers", "curves")
@@ -186,19 +185,12 @@ def medians(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-@contextmanager
-def told_at_the_end(run: Run) -> Iterator[None]:
-    """What was found so far is told in any case."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("interrupted: this is what was measured so far")
-        raise
-    finally:
-        for one in medians(run.found):
-            print(
-                f"{one['part']}: {one['system']}, {one['keys']:,} keys, {one['workers']} workers: {told(one)}"
-            )
+def summary(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The medians of each measurement in a line."""
+    return [
+        f"{one['part']}: {one['system']}, {one['keys']:,} keys, {one['workers']} workers: {told(one)}"
+        for one in medians(found)
+    ]
 
 
 def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
@@ -245,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
         run = Run(options, [], Path(name), {})
         try:
-            with told_at_the_end(run):
+            with told_at_the_end(lambda: summary(run.found)):
                 todo = measurements(options)
                 for number, asked in enumerate(todo, 1):
                     run.measure(*asked, place=f"{number} of {len(todo)}")

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dataflow_plot import chart
+from page_section import DOCS, Section, rounds_text
 
-DOCS = Path(__file__).parent.parent / "docs"
-BEGIN = "<!-- dataflow: written by ./run bench dataflow -->"
-END = "<!-- dataflow: end -->"
+PLACE = Section("dataflow")
 NAMES = {"ours": "DOS", "spark": "Spark 4.3", "flink": "PyFlink 2.3", "bytewax": "Bytewax 0.21"}
 WAYS = {
     "builtin": {
@@ -59,25 +58,8 @@ COLUMNS = """\
 
 
 def write_section(records: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Renew the section and the plots below docs/."""
-    place = DOCS / "benchmarks.md"
-    page = place.read_text()
-    section = section_of(records, rounds, draw(records, DOCS / "benchmarks"))
-    before = section_in(page)
-    if before not in page:
-        raise ValueError(f"docs/benchmarks.md has no line {BEGIN!r}")
-    place.write_text(page.replace(before, section))
-
-
-def rounds_text(rounds: int) -> str:
-    """How often each was measured."""
-    return "each once" if rounds == 1 else f"medians of {rounds} rounds in turn"
-
-
-def section_in(page: str) -> str:
-    """The one that a page has; an empty one if it has none."""
-    begin, end = page.find(BEGIN), page.find(END)
-    return page[begin : end + len(END)] if 0 <= begin < end else f"{BEGIN}\n{END}"
+    """Renew the section and the plots below docs/. Raises ValueError if the page has no place for it."""
+    PLACE.write(section_of(records, rounds, draw(records, DOCS / "benchmarks")))
 
 
 def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[str]) -> str:
@@ -85,8 +67,8 @@ def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[s
     tables = [table_of(table, [one for one in records if one["part"] == table]) for table in TITLES]
     tables.append(workers_of([one for one in records if one["part"] == "workers"]))
     return SECTION.format(
-        begin=BEGIN,
-        end=END,
+        begin=PLACE.begin,
+        end=PLACE.end,
         date=time.strftime("%Y-%m-%d"),
         rounds=rounds_text(rounds),
         load=os.getloadavg()[1],

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,16 @@ def json_lines(*command: str | Path, timeout_s: float) -> Generator[dict[str, An
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told_at_the_end(lines: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """What was found so far is told in any case."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted: this is what was measured so far")
+        raise
+    finally:
+        for line in lines():
+            print(line, flush=True)

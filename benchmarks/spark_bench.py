@@ -14,14 +14,13 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataflow_bench import listed
-from rows import json_lines, say
+from rows import json_lines, say, told_at_the_end
 from spark_page import told, write_section
 from yardsticks import end_cleanly_when_told
 
@@ -87,19 +86,6 @@ def _median(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**made, "rounds": len(group)}
 
 
-@contextmanager
-def told_at_the_end(run: Run) -> Iterator[None]:
-    """What was found so far is told in any case."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("interrupted: this is what was measured so far")
-        raise
-    finally:
-        for one in medians(run.found):
-            print(told(one), flush=True)
-
-
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -139,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
         run = Run(options, [], Path(name))
         try:
-            with told_at_the_end(run):
+            with told_at_the_end(lambda: map(told, medians(run.found))):
                 for part in (part for part in PARTS if part in options.only):
                     run.measure(part)
         except KeyboardInterrupt:

@@ -6,14 +6,11 @@ Rules of this file: words, aims and places; figures come as records.
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dataflow_page import rounds_text
+from page_section import Section, rounds_text
 
-DOCS = Path(__file__).parent.parent / "docs"
-BEGIN = "<!-- spark: written by ./run bench spark -->"
-END = "<!-- spark: end -->"
+PLACE = Section("spark")
 STORED = "committed on two of three servers, synced"
 LOCAL = "one copy on the local disk"
 SECTION = """\
@@ -143,8 +140,8 @@ def told(record: Record) -> str:
 def section_of(records: Sequence[Record], rounds: int) -> str:
     """The text."""
     return SECTION.format(
-        begin=BEGIN,
-        end=END,
+        begin=PLACE.begin,
+        end=PLACE.end,
         date=time.strftime("%Y-%m-%d"),
         rounds=rounds_text(rounds),
         load=os.getloadavg()[1],
@@ -154,16 +151,5 @@ def section_of(records: Sequence[Record], rounds: int) -> str:
 
 
 def write_section(records: Sequence[Record], rounds: int) -> None:
-    """Renew the section. Raises ValueError if the page has none."""
-    place = DOCS / "benchmarks.md"
-    page = place.read_text()
-    before = section_in(page)
-    if before not in page:
-        raise ValueError(f"docs/benchmarks.md has no line {BEGIN!r}")
-    place.write_text(page.replace(before, section_of(records, rounds)))
-
-
-def section_in(page: str) -> str:
-    """The one that a page has; an empty one if it has none."""
-    begin, end = page.find(BEGIN), page.find(END)
-    return page[begin : end + len(END)] if 0 <= begin < end else f"{BEGIN}\n{END}"
+    """Renew the section. Raises ValueError if the page has no place for it."""
+    PLACE.write(section_of(records, rounds))

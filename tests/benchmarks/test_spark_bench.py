@@ -14,6 +14,7 @@ import rows as shared
 import spark_bench as bench
 import spark_page as page
 import spark_stored as stored
+from page_section import PAGE, Section
 
 OWN = {"latestOffset": 4, "addBatch": 50, "triggerExecution": 200}
 
@@ -90,8 +91,8 @@ def test_only_a_whole_run_is_for_the_page(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_page_has_a_place_for_the_section() -> None:
-    text = (page.DOCS / "benchmarks.md").read_text()
-    assert page.section_in(text) in text
+    text = PAGE.read_text()
+    assert page.PLACE.found_in(text) in text
 
 
 def test_lines_come_as_they_are_printed_and_a_bad_end_is_told(tmp_path: Path) -> None:
@@ -112,3 +113,12 @@ def test_a_program_that_nobody_listens_to_any_more_is_ended(tmp_path: Path) -> N
     lines.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_what_a_person_wrote_into_a_section_stays_when_its_figures_are_renewed() -> None:
+    place = Section("speed")
+    text = f"{place.begin}\n| old |\n\n{place.by_hand}\nIt is slow because of rain.\n{place.end}"
+    renewed = place.put_into(f"# Page\n{text}\nmore\n", f"{place.begin}\n| new |\n{place.end}")
+    assert renewed == f"# Page\n{text.replace('old', 'new')}\nmore\n"
+    with pytest.raises(ValueError, match="no line '<!-- other"):
+        Section("other").put_into(renewed, "")
