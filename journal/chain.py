@@ -63,16 +63,20 @@ async def take_over(
     return await _take_over_once(claim, chain, at, generation, scratch)
 
 
-async def look_chain(store: StorePort, directory: str, chain: str) -> ChainState:
+async def look_chain(store: StorePort, directory: str, chain: str, *, measured: bool = True) -> ChainState:
     """The chain as a reader may see it: what is committed, and nothing else (R10). Claims nothing.
 
     `end` is None if nothing of it is committed, or it never existed; `seen` tells the two apart.
+    measured: the newest segment is read to find where its last whole record ends. False is quick whatever
+    its size, for readers who find that themselves: the last span may end within a record, and its digest
+    and that of `end` are 0.
     Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
     what the store raises if too few members answer.
     """
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    return await _walk(Look(chain, store.record, view.answers, claims, view.filled), store, directory)
+    walk = Look(chain, store.record, view.answers, claims, view.filled, measured=measured)
+    return await _walk(walk, store, directory)
 
 
 async def look_committed(store: StorePort, directory: str, chain: str) -> ChainState:

@@ -2,7 +2,8 @@
 
 Rules of this file: where a reader stands, and what to read next. What is committed is decided in
 `core/walk.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the head
-alone, so that a look at a chain that only grew costs one question to the members and no byte twice.
+alone, so that a look at a chain that only grew costs one question to the members and no byte twice. What a
+quorum holds of the head may end within a record: its decoder keeps that beginning until the rest comes.
 
 A size must lie on one line of history. So it does in a chain that is never rolled back (inputs; outputs by
 step), and below a position in a committed cut: `poll(upto)` reads to there.
@@ -79,7 +80,7 @@ class ChainFollower:
                 claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
                 held = held_by_quorum(Quorums(self._store.record), seen[0], claims, view.filled)
                 return [SegmentSpan(str(self._head), self._head.base, held, 0)] if held else []
-        state = await look_chain(self._store, self._directory, self._chain)
+        state = await look_chain(self._store, self._directory, self._chain, measured=False)
         end = 0 if state.end is None else state.end.size
         self._check_begin(state)
         if state.segments and end >= self.at:

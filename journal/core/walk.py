@@ -327,6 +327,9 @@ class Look(_Walk):
     """The walk of a reader. claims: the claim epoch that each answering member held when it answered;
     filled: what a member has that joins. It counts for what is committed, never for what there is.
 
+    measured: False leaves it to whoever reads the head to find where its last whole record ends: its span
+    is what a quorum holds, with 0 for a digest. A chain that is not pipelined is measured all the same.
+
     Raises LostBytesError, ChainError, StaleGenerationError.
     """
 
@@ -337,10 +340,13 @@ class Look(_Walk):
         answers: Answers,
         claims: Mapping[bytes, int],
         filled: Answers,
+        *,
+        measured: bool = True,
     ) -> None:
         super().__init__(chain, record, answers, record.generation)
         self._claims = claims
         self._filled = filled
+        self._measured = measured
         self._quorums = Quorums(record)
         self._rank = 0
 
@@ -378,6 +384,10 @@ class Look(_Walk):
         self._start = event.start
         if event.start.pipelined and held <= event.end.bytes:
             return self._head(event.end, 0)
+        if event.start.pipelined and not self._measured:
+            self._spans = [SegmentSpan(str(seen.name), seen.name.base, held, 0)]
+            self.phase = Phase.FOLLOWING
+            return self._started(event)
         length = held if event.start.pipelined else seen.longest
         self.phase = Phase.MEASURING
         return [SurveySegment(str(seen.name), length, seen.holders(length), within=held)]

@@ -114,8 +114,9 @@ class ChainOrigin(ABC):
         """See `Origin`."""
 
     async def whole(self, split: str) -> list[Range]:
-        spans = (await self._now(split)).segments
-        return ranges_of(self.directory(split), spans, BEGINNING)
+        shown = await self.shown(split)
+        ranges = ranges_of(self.directory(split), (await self._look(split, shown)).segments, BEGINNING)
+        return [*ranges[:-1], *(one._replace(at_head=shown is ALL) for one in ranges[-1:])]
 
     async def begin(self, split: str) -> Point:
         spans = (await self._now(split)).segments
@@ -167,8 +168,10 @@ class ChainOrigin(ABC):
         return ranges_of(self.directory(split), state.segments, self._joined(split, state.segments, start))
 
     async def scan(self, split: str, start: Point) -> ChainScan:
-        spans = (await self._now(split)).segments
-        return ChainScan(self, split, self._joined(split, spans, start))
+        state = await self._now(split)
+        if not follows(state.segments, start):  # it may go on at the end, which has to be known exactly then
+            state = await self._look(split, await self.shown(split), measured=True)
+        return ChainScan(self, split, self._joined(split, state.segments, start))
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
         state = await self._now(split)
@@ -182,12 +185,15 @@ class ChainOrigin(ABC):
                         return
 
     async def _now(self, split: str) -> ChainState:
-        """The chain as it is shown now."""
-        directory, shown = self.directory(split), await self.shown(split)
+        """The chain as it is shown now; its end may lie within a record, see `look_chain`."""
+        return await self._look(split, await self.shown(split))
+
+    async def _look(self, split: str, shown: Position | None, *, measured: bool = False) -> ChainState:
+        directory = self.directory(split)
         if shown is None:
             return ChainState(self.chain)
         if shown is ALL:
-            return await look_chain(self.store, directory, self.chain)
+            return await look_chain(self.store, directory, self.chain, measured=measured)
         return await look_chain_at(self.store, directory, self.chain, shown)
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: Point) -> Point:

@@ -124,7 +124,7 @@ class OutputDecoder(Decoder):
     """Records of an output log."""
 
     def __init__(self, split: str, part: Range, extra: frozenset[str]) -> None:
-        self._split, self._extra = split, extra
+        self._split, self._part, self._extra = split, part, extra
         self._where = f"{part.directory}/{part.object}"
         self._records = RecordDecoder(where=self._where, offset=part.begin)
 
@@ -139,7 +139,7 @@ class OutputDecoder(Decoder):
                     yield _with(batch, self._extra, told, _TYPES)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        _refuse_torn(self._records)
+        _refuse_torn(self._records, self._part)
         yield from ()
 
 
@@ -147,7 +147,7 @@ class InputDecoder(Decoder):
     """Records of a producer's chain: the batches that are whole within the range."""
 
     def __init__(self, split: str, part: Range, extra: frozenset[str]) -> None:
-        self._split, self._extra = split, extra
+        self._split, self._part, self._extra = split, part, extra
         self._where = f"{part.directory}/{part.object}"
         self._base, self._at = part.base, part.base + part.begin
         self._records = RecordDecoder(where=self._where, offset=part.begin)
@@ -165,7 +165,7 @@ class InputDecoder(Decoder):
             yield from self._rows(pieces, told)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        _refuse_torn(self._records)
+        _refuse_torn(self._records, self._part)
         yield from ()
 
     def _rows(self, pieces: Sequence[InputPiece], told: dict[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -174,9 +174,9 @@ class InputDecoder(Decoder):
                 yield _with(batch, self._extra, told, _TYPES)
 
 
-def _refuse_torn(records: RecordDecoder) -> None:
+def _refuse_torn(records: RecordDecoder, part: Range) -> None:
     torn = records.finish()
-    if torn is not None:
+    if torn is not None and not part.at_head:
         raise torn
 
 

@@ -100,7 +100,7 @@ class OutputOrigin(ChainOrigin):
 
     async def _publish(self, split: str) -> Publish | None:
         """How the log is shown, as its first record says; None while there is none."""
-        chain = await look_chain(self.store, self.directory(split), self.chain)
+        chain = await look_chain(self.store, self.directory(split), self.chain, measured=False)
         for span in chain.segments[:1]:
             first = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
             async with aclosing(first.poll()) as records:

@@ -1,8 +1,8 @@
 """What a task reads: ranges of bytes of objects, which never change.
 
 Rules of this file: the partition that travels to a task, and how ranges are dealt to partitions. A range
-begins and ends between two records, so a task needs nothing beside it. Partitions are pickled by Spark, one
-at a time: they hold names and numbers.
+begins between two records, and ends there or says that it may not, so a task needs nothing beside it.
+Partitions are pickled by Spark, one at a time: they hold names and numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,18 @@ from spark_integration.core.source_offsets import Point
 
 
 class Range(NamedTuple):
-    """Bytes from `begin` to `end` of an object; `base` is the offset of its first byte in its split."""
+    """Bytes from `begin` to `end` of an object; `base` is the offset of its first byte in its split.
+
+    at_head: they end where a writer was when they were planned, which may be within a record; it does not
+    count then.
+    """
 
     directory: str
     object: str
     begin: int
     end: int
     base: int = 0
+    at_head: bool = False
 
 
 class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from dos_protocol.errors import FencedError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+from journal.reading import Source, survey
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore, PartialStore
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-6
@@ -212,6 +213,18 @@ class History:
         assert longer[: len(shorter)] == shorter, "M3: two readers see one line"
         self.shown = longer
 
+    async def glance(self) -> None:
+        """A look that measures nothing finds the same, and perhaps the beginning of one more record."""
+        reader = PartialStore(self.store, self.data.draw(st.sampled_from(SUBSETS)))
+        state = await look_chain(reader, DIRECTORY, "J")
+        found = await look_chain(reader, DIRECTORY, "J", measured=False)
+        assert found.segments[:-1] == state.segments[:-1]
+        assert len(found.segments) == len(state.segments)
+        for quick, head in zip(found.segments[-1:], state.segments[-1:], strict=True):
+            surveyed = await survey(Source(reader, DIRECTORY), quick.name, quick.length, (), quick.length)
+            assert (quick.name, surveyed.last.bytes) == (head.name, head.length), "R10"
+            assert quick.snapshot_end == head.snapshot_end
+
     async def read(self, claim: MemoryClaim, state: ChainState) -> tuple[int, ...]:
         steps = [step async for step in read_records(claim, state)]
         return state_of([record for _, record in steps])
@@ -232,6 +245,7 @@ def test_any_history_of_writers_agrees_with_a_plain_list(data: st.DataObject) ->
         await history.begin(None)
         for _ in range(data.draw(st.integers(1, 25))):
             await data.draw(st.sampled_from(ACTIONS))(history)
+            await history.glance()
         await history.take_over()
         for position in history.acknowledged:
             history.epoch += 1

@@ -15,6 +15,7 @@ from dataflow.errors import NoOutputError
 from dos_client.blocking import BlockingStore, open_store
 from dos_client.errors import StoreNotReadyError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
+from journal.core.errors import TornRecordError
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
     FilterError,
@@ -24,7 +25,7 @@ from spark_integration.errors import (
     SchemaMismatchError,
 )
 from spark_integration.reading.planning import columns_of, plan_batch
-from spark_integration.reading.ranges import DosPartition
+from spark_integration.reading.ranges import DosPartition, Range
 from spark_integration.reading.tasks import rows_of
 from tests.spark_integration.written import (
     arrow,
@@ -253,6 +254,25 @@ def test_text_that_is_none_is_named_with_its_place(
 ) -> None:
     with pytest.raises(NotReadableError, match="odd/o is no UTF-8 between bytes 0 and 3"):
         Reading(servers.url, "odd", content="lines").rows()
+
+
+def test_a_record_that_is_under_way_does_not_count_and_one_that_is_torn_is_refused(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    reading = Reading(servers.url, "words", output="counts")
+    planned = next(one for one in reading.partitions() if one.split == "w0000")
+    part = planned.ranges[-1]
+    assert part.at_head, "publish=step is read up to where its writer was"
+
+    def words(part: Range) -> str:
+        batches = rows_of(reading.options, WORDS, (), DosPartition(planned.split, (part,)))
+        return "".join(row["word"] for batch in batches for row in batch.to_pylist())
+
+    whole = words(part)
+    assert whole.startswith(words(part._replace(end=part.end - 1)))
+    assert len(words(part._replace(end=part.end - 1))) < len(whole)
+    with pytest.raises(TornRecordError):
+        words(part._replace(end=part.end - 1, at_head=False))
 
 
 def test_a_task_leaves_no_thread_behind(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
