@@ -85,7 +85,8 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
             return membership.record
         attempt += 1
         pause = backoff_s(attempt, chance.jitter())
-        if (membership.newest is None and not seen.errors) or trio.current_time() + pause > deadline:
+        hopeless = seen.nobody_takes_the_token or (membership.newest is None and not seen.errors)
+        if hopeless or trio.current_time() + pause > deadline:
             raise _not_ready(url, membership, seen)
         await trio.sleep(pause)
 
@@ -100,5 +101,7 @@ def _not_ready(url: DosUrl, membership: Membership, seen: Survey) -> StoreNotRea
     return StoreNotReadyError(
         f"too few servers of {url} confirm a store record",
         seen.problems(membership),
-        remedy="start the others",
+        remedy="give the token that the servers were started with"
+        if seen.nobody_takes_the_token
+        else "start the others",
     )

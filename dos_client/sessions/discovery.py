@@ -14,7 +14,7 @@ import trio
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_client.limits import probe_grace_s, probe_timeout_s
 from dos_client.sessions.connection import open_connection
-from dos_protocol.errors import BrokenConnectionError, DosError
+from dos_protocol.errors import BrokenConnectionError, DosError, UnauthorisedError
 from dos_protocol.store_record import StoreRecord
 
 log: Final = logging.getLogger("dos.client")
@@ -22,10 +22,18 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What servers said, by address, and the errors of those that said nothing."""
+    """What servers said, by address, and the errors of those that said nothing; `refused`: those of them that
+    do not take the token.
+    """
 
     answers: tuple[ServerAnswer, ...]
     errors: dict[str, str]
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def nobody_takes_the_token(self) -> bool:
+        """Asking again will not help."""
+        return not self.answers and bool(self.errors) and self.refused >= self.errors.keys()
 
     def problems(self, membership: Membership) -> list[str]:
         """One line for each thing that is not as it should be."""
@@ -52,6 +60,7 @@ async def survey(
     get only a moment more."""
     answers: list[ServerAnswer] = []
     errors = dict.fromkeys(addresses, "gave no answer in time")
+    refused: set[str] = set()
 
     async def ask(address: str) -> None:
         try:
@@ -59,6 +68,8 @@ async def survey(
             del errors[address]
         except DosError as error:
             errors[address] = str(error.args[0])
+            if isinstance(error, UnauthorisedError):
+                refused.add(address)
         if enough(answers):
             nursery.cancel_scope.deadline = min(
                 nursery.cancel_scope.deadline, trio.current_time() + probe_grace_s
@@ -67,7 +78,8 @@ async def survey(
     async with trio.open_nursery() as nursery:
         for address in list(errors):
             nursery.start_soon(ask, address)
-    return Survey(tuple(sorted(answers, key=lambda one: one.address)), dict(sorted(errors.items())))
+    by_address = tuple(sorted(answers, key=lambda one: one.address))
+    return Survey(by_address, dict(sorted(errors.items())), frozenset(refused))
 
 
 async def hand_over(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
