@@ -33,6 +33,8 @@ PARTITION_BYTES = 64 * 1024 * 1024
 BATCH_ROWS = 64 * 1024
 BATCH_BYTES = 8 * 1024 * 1024
 """Small record batches are put together until there is so much: each costs Spark a fixed time."""
+STORE_IDLE_S = 10.0
+"""So long a Python worker keeps the store of a task open for the next one."""
 READ_BYTES = 1024 * 1024
 SEEK_BYTES = 64 * 1024
 """How much of an object is read at a time to find where a record ends."""

@@ -1,7 +1,6 @@
 """The one place where the source opens a store, on the driver and in tasks.
 
-Rules of this file: nothing it opens outlives its `with` block: a Python worker of Spark's is used again for
-other tasks, and is to hold no thread and no connection of ours between them.
+Rules of this file: nothing it opens outlives its `with` block. What is to outlive a task is in `kept_stores`.
 """
 
 import platform

@@ -18,9 +18,9 @@ from spark_integration.core.source_options import Read, SourceOptions
 from spark_integration.errors import DataLossError
 from spark_integration.limits import READ_BYTES
 from spark_integration.reading.decoding import decoder_of
+from spark_integration.reading.kept_stores import KEPT
 from spark_integration.reading.ranges import DosPartition, Range
 from spark_integration.reading.rows import Shaper
-from spark_integration.reading.session import opened
 
 
 def rows_of(
@@ -31,7 +31,7 @@ def rows_of(
     """
     where = f"{options.what}, {partition.split}"
     names = frozenset([*wanted.names, *(one.column for one in comparisons)])
-    with opened(options) as store:
+    with KEPT.lent(options) as store:
         yield from Shaper(wanted, comparisons, where).shape(
             _decoded(store, options, names, wanted, partition)
         )

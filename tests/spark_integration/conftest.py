@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration.reading.kept_stores import KEPT
 
 SLOTS = 6
 
@@ -20,6 +21,7 @@ def servers() -> Iterator[Servers[ThreadedServer]]:
     """A store of three in memory, for all tests of a file."""
     with threaded_store() as found:
         yield found
+        KEPT.close()  # they outlive a test, as they do a task
 
 
 @pytest.fixture(scope="session")
