@@ -7,8 +7,9 @@ The names below are imported on first use: a program that only produces rows nee
 Python process of Spark's that words an error; all of them take a second.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from checkpoint.input_log import close_input
@@ -80,7 +81,7 @@ __all__ = [
     "read_output",
 ]
 
-_MODULES: Final = {
+MODULES = {
     "checkpoint.input_log": ("close_input",),
     "dataflow.aggregates": (
         "ApproxDistinct",
@@ -144,16 +145,6 @@ _MODULES: Final = {
     ),
 }
 """Module -> its names here; the same as above, for those who run."""
-_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(globals(), MODULES)

@@ -12,31 +12,36 @@ copies), `membership` (which servers are the store, and how that changes), `tell
 people), `cli`. `store` opens a `live_store`; `blocking` is the same from threads.
 """
 
-from dos_client.errors import (
-    BadUrlError,
-    LossError,
-    MissingDataError,
-    NotEmptyError,
-    QuorumUnavailableError,
-    ReplacementError,
-    StoreNotReadyError,
-)
-from dos_client.live_store import Store
-from dos_client.membership.filling import ReplaceProgress
-from dos_client.membership.founding import init_store
-from dos_client.membership.recovering import recover_store
-from dos_client.membership.replacing import add_member, replace_member
-from dos_client.mending.repairing import Repair, RepairReport, repair_object, repair_store
-from dos_client.mending.verifying import VerifyReport, verify_store
-from dos_client.reading.streaming import Bookmark
-from dos_client.sessions.connection import Connection, open_connection
-from dos_client.sessions.looking import DirectoryView
-from dos_client.sessions.members import MemberStatus
-from dos_client.store import connect, open_store
-from dos_client.telling.standing import ClaimStatus
-from dos_client.urls import DosUrl, parse_url
-from dos_client.writing.claim import Claim
-from dos_client.writing.object_writer import ObjectWriter
+from typing import TYPE_CHECKING
+
+from dos_protocol.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dos_client.errors import (
+        BadUrlError,
+        LossError,
+        MissingDataError,
+        NotEmptyError,
+        QuorumUnavailableError,
+        ReplacementError,
+        StoreNotReadyError,
+    )
+    from dos_client.live_store import Store
+    from dos_client.membership.filling import ReplaceProgress
+    from dos_client.membership.founding import init_store
+    from dos_client.membership.recovering import recover_store
+    from dos_client.membership.replacing import add_member, replace_member
+    from dos_client.mending.repairing import Repair, RepairReport, repair_object, repair_store
+    from dos_client.mending.verifying import VerifyReport, verify_store
+    from dos_client.reading.streaming import Bookmark
+    from dos_client.sessions.connection import Connection, open_connection
+    from dos_client.sessions.looking import DirectoryView
+    from dos_client.sessions.members import MemberStatus
+    from dos_client.store import connect, open_store
+    from dos_client.telling.standing import ClaimStatus
+    from dos_client.urls import DosUrl, parse_url
+    from dos_client.writing.claim import Claim
+    from dos_client.writing.object_writer import ObjectWriter
 
 __all__ = [
     "BadUrlError",
@@ -71,3 +76,55 @@ __all__ = [
     "replace_member",
     "verify_store",
 ]
+
+MODULES = {
+    "dos_client.errors": (
+        "BadUrlError",
+        "LossError",
+        "MissingDataError",
+        "NotEmptyError",
+        "QuorumUnavailableError",
+        "ReplacementError",
+        "StoreNotReadyError",
+    ),
+    "dos_client.live_store": ("Store",),
+    "dos_client.membership.filling": ("ReplaceProgress",),
+    "dos_client.membership.founding": ("init_store",),
+    "dos_client.membership.recovering": ("recover_store",),
+    "dos_client.membership.replacing": (
+        "add_member",
+        "replace_member",
+    ),
+    "dos_client.mending.repairing": (
+        "Repair",
+        "RepairReport",
+        "repair_object",
+        "repair_store",
+    ),
+    "dos_client.mending.verifying": (
+        "VerifyReport",
+        "verify_store",
+    ),
+    "dos_client.reading.streaming": ("Bookmark",),
+    "dos_client.sessions.connection": (
+        "Connection",
+        "open_connection",
+    ),
+    "dos_client.sessions.looking": ("DirectoryView",),
+    "dos_client.sessions.members": ("MemberStatus",),
+    "dos_client.store": (
+        "connect",
+        "open_store",
+    ),
+    "dos_client.telling.standing": ("ClaimStatus",),
+    "dos_client.urls": (
+        "DosUrl",
+        "parse_url",
+    ),
+    "dos_client.writing.claim": ("Claim",),
+    "dos_client.writing.object_writer": ("ObjectWriter",),
+}
+"""Module -> its names here; the same as above, for those who run."""
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(globals(), MODULES)

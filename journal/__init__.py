@@ -4,31 +4,36 @@ The names here are the package's face. `core/` is pure; `chain`, `reading`, `wri
 shell over a store of `dos_client`. Start reading at `core/record.py`, then `core/segment.py`, `core/walk.py`.
 """
 
-from journal.chain import look_chain, look_chain_at, take_over
-from journal.core.chain import ChainState, SegmentSpan
-from journal.core.errors import (
-    ChainError,
-    CorruptRecordError,
-    LostBytesError,
-    NotEnoughAnswersError,
-    StopNotFoundError,
-    TornRecordError,
-    UnknownRecordError,
-)
-from journal.core.position import ORIGIN, Position
-from journal.core.record import Record
-from journal.core.replay import fold
-from journal.files.directory import Directory
-from journal.files.local_journal import LocalJournal
-from journal.files.mirroring import Mirror
-from journal.files.moments import AtCut, AtStep
-from journal.files.restoring import Restored, restore
-from journal.following import ChainFollower, size_seen
-from journal.ops import Op
-from journal.reading import read_batches, read_records
-from journal.scratch import Scratch
-from journal.watching import ChainWatch
-from journal.writer import ChainWriter
+from typing import TYPE_CHECKING
+
+from dos_protocol.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from journal.chain import look_chain, look_chain_at, take_over
+    from journal.core.chain import ChainState, SegmentSpan
+    from journal.core.errors import (
+        ChainError,
+        CorruptRecordError,
+        LostBytesError,
+        NotEnoughAnswersError,
+        StopNotFoundError,
+        TornRecordError,
+        UnknownRecordError,
+    )
+    from journal.core.position import ORIGIN, Position
+    from journal.core.record import Record
+    from journal.core.replay import fold
+    from journal.files.directory import Directory
+    from journal.files.local_journal import LocalJournal
+    from journal.files.mirroring import Mirror
+    from journal.files.moments import AtCut, AtStep
+    from journal.files.restoring import Restored, restore
+    from journal.following import ChainFollower, size_seen
+    from journal.ops import Op
+    from journal.reading import read_batches, read_records
+    from journal.scratch import Scratch
+    from journal.watching import ChainWatch
+    from journal.writer import ChainWriter
 
 __all__ = [
     "ORIGIN",
@@ -63,3 +68,57 @@ __all__ = [
     "size_seen",
     "take_over",
 ]
+
+MODULES = {
+    "journal.chain": (
+        "look_chain",
+        "look_chain_at",
+        "take_over",
+    ),
+    "journal.core.chain": (
+        "ChainState",
+        "SegmentSpan",
+    ),
+    "journal.core.errors": (
+        "ChainError",
+        "CorruptRecordError",
+        "LostBytesError",
+        "NotEnoughAnswersError",
+        "StopNotFoundError",
+        "TornRecordError",
+        "UnknownRecordError",
+    ),
+    "journal.core.position": (
+        "ORIGIN",
+        "Position",
+    ),
+    "journal.core.record": ("Record",),
+    "journal.core.replay": ("fold",),
+    "journal.files.directory": ("Directory",),
+    "journal.files.local_journal": ("LocalJournal",),
+    "journal.files.mirroring": ("Mirror",),
+    "journal.files.moments": (
+        "AtCut",
+        "AtStep",
+    ),
+    "journal.files.restoring": (
+        "Restored",
+        "restore",
+    ),
+    "journal.following": (
+        "ChainFollower",
+        "size_seen",
+    ),
+    "journal.ops": ("Op",),
+    "journal.reading": (
+        "read_batches",
+        "read_records",
+    ),
+    "journal.scratch": ("Scratch",),
+    "journal.watching": ("ChainWatch",),
+    "journal.writer": ("ChainWriter",),
+}
+"""Module -> its names here; the same as above, for those who run."""
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(globals(), MODULES)

@@ -1,4 +1,4 @@
-"""Taking a chain over and looking at it: the shell around `core/walk.py`.
+"""Taking a chain over and looking at it: the shell around `core/walk.py` and `core/look.py`.
 
 Rules of this file: it performs what a walk asks for, in the order in which the walk asks, and reports back.
 """
@@ -9,8 +9,9 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
+from journal.core.look import Look, LookAt
 from journal.core.position import Position
-from journal.core.walk import Look, LookAt, TakeOver
+from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import (
     Effect,
     Event,

@@ -7,8 +7,9 @@
     spark.readStream.format("dos").option("output", "counts").load("dos://h1,h2,h3/wordcount").writeStream...
     df.write.format("dos").option("input", "orders").mode("append").save("dos://h1,h2,h3/shop")
 
-Rules of this file: Spark's class `DataSource`, whose methods hand on to `reading/` and `writing/`. What is
-wrong with options shows when `load` is called, or when a write begins.
+Rules of this file: Spark's class `DataSource`, whose methods hand on to `reading/` and `writing/`, and import
+them: a query is planned in fresh Python processes, of which one that reads is not to import what writes. What
+is wrong with options shows when `load` is called, or when a write begins.
 """
 
 import uuid
@@ -37,13 +38,11 @@ from spark_integration.core.sink_options import (
 )
 from spark_integration.core.slots import read_master
 from spark_integration.core.source_options import SourceOptions, check_batch, check_streaming, parse_options
-from spark_integration.inside.sources import SOURCES
 from spark_integration.reading.batch_reader import DosReader, PushingReader
 from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
 from spark_integration.sessions import is_connect, use_this_python
-from spark_integration.writing.spark_writers import DosStreamWriter, DosWriter, check_target
 
 Options = TypeVar("Options", bound=StoreOptions)
 NAME = "dos"
@@ -59,6 +58,8 @@ def register(spark: SparkSession) -> None:
     """
     if not is_connect(spark):  # there the server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
+    from spark_integration.inside.sources import SOURCES
+
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
     for source in (PushingDosSource if pushes else DosSource, *SOURCES):
         spark.dataSource.register(source)
@@ -107,17 +108,22 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return DosStreamReader(self._options, to_arrow_schema(schema, timezone="UTC"))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_integration.writing.spark_writers import DosWriter
+
         check_append(overwrite, 'write with .mode("append")')
         columns = self._checked_columns(schema)
         return DosWriter(self._sink_options, columns, uuid.uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from spark_integration.writing.spark_writers import DosStreamWriter
+
         check_append(overwrite, 'write with .outputMode("append") or "update"')
         check_stream(self._sink_options)
         return DosStreamWriter(self._sink_options, self._checked_columns(schema))
 
     def _checked_columns(self, schema: StructType) -> pa.Schema:
         from dataflow.schema import parse_schema  # see `core/wording`
+        from spark_integration.writing.spark_writers import check_target
 
         columns = parse_schema(schema)
         check_target(self._sink_options, columns)

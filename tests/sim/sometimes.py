@@ -26,7 +26,8 @@ from dos_client.core.claim import ClaimState
 from dos_client.core.replica import Effect as CopyEffect
 from dos_protocol.errors import ErrorCode
 from dos_server.core.recovery import CASES, NO_ROOM
-from journal.core.walk import Look, TakeOver
+from journal.core.look import Look
+from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import Effect as WalkEffect
 from tests.sim.nemesis import ALL_KINDS
 from tests.sim.store.session import Ending

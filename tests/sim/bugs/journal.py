@@ -76,7 +76,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
 def offsets_decide_and_not_pointers() -> list[Patch]:
     """Of the segment below, all that there is belongs to the chain, not what its successor stands on."""
 
-    def below(self: walk._Walk, start: SegmentStart) -> Any:
+    def below(self: walk.Walk, start: SegmentStart) -> Any:
         if start.predecessor is None:
             return self._bottom()
         name = start.predecessor.name
@@ -88,8 +88,8 @@ def offsets_decide_and_not_pointers() -> list[Patch]:
             return original(self, start)
         return self._follow(chain_core.SegmentSpan(name, parsed.base, longest.synced, longest.digest))
 
-    original = walk._Walk._below
-    return [(walk._Walk, "_below", below)]
+    original = walk.Walk._below
+    return [(walk.Walk, "_below", below)]
 
 
 @bug("R9")
@@ -192,8 +192,8 @@ def created_without_all_members() -> list[Patch]:
         if purpose != "creating it":
             original(self, counted, needed, purpose, why)
 
-    original = walk._Walk._require
-    return [(walk._Walk, "_require", require)]
+    original = walk.Walk._require
+    return [(walk.Walk, "_require", require)]
 
 
 @bug("R2: writer ids are random")
