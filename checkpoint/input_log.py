@@ -37,7 +37,7 @@ from checkpoint.world import wall_time_ms
 from dos_client import Claim, Store, chance
 from dos_client.core.backoff import backoff_s
 from dos_protocol.errors import FencedError, LocalProtocolError
-from journal import ChainState, ChainWriter, Op, Position, Record, read_records, take_over
+from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
 
 
 class InputLog:
@@ -234,7 +234,19 @@ async def _refuse_closed(store: Store, application: str, handle: str) -> None:
         raise InputClosedError(handle)
 
 
-async def _last_batch(claim: Claim, chain: ChainState, producer: str) -> InputLine:
+async def last_recorded(store: Store, application: str, handle: str, producer: str) -> InputLine:
+    """Where what is recorded of a producer ends, as a reader may know it. Claims nothing.
+
+    `batch` 0: nothing is. Raises BadNameError, and what reading a chain raises.
+    """
+    directory = producer_directory(application, handle, producer)
+    chain = await look_chain(store, directory, INPUT_CHAIN)
+    return await _last_batch(store, chain, producer, directory)
+
+
+async def _last_batch(
+    reader: Claim | Store, chain: ChainState, producer: str, directory: str | None = None
+) -> InputLine:
     """Where a chain that was taken over ends: a line that stands behind the last whole batch. Segments begin
     between batches, so the newest one that has the end of a batch tells.
     """
@@ -242,7 +254,7 @@ async def _last_batch(claim: Claim, chain: ChainState, producer: str) -> InputLi
         one = ChainState(chain.chain, chain.segments[index : index + 1], chain.segments[index].end)
         line: InputLine | None = None
         at = chain.segments[index].base
-        async with aclosing(read_records(claim, one)) as records:
+        async with aclosing(read_records(reader, one, directory=directory)) as records:
             async for end, record in records:
                 if record.op is Op.INPUT:
                     part = decode_part(record.ints, record.strings, where=producer, at=end.size)

@@ -1,4 +1,4 @@
-"""`dos input`: lines over TCP into an input handle, and the end of one.
+"""`dos input`: lines over TCP into an input handle, the end of one, and what its writers left over.
 
 Rules of this file: arguments in, text or JSON out. What an entry point promises is `entry_point.py`'s. Exit
 codes are those of every `dos` command: 0 done, also when stopped by SIGTERM or SIGINT; 1 a negative answer
@@ -19,6 +19,7 @@ import trio
 import typer
 
 from checkpoint.cli.support import StoreUrl
+from checkpoint.cli.sweep import sweep
 from checkpoint.core.inputs import check_input_name
 from checkpoint.errors import InputClosedError
 from checkpoint.input_log import close_input
@@ -46,7 +47,8 @@ _PATIENCE_S: Final = 3.0
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Take lines over TCP into an input of an application, or say that no more will come."
+    help="Take lines over TCP into an input of an application, say that no more will come, or clear up behind"
+    " its writers."
     "\n\nExample: dos input serve dos://h1,h2,h3 shop lines --listen 127.0.0.1:7777",
 )
 Application = Annotated[
@@ -233,4 +235,5 @@ def _announce(host: str, application: str, handle: str, producer: str, port: int
         print(f"dos: lines to {address} go to input {handle} of {application}, from {producer}", flush=True)
 
 
+app.command()(sweep)
 fill_help(app)

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
     "region": ("checkpoint.cli.region", "Ask a running region: status, checkpoint, reset, stop."),
     "cuts": ("checkpoint.cli.cuts", "Show the committed cuts of a region, and what lies between them."),
-    "input": ("dataflow.cli", "Take lines over TCP into an input of an application, or close it."),
+    "input": ("dataflow.cli", "Take lines over TCP into an input of an application, close or sweep it."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
 }
 """name -> (module that has it, what `dos --help` says of it)."""

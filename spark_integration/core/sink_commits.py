@@ -17,54 +17,12 @@ it is. So a commit first becomes the producer, which fences every other, and the
 Abort decides nothing: what is not recorded was never there, and Spark may abort what it commits later.
 """
 
-import re
-from enum import Enum, StrEnum, auto
-from typing import Final, NamedTuple
+from enum import Enum, auto
+from typing import Final
 
-import msgspec
-
+from checkpoint.core.staged import Kind, Mark, Unit, decode_mark
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.errors import OtherCheckpointError, OtherWriterError
-
-
-class Kind(StrEnum):
-    """Of what Spark writes."""
-
-    STREAM = "stream"
-    JOB = "job"
-
-
-class Unit(NamedTuple):
-    """What is committed at one time. key: the query's id, or that of the batch write; number: of the batch
-    that it becomes, from 1; None: the next.
-    """
-
-    kind: Kind
-    key: str
-    number: int | None
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """What a batch that Spark wrote says of itself to whoever opens its producer."""
-
-    spark: Kind
-    key: str
-
-
-_marks: "msgspec.json.Decoder[Mark]" = msgspec.json.Decoder(Mark)
-
-
-def encode_mark(unit: Unit) -> bytes:
-    """The mark of a unit's batch."""
-    return msgspec.json.encode(Mark(unit.kind, unit.key))
-
-
-def decode_mark(mark: bytes) -> Mark | None:
-    """None for one that another program gave its batch."""
-    try:
-        return _marks.decode(mark)
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 class Whose(Enum):
@@ -173,39 +131,3 @@ def _hole(unit: Unit, last: int, where: str) -> Exception:
         )
     assert unit.number is not None, "a stream is numbered"
     return OtherCheckpointError(where, unit.key, unit.number - 1, last - 1)
-
-
-# --- rows too many for a message lie in the store until they are recorded ---------------------------------
-
-_STAGED: Final = re.compile(r"(?:b([0-9a-f]{16})|j([0-9a-f]{32}))\.[0-9a-f]{16}")
-
-
-def staging_prefix(application: str, handle: str, producer: str) -> str:
-    """How the directories begin in which the tasks of a producer put rows down."""
-    return f"{application}.sink.{handle}.{producer}.p"
-
-
-def staging_directory(application: str, handle: str, producer: str, partition: int) -> str:
-    """Where a partition's tasks do. Its attempts claim it, each above the one before."""
-    return f"{staging_prefix(application, handle, producer)}{partition:04d}"
-
-
-def staged_name(unit: Unit, epoch: int) -> str:
-    """The object of one attempt: no other ever has its name."""
-    head = f"b{unit.number:016x}" if unit.kind is Kind.STREAM else f"j{unit.key}"
-    return f"{head}.{epoch:016x}"
-
-
-def is_orphan(name: str, unit: Unit, *, recorded: bool) -> bool:
-    """Whether nobody will ever record what lies in a staged object, once `unit` has begun, or is recorded.
-
-    Of a stream older batches are decided, so a zombie can only take away what is older than itself. A batch
-    write has its producer for itself, so what others had put down there when it begins is left over.
-    """
-    found = _STAGED.fullmatch(name)
-    if found is None:
-        return False
-    if unit.kind is Kind.JOB:
-        return found[2] is not None and (found[2] == unit.key) == recorded
-    assert unit.number is not None, "a stream is numbered"
-    return found[1] is not None and int(found[1], 16) < unit.number + recorded

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from checkpoint.core.inputs import check_input_name, producer_directory
+from checkpoint.core.staged import staging_directory
 from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     STORE,
@@ -19,7 +20,6 @@ from spark_integration.core.option_texts import (
     url_of,
     whole,
 )
-from spark_integration.core.sink_commits import staging_directory
 from spark_integration.errors import BadOptionError
 
 JOB_PRODUCER: Final = "spark"

@@ -21,18 +21,12 @@ from contextlib import ExitStack, aclosing, suppress
 import pyarrow as pa
 
 from checkpoint.core.inputs import producer_directory
+from checkpoint.core.staged import Unit, encode_mark, is_orphan, staging_prefix
 from checkpoint.input_log import InputLog
 from dos_client.blocking import BlockingStore
 from dos_protocol.digests import digest64
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
-from spark_integration.core.sink_commits import (
-    Unit,
-    Verdict,
-    encode_mark,
-    is_orphan,
-    judge_commit,
-    staging_prefix,
-)
+from spark_integration.core.sink_commits import Verdict, judge_commit
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
 from spark_integration.limits import SINK_COMMIT_ATTEMPTS_MAX, SINK_PRODUCERS_HELD_MAX, SINK_SWEEP_S

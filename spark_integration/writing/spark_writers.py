@@ -16,10 +16,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from checkpoint.core.staged import Kind, Unit
 from dos_client import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.core.column_difference import column_difference
-from spark_integration.core.sink_commits import Kind, Unit
 from spark_integration.core.sink_options import JOB_PRODUCER, SinkOptions, check_producer, query_producer
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import NothingThereError, SchemaMismatchError

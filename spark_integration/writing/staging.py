@@ -14,10 +14,11 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from checkpoint.core.staged import Unit, is_orphan, staged_name, staging_directory
+from checkpoint.world import wall_time_ms
 from dos_client import chance
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
 from dos_protocol.digests import digest64
-from spark_integration.core.sink_commits import Unit, is_orphan, staged_name, staging_directory
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import SchemaMismatchError
 from spark_integration.limits import BATCH_ROWS, SINK_MESSAGE_BYTES, SINK_PART_BYTES
@@ -94,7 +95,7 @@ class _Staged:
         with ExitStack() as stack:
             store = stack.enter_context(opened(to))
             claim = stack.enter_context(claim_above(store, prepared.directory))
-            prepared.name = staged_name(prepared.unit, claim.epoch)
+            prepared.name = staged_name(prepared.unit, claim.epoch, wall_time_ms())
             collect_orphans(store, claim, prepared.unit, recorded=False)
             self._writer = claim.open_object(prepared.name)
             self._stack = stack.pop_all()

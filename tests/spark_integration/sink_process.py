@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from checkpoint.core.staged import Unit
 from checkpoint.input_log import InputLog
 from dos_client.blocking import BlockingObjectWriter
-from spark_integration.core.sink_commits import Unit
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.writing import committing, staging
 from spark_integration.writing.committing import Committer, commit

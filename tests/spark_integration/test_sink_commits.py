@@ -9,20 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from checkpoint.core.staged import Kind, Unit, decode_mark, encode_mark, is_orphan, staged_name
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.core.sink_commits import (
-    TABLE,
-    Kind,
-    Place,
-    Unit,
-    Verdict,
-    Whose,
-    decode_mark,
-    encode_mark,
-    is_orphan,
-    judge_commit,
-    staged_name,
-)
+from spark_integration.core.sink_commits import TABLE, Place, Verdict, Whose, judge_commit
 from spark_integration.errors import OtherCheckpointError, OtherWriterError
 
 QUERY = Unit(Kind.STREAM, "11111111-2222-3333-4444-555555555555", 1)
@@ -83,19 +72,19 @@ def test_a_checkpoint_that_is_ahead_of_the_store_wrote_elsewhere() -> None:
 def test_of_a_stream_only_what_is_decided_is_an_orphan(number: int, back: int, recorded: bool) -> None:
     older = QUERY._replace(number=max(number - back, 1))
     now = QUERY._replace(number=number)
-    assert is_orphan(staged_name(older, 7), now, recorded=recorded) == (older.number != number or recorded)
-    assert not is_orphan(staged_name(now._replace(number=number + 1 + back), 7), now, recorded=recorded)
+    assert is_orphan(staged_name(older, 7, 0), now, recorded=recorded) == (older.number != number or recorded)
+    assert not is_orphan(staged_name(now._replace(number=number + 1 + back), 7, 0), now, recorded=recorded)
 
 
 def test_a_batch_write_leaves_its_own_rows_until_they_are_recorded_and_what_is_not_the_sinks_for_ever() -> (
     None
 ):
     another = JOB._replace(key="c" * 32)
-    assert [is_orphan(staged_name(one, 1), JOB, recorded=False) for one in (JOB, another)] == [False, True]
-    assert [is_orphan(staged_name(one, 1), JOB, recorded=True) for one in (JOB, another)] == [True, False]
-    for name in ("notes.txt", staged_name(QUERY, 1), "j" + "a" * 32):
+    assert [is_orphan(staged_name(one, 1, 0), JOB, recorded=False) for one in (JOB, another)] == [False, True]
+    assert [is_orphan(staged_name(one, 1, 0), JOB, recorded=True) for one in (JOB, another)] == [True, False]
+    for name in ("notes.txt", staged_name(QUERY, 1, 0), "j" + "a" * 32):
         assert not is_orphan(name, JOB, recorded=False)
-    assert not is_orphan(staged_name(JOB, 1), QUERY._replace(number=99), recorded=True)
+    assert not is_orphan(staged_name(JOB, 1, 0), QUERY._replace(number=99), recorded=True)
 
 
 class Spark(RuleBasedStateMachine):
@@ -122,7 +111,7 @@ class Spark(RuleBasedStateMachine):
         self.attempts[attempt] = number
         self.epoch += 1
         self.sweep(number, recorded=False)
-        self.staged[staged_name(QUERY._replace(number=number), self.epoch)] = attempt
+        self.staged[staged_name(QUERY._replace(number=number), self.epoch, 0)] = attempt
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), dies=st.sampled_from(["before", "after", "no"]))

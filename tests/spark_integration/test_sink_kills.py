@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from checkpoint.core.staged import Unit
 from dos_client import init_store
 from dos_client.blocking import open_store
-from spark_integration.core.sink_commits import Unit
 from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.writing.committing import commit, release_producers
 from spark_integration.writing.staging import Prepared

@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint.core.staged import Kind, Unit, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
-from spark_integration.core.sink_commits import Kind, Unit, Verdict, staging_prefix
+from spark_integration.core.sink_commits import Verdict
 from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
