@@ -15,6 +15,7 @@ from dos_client.blocking import BlockingStore
 from spark_integration.core.option_texts import ReadOptions
 from spark_integration.core.row_filter import check_filter
 from spark_integration.on_executor import expected_of_driver
+from spark_integration.reading.kept_stores import KEPT
 from spark_integration.reading.rows import Shaper, check_columns, chosen
 from spark_integration.reading.session import check_executor, opened
 
@@ -91,6 +92,6 @@ class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
         check_executor(self._expected)
         table, comparisons = self._table, self._table.options.filter
         names = frozenset([*self._wanted.names, *(one.column for one in comparisons)])
-        with opened(table.options) as store:
+        with KEPT.lent(table.options) as store:
             rows = table.read(store, partition.value, names)
             yield from Shaper(self._wanted, comparisons, table.what).shape(rows)

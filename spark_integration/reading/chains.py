@@ -23,7 +23,7 @@ from spark_integration.core.admission import Piece
 from spark_integration.core.source_offsets import BEGINNING, Point
 from spark_integration.errors import DataLossError
 from spark_integration.reading.origin import Scan
-from spark_integration.reading.ranges import Range, end_of, epoch_of, follows, ranges_of, resumed
+from spark_integration.reading.ranges import Range, base_of, end_of, epoch_of, follows, ranges_of, resumed
 
 log = logging.getLogger("dos.spark_integration")
 
@@ -67,6 +67,7 @@ class ChainScan(Scan):
                 segment = self._follower.segment
                 assert segment is not None, "a record was given"
                 self.at = Point(epoch_of(segment), end)
+                self._origin.ends[self._split] = self.at, segment
                 pieces = self._pieces
                 return Piece(self.at, pieces.rows, pieces.bytes, pieces.order, pieces.time_ms)
             begin = end
@@ -92,6 +93,8 @@ class ChainOrigin(ABC):
         self.store = store
         self._fail_on_loss = fail_on_loss
         self._tails: dict[str, ChainScan] = {}
+        self.ends: dict[str, tuple[Point, str]] = {}
+        """Where the last piece of a split ends that was scanned, and in which segment."""
 
     @abstractmethod
     def directory(self, split: str) -> str:
@@ -154,6 +157,8 @@ class ChainOrigin(ABC):
     async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
         if end == start or end.size == 0:
             return []
+        if (known := self._known_range(split, start, end)) is not None:
+            return [known]
         try:
             state = await look_chain_at(
                 self.store,
@@ -166,6 +171,16 @@ class ChainOrigin(ABC):
             self._lost(split, f"what lies up to {end.size} is not there any more: {error}")
             return []
         return ranges_of(self.directory(split), state.segments, self._joined(split, state.segments, start))
+
+    def _known_range(self, split: str, start: Point, end: Point) -> Range | None:
+        """What lies between, where a scan has just shown that it is of one segment: nobody need be asked."""
+        if split not in self.ends or start.epoch != end.epoch:
+            return None  # of another writer's bytes the chain has to say whether they are on this line
+        scanned, segment = self.ends[split]
+        base = base_of(segment)
+        if start.size < base or end.epoch != scanned.epoch or end.size > scanned.size:
+            return None
+        return Range(self.directory(split), segment, start.size - base, end.size - base, base)
 
     async def scan(self, split: str, start: Point) -> ChainScan:
         state = await self._now(split)

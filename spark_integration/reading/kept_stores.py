@@ -5,6 +5,7 @@ kept for a while for the next. It is lent to one task at a time; after an error 
 finds open serves as a new one would: lost members are dialled again, and the store's record is followed.
 """
 
+import atexit
 import os
 import threading
 from collections.abc import Iterator
@@ -93,3 +94,4 @@ def _new(options: StoreOptions) -> tuple[ExitStack, BlockingStore]:
 
 KEPT = KeptStores(limits.STORE_IDLE_S)
 """Of this process: Spark's tasks have nothing else that outlives them."""
+atexit.register(KEPT.close)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from journal.core.chain import SegmentSpan
-from journal.core.segment import parse_segment_name
+from journal.core.segment import SegmentName, parse_segment_name
 from spark_integration.core.source_offsets import Point
 
 
@@ -93,6 +93,15 @@ def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: Point) -> lis
 
 def epoch_of(segment: str) -> int:
     """The epoch of the writer of a segment."""
+    return _parsed(segment).epoch
+
+
+def base_of(segment: str) -> int:
+    """The offset in its chain at which a segment begins."""
+    return _parsed(segment).base
+
+
+def _parsed(segment: str) -> SegmentName:
     parsed = parse_segment_name(segment)
     assert parsed is not None, f"{segment} is no segment"
-    return parsed.epoch
+    return parsed
