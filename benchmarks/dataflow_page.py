@@ -147,7 +147,7 @@ def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[str]:
             NAMES[system]: [(one["keys"], one[value]) for one in curves if one["system"] == system]
             for system in NAMES
         }
-        (folder / f"dataflow-{name}.svg").write_text(chart(title, "keys", lines))
+        chart(folder / f"dataflow-{name}.svg", title, "keys", lines)
         found.append(f"![{title}](benchmarks/dataflow-{name}.svg)")
     sizes = [(one["keys"], one["state_bytes"], one["peak_mb"]) for one in curves if one.get("state_bytes")]
     rows = "\n".join(f"| {keys:,} | {size / 1e6:.1f} MB | {peak:,.0f} MB |" for keys, size, peak in sizes)

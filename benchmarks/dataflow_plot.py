@@ -1,63 +1,48 @@
-"""A line chart as SVG: what `./run bench dataflow` draws of its curves.
+"""A chart of lines: what `./run bench dataflow` draws of its curves.
 
-Rules of this file: points to text. Both axes are logarithmic; a line has a name at its end.
+Rules of this file: points to lines; how pictures are made is `journal/pictures.py`'s. Both axes are
+logarithmic; the names stand beside the lines, in the order in which they end.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+from pathlib import Path
 
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 80, 110, 40, 50
-MIDDLE = (LEFT + WIDTH - RIGHT) // 2
+from journal.pictures import HEAD_PX, INK, drawn, points
+
+WIDTH, HEIGHT = 720, 400
+PLACE = (0.13, 0.14, 0.66, 0.74)
+"""Of the lines: left, bottom, width and height, as shares of the picture."""
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#7b2d8b")
 
 Points = Sequence[tuple[float, float]]
 
 
-def chart(title: str, across: str, lines: Mapping[str, Points]) -> str:
-    """Lines of (x, y), all above 0. Raises ValueError if there is no point."""
-    points = [point for line in lines.values() for point in line]
-    if not points:
+def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> None:
+    """Lines of (x, y), all above 0. Raises ValueError if there is no point, and what `drawn` raises."""
+    found = {name: sorted(line) for name, line in lines.items() if line}
+    if not found:
         raise ValueError("a chart needs a point")
-    xs, ys = _decades([x for x, _ in points]), _decades([y for _, y in points])
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
-        "<style>text { font-family: sans-serif; font-size: 12px }</style>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="22">{escape(title)}</text>',
-        f'<text x="{MIDDLE}" y="{HEIGHT - 12}" text-anchor="middle">{escape(across)}</text>',
-    ]
-    for x in range(xs[0], xs[1] + 1):
-        at = _place(10.0**x, xs, LEFT, WIDTH - RIGHT)
-        parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(x)}</text>')
-    for y in range(ys[0], ys[1] + 1):
-        at = _place(10.0**y, ys, HEIGHT - BOTTOM, TOP)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_short(y)}</text>')
-    for colour, (name, line) in zip(COLOURS, lines.items(), strict=False):
-        placed = [
-            (_place(x, xs, LEFT, WIDTH - RIGHT), _place(y, ys, HEIGHT - BOTTOM, TOP)) for x, y in sorted(line)
-        ]
-        if placed:
-            way = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-            parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in placed]
-            x, y = placed[-1]
-            parts.append(f'<text x="{x + 8:.1f}" y="{y + 4:.1f}" fill="{colour}">{escape(name)}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    colours = dict(zip(lines, COLOURS, strict=False))
+    with drawn(path, title, WIDTH, HEIGHT) as picture:
+        axes = picture.figure.add_axes(PLACE)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(visible=True)
+        for name in sorted(found, key=lambda name: found[name][-1][1], reverse=True):
+            xs, ys = zip(*found[name], strict=True)
+            (line,) = axes.plot(xs, ys, color=colours[name], marker="o", label=name)
+            picture.tell(line, "line", name)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+            axis.set_minor_formatter("")
+        axes.set_ylim(*_decades([y for line in found.values() for _, y in line]))
+        axes.set_title(title, loc="left", size=points(HEAD_PX), color=INK)
+        axes.set_xlabel(across)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 
-def _decades(values: Sequence[float]) -> tuple[int, int]:
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """The powers of ten around them: an axis that begins elsewhere makes small differences large."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    return first, max(last, first + 1)
-
-
-def _place(value: float, decades: tuple[int, int], begin: float, end: float) -> float:
-    part = (math.log10(value) - decades[0]) / (decades[1] - decades[0])
-    return begin + part * (end - begin)
-
-
-def _short(power: int) -> str:
-    return f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
+    return 10.0**first, 10.0 ** max(last, first + 1)

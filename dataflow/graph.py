@@ -185,13 +185,12 @@ class Graph:
         print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
 
     def plot(self, path: "str | Path") -> None:
-        """Write a picture of this graph, an SVG file: operators, regions, exchanges, side outputs, control
-        tables. Raises GraphError as `plan` does, ValueError for another kind of file, OSError.
+        """Write a picture of this graph, SVG or PNG: operators, regions, exchanges, side outputs, control
+        tables. It needs matplotlib: `pip install 'dos-journal[plots]'`. Raises GraphError as `plan` does,
+        ValueError for another kind of file or without that library, OSError.
 
             graph.plot("shop.svg")
         """
-        if Path(path).suffix != ".svg":
-            raise ValueError(f"plot writes SVG, and {str(path)!r} is named otherwise; name it graph.svg")
         plot(self.plan(), Path(path))
 
     def plan(self) -> GraphPlan:

@@ -1,12 +1,12 @@
-"""A graph as a picture: SVG with its operators, their regions, exchanges, side outputs and control tables.
+"""A graph as a picture: its operators, their regions, exchanges, side outputs and control tables.
 
-Rules of this file: a plan to text; where things stand is decided in `core/drawing.py`. The picture has no
-script and loads nothing; it takes its colours from what the reader has set, light or dark.
+Rules of this file: a plan to boxes, words and lines; where things stand is decided in `core/drawing.py`, how
+pictures are made in `journal/pictures.py`. An SVG tells an operator's schema when it is pointed at.
 """
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
-from xml.sax.saxutils import escape
+from typing import Any, Final, TypeAlias
 
 from dataflow.core.drawing import Box, Drawing, Line, Point, Shape, arrange, without_cycle
 from dataflow.core.plan import Kind, NodePlan
@@ -14,53 +14,47 @@ from dataflow.graph_plan import GraphPlan
 from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.side import SideSpec
 from dataflow.schema import schema_text
+from journal.pictures import INK, LETTERS_PX, PALE, PAPER, SMALL_PX, Picture, drawn, points, printable
 
 _CHARACTER: Final = 7.3
-"""Width of one character of the font, which has characters of one width."""
+"""Width of one character of the letters, which are all of one width."""
 _TEXT_MAX: Final = 30
 _HEIGHT: Final = 46.0
-
-_HEAD: Final = (
-    '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
-    ' markerUnits="userSpaceOnUse" orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
-)
-_STYLE: Final = """
-text { font: 12px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #1b1f24 }
-.kind { fill: #57606a; font-size: 11px }
-.paper { fill: #ffffff }
-.frame { fill: #f3f6fa; stroke: #8c959f }
-.outside { fill: none; stroke: #8c959f; stroke-dasharray: 2 4 }
-.box { fill: #ffffff; stroke: #57606a }
-.source, .sink { fill: #ddf0dd; stroke: #2f7a3b }
-.exchange { fill: #fdf0d5; stroke: #9a6700; stroke-width: 2.5 }
-.control { fill: #e8e2f8; stroke: #6639ba }
-.side { fill: #ffffff; stroke: #57606a; stroke-dasharray: 5 3 }
-.line { fill: none; stroke: #57606a; stroke-width: 1.3 }
-.crosses { stroke: #9a6700; stroke-width: 3 }
-.aside { stroke-dasharray: 5 3 }
-.steers { stroke: #6639ba; stroke-dasharray: 2 3 }
-.head { fill: #57606a }
-@media (prefers-color-scheme: dark) {
-text { fill: #e6edf3 }
-.kind { fill: #9aa4af }
-.paper { fill: #0d1117 }
-.frame { fill: #161b22; stroke: #6e7681 }
-.outside { fill: none; stroke: #6e7681 }
-.box, .side { fill: #21262d; stroke: #8b949e }
-.source, .sink { fill: #12351b; stroke: #56b366 }
-.exchange { fill: #3d2e0a; stroke: #d29922 }
-.control { fill: #2b2145; stroke: #a78bfa }
-.line { stroke: #8b949e }
-.crosses { stroke: #d29922 }
-.steers { stroke: #a78bfa }
-.head { fill: #8b949e }
+_ARROW: Final = 8.0
+_BOXES: Final[dict[str, dict[str, Any]]] = {
+    "frame": {"facecolor": "#f3f6fa", "edgecolor": "#8c959f"},
+    "outside": {"facecolor": "none", "edgecolor": "#8c959f", "linestyle": (0, (2, 4))},
+    "box": {"facecolor": PAPER, "edgecolor": PALE},
+    "source": {"facecolor": "#ddf0dd", "edgecolor": "#2f7a3b"},
+    "sink": {"facecolor": "#ddf0dd", "edgecolor": "#2f7a3b"},
+    "exchange": {"facecolor": "#fdf0d5", "edgecolor": "#9a6700", "linewidth": points(2.5)},
+    "control": {"facecolor": "#e8e2f8", "edgecolor": "#6639ba"},
+    "side": {"facecolor": PAPER, "edgecolor": PALE, "linestyle": (0, (5, 3))},
 }
-"""
+_LINES: Final[dict[str, dict[str, Any]]] = {
+    "line": {"color": PALE, "linewidth": points(1.3)},
+    "crosses": {"color": "#9a6700", "linewidth": points(3)},
+    "aside": {"color": PALE, "linewidth": points(1.3), "linestyle": (0, (5, 3))},
+    "steers": {"color": "#6639ba", "linewidth": points(1.3), "linestyle": (0, (2, 3))},
+}
 
 
 def plot(plan: GraphPlan, path: Path) -> None:
-    """Write the picture. Raises OSError."""
-    path.write_text(svg_of(plan), encoding="utf-8")
+    """Write the picture, SVG or PNG. Raises what `drawn` raises."""
+    drawing = drawing_of(plan)
+    width, height = round(drawing.width), round(drawing.height)
+    with drawn(path, f"graph {plan.name}", width, height) as picture:
+        canvas = _Canvas(picture, width, height)
+        for number, (title, _) in _bands(plan).items():
+            frame = drawing.bands[number]
+            outside = number == len(plan.choice.regions)
+            canvas.box("outside" if outside else "frame", frame, corner=8)
+            canvas.text(frame.x + 12, frame.y + 19, title, pale=True)
+        steering = {(table, node.name) for node in plan.plan.nodes for table in node.controls}
+        for line in drawing.lines:
+            canvas.line(_kind_of(plan, line, steers=(line.source, line.target) in steering), line)
+        for node in plan.plan.nodes:
+            _operator(canvas, plan, node, drawing.boxes[node.name])
 
 
 def drawing_of(plan: GraphPlan) -> Drawing:
@@ -76,31 +70,6 @@ def drawing_of(plan: GraphPlan) -> Drawing:
     edges, returns = without_cycle(data, steering)
     titles = {number: len(title) * _CHARACTER + 32 for number, (title, _) in _bands(plan).items()}
     return arrange(shapes, edges, returns, band_widths=titles)
-
-
-def svg_of(plan: GraphPlan) -> str:
-    """The picture as text."""
-    drawing = drawing_of(plan)
-    steering = {(table, node.name) for node in plan.plan.nodes for table in node.controls}
-    width, height = round(drawing.width), round(drawing.height)
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-            f' viewBox="0 0 {width} {height}" role="img">'
-        ),
-        f"<title>graph {escape(plan.name)}</title>",
-        f"<style>{_STYLE}</style>",
-        _HEAD,
-        _rectangle("paper", Box(0, 0, width, height), corner=0),
-    ]
-    for number, (title, _) in _bands(plan).items():
-        frame = drawing.bands[number]
-        outside = number == len(plan.choice.regions)
-        parts.append(_rectangle("outside" if outside else "frame", frame, corner=8))
-        parts.append(_text(frame.x + 12, frame.y + 19, title, "kind"))
-    parts += [_line(plan, line, steers=(line.source, line.target) in steering) for line in drawing.lines]
-    parts += [_operator(plan, node, drawing.boxes[node.name]) for node in plan.plan.nodes]
-    return "\n".join([*parts, "</svg>", ""])
 
 
 def _bands(plan: GraphPlan) -> dict[int, tuple[str, tuple[str, ...]]]:
@@ -130,58 +99,85 @@ def _class_of(node: NodePlan) -> str:
     return node.kind.value if node.kind in named else "box"
 
 
-def _operator(plan: GraphPlan, node: NodePlan, box: Box) -> str:
+def _operator(canvas: "_Canvas", plan: GraphPlan, node: NodePlan, box: Box) -> None:
     schema = plan.schemas[node.name]
     kind = _kind_text(plan, node)
     told = f"{node.name}\n{kind}" + (f"\ngives {schema_text(schema)}" if schema is not None else "")
-    corner = 4 if node.exchange is not None else 10
-    return (
-        f"<g><title>{escape(told)}</title>{_rectangle(_class_of(node), box, corner=corner)}"
-        f"{_text(box.x + 12, box.y + 20, _short(node.name))}"
-        f"{_text(box.x + 12, box.y + 36, _short(kind), 'kind')}</g>"
-    )
+    canvas.box(_class_of(node), box, corner=4 if node.exchange is not None else 10, told=told)
+    canvas.text(box.x + 12, box.y + 20, _short(node.name))
+    canvas.text(box.x + 12, box.y + 36, _short(kind), pale=True)
 
 
-def _line(plan: GraphPlan, line: Line, *, steers: bool) -> str:
-    classes = "line"
+def _kind_of(plan: GraphPlan, line: Line, *, steers: bool) -> str:
     if steers:
-        classes += " steers"
-    elif plan.plan.node(line.source).exchange is not None:
-        classes += " crosses"
-    elif plan.plan.node(line.target).kind is Kind.SIDE:
-        classes += " aside"
-    path = _corners(line.points) if line.returns else _curves(line.points)
-    return f'<path class="{classes}" marker-end="url(#head)" d="{path}"/>'
+        return "steers"
+    if plan.plan.node(line.source).exchange is not None:
+        return "crosses"
+    return "aside" if plan.plan.node(line.target).kind is Kind.SIDE else "line"
 
 
-def _curves(points: tuple[Point, ...]) -> str:
-    path = f"M{_at(points[0])}"
-    for index in range(1, len(points)):
-        (x, y), (to_x, to_y) = points[index - 1], points[index]
+class _Canvas:
+    """Takes boxes, words and lines in pixels; y grows downwards. What comes later lies above."""
+
+    def __init__(self, picture: Picture, width: int, height: int) -> None:
+        self._picture = picture
+        self._axes = picture.figure.add_axes((0, 0, 1, 1))
+        self._axes.set_axis_off()
+        self._axes.set_xlim(0, width)
+        self._axes.set_ylim(height, 0)
+        self._above = 1
+
+    def box(self, kind: str, box: Box, *, corner: int, told: str = "") -> None:
+        from matplotlib.patches import FancyBboxPatch
+
+        shape = f"round,pad=0,rounding_size={corner}"
+        look = {"linewidth": points(1), **_BOXES[kind]}
+        patch = FancyBboxPatch((box.x, box.y), box.width, box.height, boxstyle=shape, **look)
+        self._add(patch, kind, told)
+
+    def text(self, x: float, y: float, words: str, *, pale: bool = False) -> None:
+        size, colour = (SMALL_PX, PALE) if pale else (LETTERS_PX, INK)
+        self._axes.text(x, y, printable(words), size=points(size), color=colour, zorder=self._next())
+
+    def line(self, kind: str, line: Line) -> None:
+        """With a head at its end; one that returns has corners, the others bend between columns."""
+        from matplotlib.patches import PathPatch, Polygon
+        from matplotlib.path import Path as Way
+
+        (x, y), look = line.points[-1], _LINES[kind]
+        way = _corners(line) if line.returns else _curves(line)
+        patch = PathPatch(Way([point for point, _ in way], [code for _, code in way]), fill=False, **look)
+        self._add(patch, kind)
+        head = [(x - _ARROW, y - _ARROW / 2), (x, y), (x - _ARROW, y + _ARROW / 2)]
+        self._add(Polygon(head, facecolor=look["color"], edgecolor="none"), "head")
+
+    def _add(self, patch: Any, kind: str, told: str = "") -> None:
+        patch.set_zorder(self._next())
+        self._picture.tell(patch, kind, told)
+        self._axes.add_patch(patch)
+
+    def _next(self) -> int:
+        self._above += 1
+        return self._above
+
+
+_Way: TypeAlias = list[tuple[Point, int]]
+"""Points, each with what leads there: 1 begins, 2 is a straight line, 4 a point of a curve."""
+
+
+def _curves(line: Line) -> _Way:
+    way: _Way = [(line.points[0], 1)]
+    for index, ((x, y), (to_x, to_y)) in enumerate(pairwise(line.points)):
         middle = (x + to_x) / 2
-        bends = index % 2 == 1
-        path += f"C{_at((middle, y))} {_at((middle, to_y))} {_at((to_x, to_y))}" if bends else f"H{to_x:.1f}"
-    return path
+        if index % 2 == 0:
+            way += [((middle, y), 4), ((middle, to_y), 4), ((to_x, to_y), 4)]
+        else:
+            way.append(((to_x, y), 2))
+    return way
 
 
-def _corners(points: tuple[Point, ...]) -> str:
-    return "M" + "L".join(_at(point) for point in points)
-
-
-def _at(point: Point) -> str:
-    return f"{point[0]:.1f},{point[1]:.1f}"
-
-
-def _rectangle(kind: str, box: Box, *, corner: int) -> str:
-    return (
-        f'<rect class="{kind}" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}"'
-        f' height="{box.height:.1f}" rx="{corner}"/>'
-    )
-
-
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+def _corners(line: Line) -> _Way:
+    return [(point, 2 if number else 1) for number, point in enumerate(line.points)]
 
 
 def _short(text: str) -> str:

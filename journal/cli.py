@@ -41,7 +41,8 @@ from journal.files.cli import add_commands
 from journal.follow import follow_chain, follow_file
 from journal.inspecting import Consumer, Outcome, inspect_file, inspect_url, is_url
 from journal.ops import Op
-from journal.plotting import as_svg
+from journal.pictures import check_drawable
+from journal.plotting import draw_timeline
 from journal.status import as_json as status_json
 from journal.status import chain_status
 from journal.timeline import as_json as timeline_json
@@ -209,7 +210,9 @@ def timeline(
     lines: Annotated[int, typer.Option(min=1, help="At most so many lines, each of the same length.")] = 24,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw it there instead.", show_default=False, dir_okay=False),
+        typer.Option(
+            metavar="FILE.svg|png", help="Draw it there instead.", show_default=False, dir_okay=False
+        ),
     ] = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
@@ -218,7 +221,7 @@ def timeline(
     among them. A reset is a segment of another epoch: somebody took the chain over there.
 
     Time is what records hold of it (marks, steps, outputs, inputs); a journal that holds none is divided by
-    offset.
+    offset. A picture, SVG or PNG by its name, needs matplotlib (the extra `plots` of dos-journal).
 
     Examples:
 
@@ -228,17 +231,20 @@ def timeline(
 
         dos journal timeline --plot ledger.svg dos://h1,h2,h3/ledger/files
 
+        dos journal timeline --plot ledger.png dos://h1,h2,h3/ledger/files
+
     Exit codes: 0 done, 1 a fault was found (what is good before it is shown), 2 usage or no such journal, 3
     the store cannot be reached.
     """
-    if plot is not None and plot.suffix != ".svg":
-        refuse(f"pictures are drawn as SVG: name a file that ends in .svg, not {plot.name}", USAGE)
+    if plot is not None:
+        with refusing():
+            check_drawable(plot)
     found = Timeline()
     with quiet_when_the_pipe_closes():
         outcome = _inspect(target, timeline_of(found), token_file)
         if plot is not None:
             with refusing():
-                plot.write_text(as_svg(found, target), encoding="utf-8")
+                draw_timeline(found, target, plot)
             _say_fault(outcome)
             return
         columns = shutil.get_terminal_size((110, 24)).columns

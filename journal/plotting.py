@@ -1,170 +1,219 @@
-"""A timeline as a picture: SVG with bytes and records as bars over time, and what stands out below them.
+"""A timeline as a picture: bytes and records as bars over time, and what stands out in rows below them.
 
-Rules of this file: stretches to text. The picture has no script and loads nothing; it takes its colours from
-what the reader has set, light or dark. What a bar or a tick stands for is said when it is pointed at.
+Rules of this file: stretches to bars. How pictures are made is `pictures.py`'s. What a bar or a tick stands
+for is said, in an SVG, when it is pointed at.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
-from xml.sax.saxutils import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from journal.core.timeline import Stretch, Timeline
+from journal.pictures import HEAD_PX, INK, LINE, PALE, SMALL_PX, Picture, drawn, points, printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
 
 WIDTH: Final = 960
-_LEFT, _RIGHT, _TOP = 96, 20, 54
-_PANELS: Final = (("bytes", 170), ("records", 110))
-_GAP, _STRIP = 26, 24
-_EVENTS: Final = ("steps", "cuts", "snapshots", "segments", "resets")
-_STRETCHES_MAX: Final = 144
-_TIMES_MAX: Final = 6
-
-_STYLE: Final = """
-text { font: 12px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #1b1f24 }
-.small { fill: #57606a; font-size: 11px }
-.head { font-size: 14px }
-.paper { fill: #ffffff }
-.line { stroke: #d0d7de; stroke-width: 1 }
-.axis { stroke: #57606a; stroke-width: 1 }
-.bytes { fill: #2f6fb3 }
-.records { fill: #2f7a3b }
-.steps { fill: #8c959f }
-.cuts { fill: #9a6700 }
-.snapshots { fill: #6639ba }
-.segments { fill: #0f7b8a }
-.resets { fill: #c62f2f }
-@media (prefers-color-scheme: dark) {
-text { fill: #e6edf3 }
-.small { fill: #9aa4af }
-.paper { fill: #0d1117 }
-.line { stroke: #30363d }
-.axis { stroke: #8b949e }
-.bytes { fill: #6cb0f5 }
-.records { fill: #56b366 }
-.steps { fill: #8b949e }
-.cuts { fill: #d29922 }
-.snapshots { fill: #a78bfa }
-.segments { fill: #4fc3d0 }
-.resets { fill: #ff7b72 }
+_PANELS: Final = {"bytes": ("#2f6fb3", 170), "records": ("#2f7a3b", 110)}
+"""Figure -> its colour and height."""
+_EVENTS: Final = {
+    "steps": "#8c959f",
+    "cuts": "#9a6700",
+    "snapshots": "#6639ba",
+    "segments": "#0f7b8a",
+    "resets": "#c62f2f",
 }
-"""
+_HEAD, _FOOT, _GAP, _STRIP = 76, 46, 34, 24
+_NOTHING: Final = 56
+"""Height of a picture of no records."""
+_LEFT, _RIGHT = 150, 40
+_TICK: Final = 0.6
+"""Height of a tick, as a share of its row."""
+_STRETCHES_MAX: Final = 144
+_TITLE_MAX: Final = 90
+_BAR_MIN: Final = 0.006
+"""Of the tallest: a bar that stands for something is seen."""
+_MS_PER_DAY: Final = 86_400_000
+_UNITS_MS: Final = {"days": _MS_PER_DAY, "h": 3_600_000, "min": 60_000, "s": 1000}
 
 
-def as_svg(timeline: Timeline, title: str) -> str:
-    """The picture. A timeline without records is an empty one that says so."""
+def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
+    """Write the picture. A timeline without records is an empty one that says so. Raises what `drawn`
+    raises.
+    """
     stretches = timeline.stretches(_STRETCHES_MAX)
     events = [name for name in _EVENTS if any(name in one.events for one in stretches)]
-    height = _TOP + sum(size + _GAP for _, size in _PANELS) + _STRIP * len(events) + 34
+    heights = [size for _, size in _PANELS.values()] + ([_STRIP * len(events)] if events else [])
+    height = _HEAD + sum(heights) + _GAP * (len(heights) - 1) + _FOOT if stretches else _NOTHING
     told = f"{sum(one.bytes for one in stretches):,} bytes, {sum(one.records for one in stretches):,} records"
-    extent = f'width="{WIDTH}" height="{height}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {extent} role="img">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
-        _text(_LEFT, 22, title, "head"),
-        _text(WIDTH - _RIGHT, 22, told if stretches else "no records", "small", anchor="end"),
-    ]
-    if stretches:
-        y = _TOP
-        for name, size in _PANELS:
-            parts += _panel(name, stretches, y, size, timeline)
-            y += size + _GAP
-        for name in events:
-            parts += _strip(name, stretches, y, timeline)
-            y += _STRIP
-        parts += _times(stretches, y, timeline)
-    return "\n".join([*parts, "</svg>", ""])
+    with drawn(path, title, WIDTH, height) as picture:
+        _words(picture, height, 22, _short(title), HEAD_PX)
+        _words(picture, height, 40, told if stretches else "no records", SMALL_PX, colour=PALE)
+        if not stretches:
+            return
+        top = _HEAD
+        for (name, (colour, size)), last in zip(_PANELS.items(), (False, not events), strict=True):
+            axes = _axes(picture, height, top, size, stretches, timeline, dated=last)
+            _panel(picture, axes, name, colour, stretches, timeline)
+            top += size + _GAP
+        if events:
+            axes = _axes(picture, height, top, heights[-1], stretches, timeline, dated=True)
+            _rows(picture, axes, events, stretches, timeline)
 
 
-def _panel(name: str, stretches: list[Stretch], y: int, height: int, timeline: Timeline) -> list[str]:
-    """Bars of one figure, with three lines to read them by."""
-    most = _round_up(max(_figure(one, name) for one in stretches))
-    parts = [_text(_LEFT, y - 5, f"{name} in each {_length(stretches, timeline)}", "small")]
-    for share in (0.0, 0.5, 1.0):
-        at = y + height * (1 - share)
-        style = "line" if share else "axis"
-        parts.append(f'<line class="{style}" x1="{_LEFT}" y1="{at:g}" x2="{WIDTH - _RIGHT}" y2="{at:g}"/>')
-        parts.append(_text(_LEFT - 8, at + 4, _short(most * share), "small", anchor="end"))
-    for number, one in enumerate(stretches):
-        value = _figure(one, name)
-        if value:
-            bar = max(height * value / most, 1.0)
-            words = f"{_when(one.begin, timeline)}: {value:,} {name}"
-            parts.append(_rect(name, stretches, number, y + height - bar, bar, words))
-    return parts
+def _words(picture: Picture, height: int, y: int, words: str, size: int, *, colour: str = INK) -> None:
+    picture.figure.text(_LEFT / WIDTH, 1 - y / height, words, size=points(size), color=colour)
 
 
-def _strip(name: str, stretches: list[Stretch], y: int, timeline: Timeline) -> list[str]:
-    """A row of ticks, one where there is any of it."""
-    total = sum(one.events[name] for one in stretches)
-    parts = [
-        _text(_LEFT - 8, y + 13, name, "small", anchor="end"),
-        f'<line class="line" x1="{_LEFT}" y1="{y + 18}" x2="{WIDTH - _RIGHT}" y2="{y + 18}"/>',
-        f"<g><title>{total:,} {name}</title>",
-    ]
-    for number, one in enumerate(stretches):
-        if one.events[name]:
-            words = f"{_when(one.begin, timeline)}: {one.events[name]:,} {name}"
-            parts.append(_rect(name, stretches, number, y + 4, 13, words))
-    return [*parts, "</g>"]
+def _axes(
+    picture: Picture,
+    height: int,
+    top: int,
+    size: int,
+    stretches: Sequence[Stretch],
+    timeline: Timeline,
+    *,
+    dated: bool,
+) -> "Axes":
+    """A place for bars, at so many pixels from the top; `dated`: with the words of the axis below it."""
+    box = (_LEFT / WIDTH, 1 - (top + size) / height, (WIDTH - _LEFT - _RIGHT) / WIDTH, size / height)
+    axes = picture.figure.add_axes(box)
+    axes.set_xlim(_x(stretches[0].begin, timeline), _x(stretches[-1].begin + _width(stretches), timeline))
+    if timeline.by_time:
+        _dates(axes, stretches[0].begin)
+    else:
+        axes.set_xlabel("logical offset")
+        axes.xaxis.set_major_locator(_whole_numbers(6))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    if not dated:
+        axes.xaxis.label.set_visible(False)
+        axes.tick_params(labelbottom=False)
+        axes.xaxis.get_offset_text().set_visible(False)
+    return axes
 
 
-def _times(stretches: list[Stretch], y: int, timeline: Timeline) -> list[str]:
-    """When it was, at a few places of the axis."""
-    every = -(-len(stretches) // _TIMES_MAX)
-    parts = []
-    for number in range(0, len(stretches), every):
-        x = _x(stretches, number)
-        parts.append(f'<line class="axis" x1="{x:.1f}" y1="{y + 2}" x2="{x:.1f}" y2="{y + 7}"/>')
-        parts.append(_text(x, y + 21, _when(stretches[number].begin, timeline, short=True), "small"))
-    return parts
+def _dates(axes: "Axes", first_ms: int) -> None:
+    """Times as they were here when it began; which these are is said."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-
-def _rect(name: str, stretches: list[Stretch], number: int, y: float, height: float, words: str) -> str:
-    x = _x(stretches, number)
-    width = max((WIDTH - _LEFT - _RIGHT) / len(stretches) - 1, 1.5)
-    return (
-        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
-        f"<title>{escape(words)}</title></rect>"
+    begin = datetime.fromtimestamp(first_ms / 1000, UTC).astimezone()
+    locator = AutoDateLocator(begin.tzinfo, minticks=4, maxticks=9)
+    formatter = ConciseDateFormatter(
+        locator,
+        begin.tzinfo,
+        formats=["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%H:%M:%S"],
+        zero_formats=["", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M"],
+        offset_formats=["", "%Y", "%Y", "%Y-%m-%d", "%Y-%m-%d", "%Y-%m-%d"],
     )
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(formatter)
+    axes.set_xlabel(f"time, {begin.tzname()}")
 
 
-def _x(stretches: list[Stretch], number: int) -> float:
-    return _LEFT + (WIDTH - _LEFT - _RIGHT) * number / len(stretches)
+def _panel(
+    picture: Picture,
+    axes: "Axes",
+    name: str,
+    colour: str,
+    stretches: Sequence[Stretch],
+    timeline: Timeline,
+) -> None:
+    """Bars of one figure."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_title(f"{name}{_length(stretches, timeline)}", loc="left", size=points(SMALL_PX), color=PALE)
+    axes.grid(visible=True, axis="y")
+    axes.yaxis.set_major_locator(_whole_numbers(4))
+    axes.yaxis.set_major_formatter(EngFormatter("B" if name == "bytes" else ""))
+    values = [one.bytes if name == "bytes" else one.records for one in stretches]
+    least = max(values) * _BAR_MIN
+    _bars(picture, axes, name, colour, stretches, timeline, values, [max(one, least) for one in values])
 
 
-def _text(x: float, y: float, words: str, style: str, *, anchor: str = "start") -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+def _rows(
+    picture: Picture, axes: "Axes", events: Sequence[str], stretches: Sequence[Stretch], timeline: Timeline
+) -> None:
+    """A row for each kind of event, with a tick where there is any of it."""
+    for row, name in enumerate(events):
+        values = [one.events[name] for one in stretches]
+        ticks = [_TICK] * len(values)
+        _bars(picture, axes, name, _EVENTS[name], stretches, timeline, values, ticks, row - _TICK / 2)
+        axes.axhline(row + 0.5, color=LINE, linewidth=points(1))
+    totals = [sum(one.events[name] for one in stretches) for name in events]
+    axes.set_yticks(
+        range(len(events)), [f"{name}: {total:,}" for total, name in zip(totals, events, strict=True)]
+    )
+    axes.set_ylim(len(events) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
-def _figure(stretch: Stretch, name: str) -> int:
-    return stretch.bytes if name == "bytes" else stretch.records
+def _bars(
+    picture: Picture,
+    axes: "Axes",
+    name: str,
+    colour: str,
+    stretches: Sequence[Stretch],
+    timeline: Timeline,
+    values: Sequence[int],
+    heights: Sequence[float],
+    bottom: float = 0,
+) -> None:
+    """One for each stretch whose value is not 0."""
+    shown = [number for number, value in enumerate(values) if value]
+    width = _x(_width(stretches), timeline)
+    places = [_x(stretches[number].begin, timeline) for number in shown]
+    bars = axes.bar(
+        places,
+        [heights[number] for number in shown],
+        width=width,
+        bottom=bottom,
+        align="edge",
+        color=colour,
+        edgecolor="white",
+        linewidth=points(0.7),
+    )
+    for number, bar in zip(shown, bars, strict=True):
+        picture.tell(bar, name, f"{_when(stretches[number].begin, timeline)}: {values[number]:,} {name}")
 
 
-def _round_up(value: int) -> int:
-    """To 1, 2, 4, 6, 8 or 10 times a power of ten; at least 2, so that its half is a whole number."""
-    power = int("1" + "0" * (len(str(max(value, 1))) - 1))
-    return max(next(power * times for times in (1, 2, 4, 6, 8, 10) if power * times >= value), 2)
+def _whole_numbers(most: int) -> "MaxNLocator":
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(most, integer=True, steps=[1, 2, 5, 10])
 
 
-def _short(value: float) -> str:
-    """With the prefix that suits it."""
-    for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= size:
-            return f"{value / size:g} {prefix}"
-    return f"{value:g}"
+def _x(value: int, timeline: Timeline) -> float:
+    """Where it is on the axis: days for a time, which is what the library counts, else the offset."""
+    return value / _MS_PER_DAY if timeline.by_time else value
 
 
-def _length(stretches: list[Stretch], timeline: Timeline) -> str:
-    """Of one stretch."""
-    width = stretches[1].begin - stretches[0].begin if len(stretches) > 1 else 0
+def _width(stretches: Sequence[Stretch]) -> int:
+    """Of one stretch; of the only one, which says nothing of its length, one second or byte."""
+    return stretches[1].begin - stretches[0].begin if len(stretches) > 1 else 1000
+
+
+def _length(stretches: Sequence[Stretch], timeline: Timeline) -> str:
+    """Of one stretch, as words behind a figure; of the only one, none."""
+    if len(stretches) == 1:
+        return ""
+    width = _width(stretches)
     if not timeline.by_time:
-        return f"{width:,} bytes" if width else "journal"
-    return f"{width / 1000:g} s" if width else "second"
+        return f" in each {width:,} bytes"
+    unit, size = next((unit, size) for unit, size in _UNITS_MS.items() if width >= 2 * size or unit == "s")
+    return f" in each {width / size:.3g} {unit}"
 
 
-def _when(begin: int, timeline: Timeline, *, short: bool = False) -> str:
+def _when(begin: int, timeline: Timeline) -> str:
     if not timeline.by_time:
         return f"at {begin:,}"
-    local = datetime.fromtimestamp(begin / 1000, UTC).astimezone()
-    return local.strftime("%m-%d %H:%M:%S" if short else "%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(begin / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _short(title: str) -> str:
+    """Its end, which tells journals apart."""
+    title = printable(title)
+    return title if len(title) <= _TITLE_MAX else "\u2026" + title[1 - _TITLE_MAX :]

@@ -47,6 +47,7 @@ CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal",
 """`./run dos` installs no Spark: these packages work without the extras below."""
 EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil", "datasketches", "lmdb", "sqlalchemy"}
 SPARK = {"pyspark", "py4j"}
+PICTURES = "matplotlib"
 
 IMPURE_MODULES = {
     *("trio", "asyncio", "threading", "_thread", "concurrent", "multiprocessing", "queue", "contextvars"),
@@ -203,6 +204,25 @@ def test_spark_is_imported_by_the_spark_integration_alone() -> None:
         for line, module in imports_of(path)
         if module.split(".")[0] in SPARK
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_draws_pictures_is_imported_in_functions_that_draw() -> None:
+    """So that who draws none can do without it."""
+    wrong = []
+    for path in source_files():
+        tree = tree_of(path)
+        local = {
+            line
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        } | typing_only(path)
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line} imports {module}"
+            for line, module in imports_of(path)
+            if module.split(".")[0] == PICTURES and line not in local
+        ]
     assert not wrong, "\n".join(wrong)
 
 

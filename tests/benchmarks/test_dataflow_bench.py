@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import dataflow_bench as bench
 import dataflow_meter as meter
@@ -94,10 +95,17 @@ def test_the_page_tells_ratios_what_was_stopped_and_what_is_missing() -> None:
     assert "there is no Java" in text
 
 
-def test_a_curve_is_a_picture() -> None:
-    drawn = chart("rows", "keys", {"ours": [(100, 5e5), (1e6, 2e5)], "nobody": []})
-    assert drawn.startswith("<svg")
-    assert drawn.count("<circle") == 2
+def test_a_curve_is_a_picture_with_the_names_in_the_order_of_their_ends(tmp_path: Path) -> None:
+    lines = {"theirs": [(100, 9e5), (1e6, 2e4)], "ours": [(1e6, 2e5), (100, 5e5)], "nobody": []}
+    chart(tmp_path / "a.svg", "rows", "keys", lines)
+    drawn = (tmp_path / "a.svg").read_text()
+    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[-2:] == ["ours", "theirs"]
+    assert {"rows", "keys", "1,000,000", "10,000"} <= set(texts)
+    assert drawn.count('<g id="line-') == 2
+    with pytest.raises(ValueError, match="needs a point"):
+        chart(tmp_path / "b.svg", "rows", "keys", {"nobody": []})
+    assert not (tmp_path / "b.svg").exists()
 
 
 def test_unknown_words_on_the_command_line_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """graph.plot: a picture in which nothing lies on anything else, whatever the graph."""
 
 import xml.etree.ElementTree as ET
+from collections import Counter
 from datetime import timedelta
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from dataflow import (
     CallSink,
@@ -134,41 +136,53 @@ def test_a_graph_with_everything_is_drawn_whole(tmp_path: Path) -> None:
     check(drawing_of(plan), bands)
 
     root = ET.parse(path).getroot()
-    groups = root.findall(f"{SVG}g")
+    groups = [(str(one.get("id")).rpartition("-")[0], one) for one in root.iter(f"{SVG}g")]
     kinds = {}
-    for group in groups:
-        name, kind, *_ = (group.findtext(f"{SVG}title") or "").split("\n")
-        box = group.find(f"{SVG}rect")
-        assert box is not None
-        kinds[name] = (kind, box.get("class"))
-        shown = [text.text for text in group.findall(f"{SVG}text")]
-        assert shown[0] == (name if len(name) <= 30 else name[:29] + "…")
-        for text in shown:  # the font's characters are 0.6 em wide
-            assert len(text or "") * 12 * 0.6 + 12 <= float(box.get("width", "0"))
+    for kind, group in groups:
+        if told := group.findtext(f"{SVG}title"):
+            name, what, *_ = told.split("\n")
+            kinds[name] = (what, kind)
     assert kinds.keys() == plan.specs.keys()
     assert kinds["by_who"] == ("exchange: key_by who", "exchange")
     assert kinds["limits.rows"] == ("exchange: to all", "exchange")
     assert kinds["too_late"] == ("side output late", "side")
     assert kinds["bought"] == ("join", "box")
     assert kinds["limits"] == ("control", "control")
-    titles = [text.text for text in root.findall(f"{SVG}text")]
-    assert titles == [
+    texts = [one.text or "" for one in root.iter(f"{SVG}text")]
+    titles = [
         *(f"region {n + 1}: {str(one.settings).partition(';')[0]}" for n, one in enumerate(choice.regions)),
         "outside of any region: no cuts",
     ]
-    frames = [rect.get("class") for rect in root.findall(f"{SVG}rect")]
-    assert frames == ["paper", *(["frame"] * len(choice.regions)), "outside"]
-    lines = [str(one.get("class")) for one in root.findall(f"{SVG}path")]
-    assert lines.count("line crosses") == sum(
+    assert texts[: len(titles)] == titles
+    lines_of = zip(texts[len(titles) :: 2], texts[len(titles) + 1 :: 2], strict=True)
+    for name, lines in zip([node.name for node in plan.plan.nodes], lines_of, strict=True):
+        assert lines[0] == (name if len(name) <= 30 else name[:29] + "…")
+        for text in lines:  # the letters are 0.602 em wide
+            assert len(text) * 12 * 0.602 + 12 <= drawing_of(plan).boxes[name].width
+    counts = Counter(kind for kind, _ in groups)
+    assert (counts["frame"], counts["outside"]) == (len(choice.regions), 1)
+    assert counts["crosses"] == sum(
         plan.plan.node(above).exchange is not None for node in plan.plan.nodes for above in node.inputs
     )
-    assert lines.count("line aside") == 2
-    assert lines.count("line steers") == 1
+    assert (counts["aside"], counts["steers"]) == (2, 1)
+    assert counts["head"] == len(drawing_of(plan).lines)
+
+
+def test_a_graph_is_a_png_too(tmp_path: Path) -> None:
+    graph = shop()
+    graph.plot(tmp_path / "shop.png")
+    drawing = drawing_of(graph.plan())
+    with Image.open(tmp_path / "shop.png") as image:
+        assert image.format == "PNG"
+        assert image.size == (2 * round(drawing.width), 2 * round(drawing.height))
+        box = drawing.boxes["limits"]
+        inside = image.convert("RGB").getpixel((round(2 * box.x + 8), round(2 * box.middle)))
+    assert inside == (0xE8, 0xE2, 0xF8)
 
 
 def test_what_cannot_be_drawn_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="plot writes SVG"):
-        shop().plot(tmp_path / "shop.png")
+    with pytest.raises(ValueError, match="drawn as SVG or PNG"):
+        shop().plot(tmp_path / "shop.pdf")
     with pytest.raises(GraphError):
         Graph("nothing").plot(tmp_path / "nothing.svg")
     assert list(tmp_path.iterdir()) == []

@@ -105,3 +105,4 @@ def test_every_example_works(
     assert len(list(Path("an-hour-ago").rglob("*.log"))) == 1
     assert [path.name for path in Path("new-year").iterdir()] == ["totals"]
     assert Path("ledger.svg").stat().st_size > 1000
+    assert Path("ledger.png").read_bytes().startswith(b"\x89PNG")

@@ -3,11 +3,14 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+from PIL import Image
+
 from journal import Op, Record
 from journal.core.inspection import Located
 from journal.core.record import encode_v1
 from journal.core.timeline import Timeline
-from journal.plotting import WIDTH, as_svg
+from journal.plotting import _HEAD, _LEFT, _RIGHT, WIDTH, draw_timeline
 from tests.journal.test_files_cli import journal
 from tests.journal.test_timeline import WRITE, mark
 
@@ -32,45 +35,88 @@ def life() -> Timeline:
     return timeline
 
 
-def bars(picture: str, kind: str) -> list[ElementTree.Element]:
-    return [one for one in ElementTree.fromstring(picture).iter(f"{SPACE}rect") if one.get("class") == kind]
+def drawing(timeline: Timeline, path: Path, title: str = "some") -> ElementTree.Element:
+    draw_timeline(timeline, title, path / "a.svg")
+    return ElementTree.parse(path / "a.svg").getroot()
 
 
-def test_each_stretch_has_its_bars_and_each_event_its_tick() -> None:
-    picture = as_svg(life(), "dos://h/ledger/files")
-    assert {
-        kind: len(bars(picture, kind)) for kind in ("bytes", "records", "cuts", "segments", "resets")
-    } == {
+def bars(picture: ElementTree.Element, kind: str) -> list[str]:
+    """What is told of each bar or tick of a kind."""
+    groups = [one for one in picture.iter(f"{SPACE}g") if (one.get("id") or "").startswith(f"{kind}-")]
+    return [one.findtext(f"{SPACE}title") or "" for one in groups]
+
+
+def words(picture: ElementTree.Element) -> list[str]:
+    return [one.text or "" for one in picture.iter(f"{SPACE}text")]
+
+
+def test_each_stretch_has_its_bars_and_each_event_its_tick(tmp_path: Path) -> None:
+    picture = drawing(life(), tmp_path, "dos://h/ledger/files")
+    kinds = ("bytes", "records", "cuts", "segments", "resets", "snapshots", "steps")
+    assert {kind: len(bars(picture, kind)) for kind in kinds} == {
         "bytes": 10,
         "records": 10,
         "cuts": 2,
         "segments": 2,
         "resets": 1,
+        "snapshots": 1,
+        "steps": 0,
     }
-    assert bars(picture, "steps") == []
     (reset,) = bars(picture, "resets")
-    assert bars(picture, "segments")[1].get("x") == reset.get("x"), "the second segment is another writer's"
-    assert "200 bytes" in (bars(picture, "bytes")[1].findtext(f"{SPACE}title") or "")
-    assert "bytes in each 1 s" in picture
-    tallest = max(bars(picture, "bytes"), key=lambda one: float(one.get("height") or 0))
-    assert "400 bytes" in (tallest.findtext(f"{SPACE}title") or "")
-    for one in ElementTree.fromstring(picture).iter(f"{SPACE}rect"):
-        assert 0 <= float(one.get("x") or 0) + float(one.get("width") or 0) <= WIDTH + 1
+    second, _, told = bars(picture, "segments")[1].rpartition(": ")
+    assert (reset, told) == (f"{second}: 1 resets", "1 segments"), "the second segment is another writer's"
+    assert bars(picture, "bytes")[1].endswith(": 200 bytes")
+    assert bars(picture, "bytes")[5] == f"{second}: 400 bytes"
+    shown = {"dos://h/ledger/files", "2,500 bytes, 25 records", "bytes in each 1 s", "400 B", "cuts: 2"}
+    assert shown <= set(words(picture))
+    assert any(one.startswith("time, ") for one in words(picture))
 
 
-def test_a_name_cannot_break_out_of_the_picture_and_nothing_is_loaded() -> None:
-    picture = as_svg(life(), "<script>&\"'</script>")
-    root = ElementTree.fromstring(picture)
-    assert [one.tag for one in root.iter() if "script" in one.tag] == []
-    assert "href" not in picture
+def test_a_png_shows_a_bar_in_its_place(tmp_path: Path) -> None:
+    draw_timeline(life(), "some", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert (image.format, image.width) == ("PNG", 2 * WIDTH)
+        pixels = image.convert("RGB")
+        blue = [
+            pixels.getpixel((x, 2 * (_HEAD + 10))) == (0x2F, 0x6F, 0xB3)
+            for x in range(2 * _LEFT, 2 * (WIDTH - _RIGHT))
+        ]
+    share = sum(blue) / len(blue)
+    assert 0.08 < share < 0.1, "at this height there is only the tallest of ten bars"
+    assert blue.index(True) / len(blue) == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_picture_of_nothing_says_so_and_one_without_times_counts_bytes() -> None:
-    assert "no records" in as_svg(Timeline(), "empty")
+def test_a_picture_of_nothing_says_so_and_one_without_times_counts_bytes(tmp_path: Path) -> None:
+    assert "no records" in words(drawing(Timeline(), tmp_path))
     timeline = Timeline()
     for number in range(100):
         timeline.take(Located("some", 5000 * number, 5000 * (number + 1), 1, WRITE))
-    assert "bytes in each 4,096 bytes" in as_svg(timeline, "no times")
+    assert {"bytes in each 4,096 bytes", "logical offset", "400,000"} <= set(
+        words(drawing(timeline, tmp_path))
+    )
+    alone = Timeline()
+    alone.take(Located("some", 0, 100, 1, WRITE))
+    assert {"bytes", "records", "100 bytes, 1 records"} <= set(words(drawing(alone, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("ms_apart", "told"),
+    [(60_000, "in each 2.8 min"), (3_600_000, "in each 2.8 h"), (86_400_000, "in each 2.8 days")],
+)
+def test_long_stretches_are_told_in_a_unit_that_suits_them(ms_apart: int, told: str, tmp_path: Path) -> None:
+    timeline = Timeline()
+    for number in range(400):
+        timeline.take(Located("some", 10 * number, 10 * number + 10, 1, mark(ms_apart * number)))
+    assert any(
+        one.startswith("bytes " + told[:9]) and one.endswith(told.split()[-1])
+        for one in words(drawing(timeline, tmp_path))
+    )
+
+
+def test_a_long_name_stays_in_the_picture(tmp_path: Path) -> None:
+    picture = drawing(life(), tmp_path, "dos://h/" + "x" * 300 + "/files")
+    (shown,) = [one for one in words(picture) if one.endswith("/files")]
+    assert len(shown) * 14 * 0.602 < WIDTH - _LEFT
 
 
 def test_the_command_draws_and_says_what_it_cannot(tmp_path: Path) -> None:
@@ -78,9 +124,12 @@ def test_the_command_draws_and_says_what_it_cannot(tmp_path: Path) -> None:
     path.write_bytes(b"".join(encode_v1(mark(1000 * n)) + encode_v1(WRITE) for n in range(5)))
     done = journal("timeline", "--plot", tmp_path / "a.svg", path)
     assert (done.returncode, done.stdout) == (0, "")
-    assert len(bars((tmp_path / "a.svg").read_text(), "bytes")) == 5
-    refused = journal("timeline", "--plot", tmp_path / "a.png", path)
-    assert (refused.returncode, "ends in .svg" in refused.stderr) == (2, True)
-    assert not (tmp_path / "a.png").exists()
+    assert len(bars(ElementTree.parse(tmp_path / "a.svg").getroot(), "bytes")) == 5
+    assert journal("timeline", "--plot", tmp_path / "a.png", path).returncode == 0
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.format == "PNG"
+    refused = journal("timeline", "--plot", tmp_path / "a.jpg", path)
+    assert (refused.returncode, "ends in .svg or .png" in refused.stderr) == (2, True)
+    assert not (tmp_path / "a.jpg").exists()
     nowhere = journal("timeline", "--plot", tmp_path / "no" / "a.svg", path)
     assert (nowhere.returncode, "Traceback" in nowhere.stderr) == (2, False)
