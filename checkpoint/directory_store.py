@@ -112,12 +112,12 @@ class DirectoryStore:
         for record in records:
             self._writer.append(record)
 
-    def cut(self, cut: int, live_bytes: int) -> FilesAt:
-        """A cut lies here, behind what was appended; a record says so, by which people find it (`cut:7`).
-        live_bytes: of the files as of now. Raises FencedError.
+    def cut(self, cut: int, step: int, live_bytes: int) -> FilesAt:
+        """A cut lies here, at the end of that step, behind what was appended; a record says so, by which
+        people find it (`cut:7`, `step:41`). live_bytes: of the files as of now. Raises FencedError.
         """
         self._live_bytes = live_bytes
-        self._writer.append(Record(Op.CUT, ints=(cut,)))
+        self._writer.append(Record(Op.CUT, ints=(cut, step)))
         return FilesAt(self._writer.end, self._writer.floor)
 
     async def synced(self, at: FilesAt) -> FilesAt:

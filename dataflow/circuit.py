@@ -56,7 +56,8 @@ class Origin:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What the cut `cut` takes from this worker: changes of state by operator, and what each sink prepared.
+    """What the cut `cut` at the end of `step` takes from this worker: changes of state by operator, and what
+    each sink prepared.
 
     `snapshot`: all of the state as of this cut goes there, if that was asked for.
     """
@@ -65,6 +66,7 @@ class Checkpoint:
     snapshot: SnapshotSpool | None = None
     blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
     sinks: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
 
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
@@ -283,13 +285,13 @@ class Circuit:
                 except UserFault as fault:
                     raise _operator_error(node.name, "a cut", fault) from fault
             if node.name in self._directories:
-                self._cut_directory(node.name, into.cut)
+                self._cut_directory(node.name, into)
             if node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
 
-    def _cut_directory(self, name: str, cut: int) -> None:
+    def _cut_directory(self, name: str, into: Checkpoint) -> None:
         try:
-            self._directories[name].cut(cut)
+            self._directories[name].cut(into.cut, into.step)
         except UserFault as fault:
             raise _operator_error(name, "a cut", fault) from fault
 

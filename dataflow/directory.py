@@ -45,8 +45,10 @@ class ChangeLog(Protocol):
         """The operator's method is over: nothing is held back any more. Waits and raises as `record`."""
         ...
 
-    def cut(self, cut: int, sizes: Mapping[str, int], copy: Path | None) -> None:
-        """The cut lies here; `sizes` are the files as of now. copy: where they lie, for who removes it."""
+    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        """The cut, at the end of that step, lies here; `sizes` are the files as of now. copy: where they lie,
+        for who removes it.
+        """
         ...
 
 
@@ -110,8 +112,10 @@ class OperatorDirectory:
         for change in self._files.renaming(old, new):
             self._change(change)
 
-    def cut(self, cut: int) -> None:
-        """The cut takes the files as they are now. Raises UserFault if the disk fails, or failed before."""
+    def cut(self, cut: int, step: int) -> None:
+        """The cut at the end of that step takes the files as they are now. Raises UserFault if the disk
+        fails, or failed before.
+        """
         if self._files.broken is not None:
             raise UserFault(str(self._files.broken)) from OperatorFailure(str(self._files.broken))
         sizes = self._files.sizes()
@@ -120,7 +124,7 @@ class OperatorDirectory:
             copy = self.path.with_name(f".{self.path.name}.{cut}")
             with of_scratch(self._scratch, "the files of a directory could not be copied"):
                 copy_files(self.path, copy, sizes)
-        self._log.cut(cut, sizes, copy)
+        self._log.cut(cut, step, sizes, copy)
 
     def method_over(self) -> None:
         """The method of the operator that ran has come back. Raises ClosedError."""

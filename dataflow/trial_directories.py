@@ -36,8 +36,8 @@ class KeptChanges:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def cut(self, cut: int, sizes: Mapping[str, int], copy: Path | None) -> None:
-        del cut
+    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        del cut, step
         if copy is not None:
             self.records[:] = snapshot_of(copy, sizes)
             shutil.rmtree(copy)

@@ -67,9 +67,9 @@ class PostedChanges:
         self._handover.take(size)
         self._post(FilesChanged(self._incarnation, self._operator, records, size))
 
-    def cut(self, cut: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         self.flush()
-        self._post(DirectoryCut(self._incarnation, self._operator, cut, dict(sizes), copy))
+        self._post(DirectoryCut(self._incarnation, self._operator, cut, step, dict(sizes), copy))
 
 
 class Taken(NamedTuple):
@@ -162,7 +162,7 @@ class Directories:
                 await store.append(message.records)
                 handover.give(message.size)
                 continue
-            at = store.cut(message.cut, sum(message.sizes.values()))
+            at = store.cut(message.cut, message.step, sum(message.sizes.values()))
             self._cuts.setdefault(message.cut, {})[message.operator] = at
             self._cut_came.set()
             self._cut_came = trio.Event()

@@ -215,13 +215,14 @@ class FilesChanged:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryCut:
-    """A cut lies behind the changes sent so far. sizes: of all files; copy: where they are, if a snapshot of
-    them is due.
+    """A cut, at the end of that step, lies behind the changes sent so far. sizes: of all files; copy: where
+    they are, if a snapshot of them is due.
     """
 
     incarnation: int
     operator: str
     cut: int
+    step: int
     sizes: Mapping[str, int]
     copy: Path | None
 

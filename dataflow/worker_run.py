@@ -340,7 +340,7 @@ class Incarnation:
         if step not in self._checkpoints:
             due = self._shared.snapshot_due or self._circuit.wants_snapshot
             spool = SnapshotSpool(self._me.scratch) if due else None
-            self._checkpoints[step] = (Checkpoint(cut, spool), {})
+            self._checkpoints[step] = (Checkpoint(cut, spool, step=step), {})
         taken, phases = self._checkpoints[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)

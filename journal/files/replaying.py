@@ -39,7 +39,7 @@ class FilesReplay:
         """The last mark taken."""
         self.cut: int | None = None
         self.step = 0
-        """The last cut taken, and its step."""
+        """The last cut taken, and its step; 0 if it says none."""
         self._found = False
         self._apply = apply
         self._only = only
@@ -91,6 +91,8 @@ class FilesReplay:
                 f"cut {self.stop.cut}" if self.stop.cut is not None else f"a cut of step {self.stop.step}"
             )
             below = "no cut" if self.cut is None else f"cut {self.cut}"
+            if self.cut is not None and self.stop.step is not None:
+                below += f" of step {self.step}" if self.step else ", which says no step: name it as cut:N"
             raise StopNotFoundError(f"the journal has not {wanted}; the one before is {below}")
 
 

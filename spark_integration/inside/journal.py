@@ -17,6 +17,7 @@ import pyarrow as pa
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import region_of_worker
+from checkpoint.directory_store import directory_chain
 from checkpoint.manifest_reading import read_manifest
 from checkpoint.state_reading import STATE_CHAIN
 from checkpoint.steps_log import STEPS_CHAIN
@@ -208,6 +209,9 @@ def _stands(cut: Cut, worker: int, chain: str) -> Position | None:
     known = {STATE_CHAIN: part.state, STEPS_CHAIN: part.steps}
     if chain in known:
         return known[chain]
+    for operator, at in part.directories.items():
+        if directory_chain(operator) == chain:
+            return at
     for sink, stands in part.sinks.items():
         if output_chain(sink) == chain:
             return msgspec.convert(stands, Position)

@@ -13,7 +13,7 @@ from checkpoint.manifest_reading import read_manifest
 from dataflow.limits import WorkerLimits
 from dos_cli.main import app
 from dos_client import open_store
-from journal import restore
+from journal import AtCut, AtStep, restore
 from tests.dataflow.filing import Diary, diary_of, together
 from tests.dataflow.test_directory import numbered
 from tests.dataflow.test_region_in_one_thread import write_files
@@ -71,4 +71,8 @@ async def of_the_last_cut(url: str, folder: Path) -> list[dict[str, bytes]]:
             directory = worker_directory(region, worker)
             await restore(into, store, directory, "files-own", at=part.directories["own"])
             found.append(files(into))
+            for other in (AtCut(cut.cut), AtStep(cut.step)):
+                again = folder / f"of-the-store-{worker}-{other}"
+                await restore(again, store, directory, "files-own", at=other)
+                assert files(again) == files(into)
     return found

@@ -23,7 +23,7 @@ from dataflow.errors import OperatorFailure
 from dataflow.worker_directories import Directories, PostedChanges, Taken
 from dataflow.worker_failures import first_error
 from dos_protocol.errors import ClosedError, FencedError
-from journal import AtCut, LostBytesError, Position, StopNotFoundError, restore
+from journal import AtCut, AtStep, LostBytesError, Position, StopNotFoundError, restore
 from journal.core.trimming import below
 from tests.dataflow.test_directory import filing
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore
@@ -43,7 +43,7 @@ class Worker:
         self.files = files
 
     async def vote(self, cut: int) -> Taken:
-        self.files.cut(cut)
+        self.files.cut(cut, 10 * cut)
         return await self.directories.synced(cut)
 
 
@@ -101,7 +101,9 @@ async def test_a_vote_waits_until_its_changes_are_on_a_quorum(tmp_path: Path) ->
 
 
 @pytest.mark.trio
-async def test_each_cut_of_a_directory_is_found_by_its_number_also_below_a_snapshot(tmp_path: Path) -> None:
+async def test_each_cut_of_a_directory_is_found_by_its_number_and_step_also_below_a_snapshot(
+    tmp_path: Path,
+) -> None:
     store, held = MemoryStore(), {}
     async with standing(store, 1, tmp_path / "here", rolling=SMALL) as worker:
         for cut in range(1, 13):
@@ -112,10 +114,12 @@ async def test_each_cut_of_a_directory_is_found_by_its_number_also_below_a_snaps
         await wait_all_tasks_blocked()
     assert len(store.servers[0].objects[DIRECTORY]) > 2, "snapshots began segments"
     for cut in (1, 6, 12):
-        await restore(tmp_path / f"at-{cut}", store, DIRECTORY, CHAIN, at=AtCut(cut))
-        assert files(tmp_path / f"at-{cut}") == held[cut]
-    with pytest.raises(StopNotFoundError, match="has not cut 13; the one before is"):
-        await restore(tmp_path / "into", store, DIRECTORY, CHAIN, at=AtCut(13))
+        for at in (AtCut(cut), AtStep(10 * cut)):
+            await restore(tmp_path / f"{at}", store, DIRECTORY, CHAIN, at=at)
+            assert files(tmp_path / f"{at}") == held[cut]
+    for at, why in ((AtCut(13), "has not cut 13; the one before is"), (AtStep(15), "not a cut of step 15")):
+        with pytest.raises(StopNotFoundError, match=why):
+            await restore(tmp_path / "into", store, DIRECTORY, CHAIN, at=at)
 
 
 @pytest.mark.trio
@@ -144,7 +148,7 @@ async def test_a_cut_holds_what_was_written_before_it_whatever_the_circuit_has_d
     store = MemoryStore()
     async with standing(store, 1, tmp_path / "here") as worker:
         worker.files.append("log", b"one ")
-        worker.files.cut(1)
+        worker.files.cut(1, 10)
         worker.files.append("log", b"two ")
         worker.files.write_at("log", 0, b"ONE")
         worker.files.method_over()

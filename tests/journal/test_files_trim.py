@@ -236,6 +236,19 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
             await directory.cut(30)
 
 
+@pytest.mark.trio
+async def test_a_step_is_not_looked_for_where_cuts_say_none(tmp_path: Path) -> None:
+    """Directories of operators that older programs wrote: their cuts have a number alone."""
+    store = MemoryStore()
+    async with opened(store, tmp_path / "live", 1) as directory:
+        await directory.append("log", b"x")
+        directory.writer.append(Record(Op.CUT, ints=(12,)))
+        await directory.wait_synced()
+    await restore(tmp_path / "at", store, DIRECTORY, at=AtCut(12))
+    with pytest.raises(StopNotFoundError, match="the one before is cut 12, which says no step: name it as"):
+        await restore(tmp_path / "into", store, DIRECTORY, at=AtStep(40))
+
+
 # --- the command ------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from checkpoint.directory_store import directory_chain
 from checkpoint.errors import CutReleasedError, ManifestError, NoRegionError, StateNotToldError
 from checkpoint.state_blocks import block_schema
 from dos_cli.main import app
@@ -34,6 +35,7 @@ from spark_integration.inside.table import InsideReader, columns_of
 from tests.spark_integration.written import (
     take_away,
     write_cuts,
+    write_directory,
     write_objects,
     write_state,
     write_steps,
@@ -71,6 +73,8 @@ def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
         steps = {step: [{"word": f"w{step}"}] for step in (1, 2, 3)}
         ends = write_steps(found, "told", "out", 0, steps, WORDS)
         write_cuts(found, "told", "out", [{0: end} for end in ends], retain=3)
+        at = write_directory(found, "filed", 0, "own.s", 3)
+        write_cuts(found, "filed", "out", [{0: end} for end in at], retain=2, files={"own.s": at})
         yield found
 
 
@@ -320,6 +324,17 @@ def test_the_changes_between_two_places_are_rows(
     out = f"{servers.url}/told.w0000/out-out"
     (step,) = Inside("journal", out, from_="cut:1", to="cut:2").rows()
     assert (step["name"], step["ints"][0]) == ("OUTPUT", 2)
+
+
+def test_the_changes_of_an_operators_files_between_two_cuts_are_rows(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
+    url = f"{servers.url}/filed.w0000/{directory_chain('own.s')}"
+    (change, cut) = Inside("journal", url, from_="cut:2", to="cut:3").rows()
+    assert (change["name"], change["ints"]) == ("WRITE", [2])
+    assert (cut["name"], cut["ints"]) == ("CUT", [3, 30])
+    with pytest.raises(CutReleasedError, match="cut 1 of region filed was released"):
+        Inside("journal", url, from_="cut:1").rows()
 
 
 def test_a_journal_that_is_an_object_is_read_and_its_fault_is_raised_or_ends_it(

@@ -13,9 +13,10 @@ import pyarrow as pa
 import trio
 
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
+from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, version_with
 from checkpoint.core.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.directory_store import DirectoryStore
 from checkpoint.key_hash import hash_keys
 from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.manifest_log import cut_record
@@ -97,10 +98,12 @@ def write_cuts(
     states: Sequence[Mapping[int, Position]] = (),
     operators: Mapping[str, str] | None = None,
     retain: int = 0,
+    files: Mapping[str, Sequence[Position]] | None = None,
 ) -> None:
     """The region's manifest: of each cut where the sink of each worker stood, and its state. `retain`: how
-    many cuts are kept.
+    many cuts are kept. `files`: operator -> where each cut has its directory, of all workers.
     """
+    kept = files or {}
 
     async def write() -> None:
         async with await store.store.claim(coordinator_directory(region), 1, b"c" * 16) as claim:
@@ -116,6 +119,7 @@ def write_cuts(
                             steps=Position(1, 0, 0),
                             sinks={sink: msgspec.to_builtins(end)},
                             sources={"lines": {f"part{worker}": SplitPosition(10 * number)}},
+                            directories={name: at[number - 1] for name, at in kept.items()},
                         )
                         for worker, end in ends.items()
                     }
@@ -132,6 +136,7 @@ def write_cuts(
                         fingerprint="f",
                         operators=dict(operators or {}),
                         parent=number - 1,
+                        version=version_with({}, workers),
                         retained=tuple(range(max(number - retain + 1, 1), number + 1)) if retain else (),
                     )
                     await writer.wait_synced(writer.append(cut_record(cut)))
@@ -187,6 +192,26 @@ def write_state(
                 for name, rows in (snapshots or {}).get(cut, {}).items():
                     await state.snapshot([(name, data) for data in state_of(rows, schema)])
             await state.aclose()
+            return ends
+
+    return store.portal.call(write)
+
+
+def write_directory(
+    store: BlockingStore, region: str, worker: int, operator: str, cuts: int
+) -> list[Position]:
+    """The files of an operator: a line more in each cut, and one behind them. Where each cut lies."""
+
+    async def write() -> list[Position]:
+        async with await store.store.claim(worker_directory(region, worker), 1, b"d" * 16) as claim:
+            directory = await DirectoryStore.open(
+                claim, operator, at=None, generation=store.record.generation
+            )
+            ends = []
+            for cut in range(1, cuts + 1):
+                await directory.append([Record(Op.WRITE, ints=(cut - 1,), strings=(b"log", b"x"))])
+                ends.append((await directory.synced(directory.cut(cut, 10 * cut, cut))).position)
+            await directory.aclose()
             return ends
 
     return store.portal.call(write)
