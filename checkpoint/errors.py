@@ -99,6 +99,12 @@ class CutReleasedError(DosError):
         self.retained = retained
 
 
+class PinRefusedError(DosError):
+    """A pin that cannot be made, or let go: why is in the message. Nothing was changed."""
+
+    remedy = "see `dos cuts ls` for what is retained, and what is pinned"
+
+
 class StateNotToldError(DosError):
     """The blocks of a worker's state do not tell what changed between two cuts: why is in `reason`."""
 

@@ -11,22 +11,13 @@ anew.
 from dataclasses import dataclass
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
-    Event,
-    ManifestOpened,
-    ManifestSuperseded,
-    ManifestTaken,
-    ManifestUnreadable,
-    OpenManifest,
-)
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
-from checkpoint.errors import RegionFencedError
 from checkpoint.manifest_host import ManifestHost
-from checkpoint.manifest_log import CHAIN, ManifestLog
+from checkpoint.manifest_log import CHAIN
 from checkpoint.manifest_reading import ManifestView
-from checkpoint.world import this_driver
+from checkpoint.standing_in import in_the_drivers_place
 from journal import look_chain
 from journal.core.segment import parse_segment_name
 from journal.core.trimming import Floors, below
@@ -89,18 +80,7 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
     worker's directory that is claimed higher: nothing was deleted there then. Cancelled, some of the garbage
     is gone.
     """
-    events: list[Event] = []
-    log = ManifestLog(host, region, events.append, driver=this_driver())
-    try:
-        await log.open(OpenManifest(above=0, held=0))
-        opened = events[-1]
-        if isinstance(opened, ManifestUnreadable):
-            raise opened.error
-        if not isinstance(opened, ManifestOpened):
-            raise RegionFencedError(
-                f"the manifest of region {region!r} was claimed by another meanwhile: it is not stopped",
-                epoch_held=opened.epoch_held if isinstance(opened, ManifestSuperseded | ManifestTaken) else 0,
-            )
+    async with in_the_drivers_place(host, region) as (log, opened, _):
         clean = await log.wait_collected(wait_s)
         for worker in sorted({worker for cut in opened.kept for worker in cut.workers}):
             directory = worker_directory(region, worker)
@@ -114,5 +94,3 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
             finally:
                 await claim.aclose()
         return clean
-    finally:
-        await log.aclose()

@@ -6,11 +6,19 @@ So a wish to pin is a wish for a cut. It is in force from the moment it is taken
 then on retains what it names. What a cut that is out already releases cannot be pinned any more.
 
 A wish that no cut has carried yet is this driver's alone: when the driver dies, who asked hears nothing.
+
+Of a region that no driver runs there is no cut to carry a wish. Its last cut is recorded once more, under the
+next number, with the pins changed (`once_more`); nothing is released by that, because how many cuts are
+retained is the driver's to say (docs/decisions/0183).
 """
+
+from collections.abc import Collection, Mapping
+
+import msgspec
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import CutAppended, PinWanted
-from checkpoint.core.manifest import Cut, pin_name_problem
+from checkpoint.core.manifest import Cut, pin_name_problem, version_with
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.region import PinSettled, RegionSpec
 
@@ -62,21 +70,9 @@ class Pinning(Pausing):
 
     def _problem(self, event: PinWanted, cut: int) -> str:
         """'' or why it cannot be done."""
-        pins = self.pins
         if self.spec.without_cuts or self.over:
             return "the region commits no more cuts"
-        if not event.on:
-            return "" if event.name in pins else f"there is no pin {event.name!r}; there are {_listed(pins)}"
-        if (problem := pin_name_problem(event.name)) != "":
-            return problem
-        if pins.get(event.name, cut) != cut:
-            return f"pin {event.name!r} holds cut {pins[event.name]}: let it go first, or take another name"
-        if event.name not in pins and len(pins) >= limits.pins_max:
-            return f"there are {limits.pins_max} pins already: let one go first"
-        if cut not in self._retained():
-            kept = ", ".join(map(str, self._retained())) or "none"
-            return f"cut {cut} is not retained; {kept} can be pinned"
-        return ""
+        return pin_problem(event.name, cut if event.on else None, self.pins, self._retained())
 
     def _retained(self) -> list[int]:
         """The cuts that stay: not those that a cut on its way to the manifest releases."""
@@ -98,10 +94,44 @@ class Pinning(Pausing):
             del self._wishes[name]
 
 
+def pin_problem(name: str, cut: int | None, pins: Mapping[str, int], retained: Collection[int]) -> str:
+    """'' or why that cut cannot be pinned; cut None: why the pin cannot be let go."""
+    if cut is None:
+        return "" if name in pins else f"there is no pin {name!r}; there are {_listed(pins)}"
+    if (problem := pin_name_problem(name)) != "":
+        return problem
+    if pins.get(name, cut) != cut:
+        return f"pin {name!r} holds cut {pins[name]}: let it go first, or take another name"
+    if name not in pins and len(pins) >= limits.pins_max:
+        return f"there are {limits.pins_max} pins already: let one go first"
+    if cut not in retained:
+        kept = ", ".join(map(str, retained)) or "none"
+        return f"cut {cut} is not retained; {kept} can be pinned"
+    return ""
+
+
+def once_more(kept: tuple[Cut, ...], incarnation: int, pins: dict[str, int]) -> Cut:
+    """The last of these cuts again, under the next number and with other pins: whoever restores it restores
+    that one. All that is retained stays so.
+    """
+    last = kept[-1]
+    return msgspec.structs.replace(
+        last,
+        cut=last.cut + 1,
+        parent=last.cut,
+        incarnation=incarnation,
+        rolled_back_to=last.rolled_back_to or last.cut,
+        retained=(*(cut.cut for cut in kept), last.cut + 1),
+        pins=pins,
+        version=version_with(pins, last.workers),
+        phases_s={},
+    )
+
+
 def _was(kept: tuple[Cut, ...], name: str) -> int:
     """Which cut the pin of that name held before it was let go, 0 if no retained cut knows."""
     return next((cut.pins[name] for cut in reversed(kept) if name in cut.pins), 0)
 
 
-def _listed(pins: dict[str, int]) -> str:
+def _listed(pins: Mapping[str, int]) -> str:
     return ", ".join(f"{name!r} (cut {cut})" for name, cut in sorted(pins.items())) or "none"

@@ -139,6 +139,44 @@ def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_regi
     region.finish(control)
 
 
+# EVIDENCE-OF: P-6
+def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_it(
+    one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = Region(one_server, tmp_path, monkeypatch)
+    control, watch = region.start()
+    watch.cuts(3)
+    assert dos("region", "stop", region.url, "words").exit_code == 0
+    assert control.wait(WAIT_S)
+    last = region.cuts()["cuts"][-1]
+
+    silent = dos("region", "pin", region.url, "words", "end", "--timeout", 1)
+    assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
+    done = dos("region", "pin", region.url, "words", "end", "--stopped", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["cut"]) == (0, last["cut"]), done.stderr
+    again = dos("region", "pin", region.url, "words", "end", "--stopped")
+    assert (again.exit_code, again.stdout) == (0, f"cut {last['cut']} stays restorable, as end\n")
+    refused = dos("region", "pin", region.url, "words", "late", "--cut", 99, "--stopped")
+    assert (refused.exit_code, "cut 99 is not retained" in refused.stderr) == (1, True)
+    found = region.cuts()
+    assert (found["cuts"][-1]["cut"], found["pins"]) == (last["cut"] + 1, {"end": last["cut"]})
+    assert f"back to {last['cut']}" in dos("cuts", "ls", region.url, "words").stdout
+    before = region.pinned(last["cut"])
+    assert before["to"] == last["cut"]
+
+    control, watch = region.start()
+    watch.cuts(6)
+    retained = [row["cut"] for row in region.cuts()["cuts"] if row["retained"]]
+    assert (retained[0], len(retained)) == (last["cut"], 3)
+    assert region.pinned(last["cut"]) == before
+    region.finish(control)
+    for _ in range(2):
+        done = dos("region", "unpin", region.url, "words", "end", "--stopped")
+    assert (done.exit_code, "there is no pin 'end'" in done.stderr) == (1, True)
+    assert region.cuts()["pins"] == {}
+    assert region.cuts()["cuts"][-1]["final"]
+
+
 def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None:
     trio.run(lambda: init_store(one_server.url))
     assert dos("region", "trim", one_server.url, "nobody").exit_code == 1

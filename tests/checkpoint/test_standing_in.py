@@ -1,0 +1,156 @@
+"""Pins of a region that no driver runs: what is refused, and who starts or lives meanwhile."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutWanted,
+    ManifestLost,
+    ManifestTaken,
+    OpenManifest,
+)
+from checkpoint.core.manifest import decode_cut, encode_cut
+from checkpoint.core.messages import RequestCut
+from checkpoint.core.pinning import once_more
+from checkpoint.errors import PinRefusedError, RegionFencedError
+from checkpoint.standing_in import pin_stopped
+from tests.checkpoint.test_manifest import a_cut
+from tests.checkpoint.test_pinned_lives import REGION, Host, World
+
+
+async def with_cuts(count, retain=2):
+    world = World(retain)
+    await world.crash()
+    for number in range(1, count + 1):
+        await world.driver.cut({"a": number})
+    return world
+
+
+@pytest.mark.trio
+async def test_the_last_cut_is_recorded_once_more_and_the_region_goes_on_from_it() -> None:
+    world = await with_cuts(3)
+    assert await pin_stopped(Host(world.store), REGION, "end", 0, on=True) == 3
+    *_, before, last = await world.kept()
+    assert (last.cut, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
+    assert (last.workers, last.final, last.pins) == (before.workers, False, {"end": 3})
+    assert last.retained == (2, 3, 4)
+    assert last.incarnation > before.incarnation
+    assert await pin_stopped(Host(world.store), REGION, "end", 0, on=True) == 3, "the last one is three again"
+    assert (await world.kept())[-1] == last
+    world.rows[4] = world.rows[3]
+    await world.crash()
+    for number in range(5, 9):
+        await world.driver.cut({"b": number})
+    assert [cut.cut for cut in await world.check()] == [3, 7, 8], "three has its pin, four goes with its time"
+    assert await pin_stopped(Host(world.store), REGION, "end", 0, on=False) == 3
+    assert [cut.cut for cut in await world.kept()] == [3, 7, 8, 9], "who drives it next releases"
+    world.rows[9] = world.rows[8]
+    await world.crash()
+    await world.driver.cut({"c": 1})
+    assert [cut.cut for cut in await world.check()] == [9, 10]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("pin", "cut", "on", "why"),
+    [
+        ("new", 1, True, "cut 1 is not retained; 2, 3, 4 can be pinned"),
+        ("new", 9, True, "cut 9 is not retained"),
+        ("good", 2, True, "pin 'good' holds cut 3: let it go first"),
+        ("a b", 3, True, "a pin's name has"),
+        ("new", 0, False, r"there is no pin 'new'; there are 'good' \(cut 3\)"),
+    ],
+)
+async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(pin, cut, on, why) -> None:
+    world = await with_cuts(3)
+    assert await pin_stopped(Host(world.store), REGION, "good", 3, on=True) == 3
+    before = await world.kept()
+    with pytest.raises(PinRefusedError, match=why):
+        await pin_stopped(Host(world.store), REGION, pin, cut, on=on)
+    assert await pin_stopped(Host(world.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
+    assert await world.kept() == before
+
+
+@pytest.mark.trio
+async def test_a_region_without_a_cut_has_none_to_pin() -> None:
+    world = World(2)
+    await world.crash()
+    with pytest.raises(PinRefusedError, match="has committed no cut"):
+        await pin_stopped(Host(world.store), REGION, "end", 0, on=True)
+
+
+@pytest.mark.trio
+async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() -> None:
+    world = await with_cuts(2)
+    driver = world.driver
+    await pin_stopped(Host(world.store), REGION, "end", 0, on=True)
+    (order,) = [e for e in driver.play(CutWanted()) if isinstance(e, RequestCut)]
+    kept = await world.kept()
+    late = once_more(kept[:-1], driver.core.incarnation, {})
+    assert late.cut == order.cut == kept[-1].cut, "two records of one number"
+    await driver.log.append(AppendCut(late))
+    assert isinstance(driver.events[-1], ManifestLost)
+    await driver.log.open(OpenManifest(above=0, held=driver.core.incarnation))
+    assert isinstance(driver.events[-1], ManifestTaken), "it is fenced"
+    assert await world.kept() == kept
+
+
+class Slow(Host):
+    """The record of the pin waits to be carried to members."""
+
+    async def claim(self, directory, epoch, patience_s=0.0):
+        self.own = await super().claim(directory, epoch, patience_s)
+        return self.own
+
+    def wall_time_ms(self):
+        """Asked when a record is about to be appended."""
+        self.own.held = True
+        return super().wall_time_ms()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("members", [0, 1, 2])
+async def test_a_driver_that_starts_meanwhile_has_the_pin_or_never_will(members) -> None:
+    """The record has reached so many of three members when the driver claims."""
+    # EVIDENCE-OF: P-6
+    world = await with_cuts(2)
+    host, ended = Slow(world.store), []
+
+    async def pin():
+        try:
+            ended.append(await pin_stopped(host, REGION, "end", 0, on=True))
+        except RegionFencedError as error:
+            ended.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pin)
+        await wait_all_tasks_blocked()
+        for member in range(1, members + 1):
+            host.own.deliver(member)
+        await wait_all_tasks_blocked()
+        assert (ended == [2]) == (members == 2), "it is acknowledged by two"
+        world.rows[3] = world.rows[2]
+        await world.crash()
+        if members < 2:
+            host.own.deliver(3)
+    counts = "end" in world.driver.core.pins
+    assert ended == [2] if members == 2 else isinstance(ended[0], RegionFencedError)
+    assert counts or members < 2, "what was acknowledged holds"
+    for number in range(4):
+        await world.driver.cut({"b": number})
+    numbers = [cut.cut for cut in await world.check()]
+    assert (2 in numbers) == counts
+    assert (await world.kept())[-1].pins == ({"end": 2} if counts else {})
+
+
+def test_a_final_cut_stays_final_and_a_cut_once_more_says_whose_it_is() -> None:
+    last = a_cut(final=True, retained=(5,))
+    again = once_more((last,), 9, {"end": 5})
+    twice = once_more((last, again), 11, {})
+    assert (again.final, again.rolled_back_to, twice.rolled_back_to) == (True, 5, 5)
+    assert (again.retained, twice.retained) == ((5, 6), (5, 6, 7))
+    for cut in (again, twice):
+        record = encode_cut(cut)
+        assert decode_cut(*record) == cut
