@@ -21,6 +21,7 @@ import trio
 
 from dos_client import store as trio_store
 from dos_client.live_store import Store
+from dos_client.reading.streaming import Bookmark
 from dos_client.sessions.looking import DirectoryView
 from dos_client.sessions.members import MemberStatus
 from dos_client.telling.standing import ClaimStatus
@@ -303,8 +304,15 @@ class BlockingStore:
         read = partial(self.store.read, committed=committed)
         return self.portal.call(read, directory, name, offset, max_bytes)
 
-    def stream(self, directory: str, name: str, offset: int = 0, end: int | None = None) -> Iterator[bytes]:
-        return self.iterate(self.store.stream(directory, name, offset, end))
+    def stream(
+        self,
+        directory: str,
+        name: str,
+        offset: int = 0,
+        end: int | None = None,
+        bookmark: Bookmark | None = None,
+    ) -> Iterator[bytes]:
+        return self.iterate(self.store.stream(directory, name, offset, end, bookmark))
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Iterator[bytes]:
         return self.iterate(self.store.follow(directory, name, offset))

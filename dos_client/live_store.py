@@ -175,7 +175,8 @@ class Store:
         from several members. Close it (`aclosing`) when you leave it early. Raises as `read`.
 
         bookmark: where a reader keeps how far it has come, when it reads on again and again up to an `end`
-        that it knows to be committed: then one question and its answer are all that it takes."""
+        that it knows to be committed: then one question and its answer are all that it takes. Where he has
+        not been, two."""
         committed = Committed(self, directory, name)
         snapshot = Snapshot(self, committed)
         return committed_stream(self, committed, snapshot, offset, end, bookmark=bookmark)

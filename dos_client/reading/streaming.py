@@ -21,6 +21,7 @@ from dos_client.reading.committed import Committed, Piece
 from dos_client.reading.store_reads import patiently
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, PastEndError
+from dos_protocol.limits import digest_block_bytes
 
 if TYPE_CHECKING:
     from dos_client.live_store import Store
@@ -38,8 +39,9 @@ class Extent(Protocol):
 
 
 class Bookmark:
-    """How far one reader has come in one object that is only appended to. A stream that begins there asks
-    nothing about what lies before, and reads none of it a second time.
+    """How far one reader has come in one object that is only appended to, as far as he knows that it is
+    committed. A stream that begins there asks nothing about what lies before, and reads none of it a second
+    time.
     """
 
     def __init__(self) -> None:
@@ -91,15 +93,16 @@ async def committed_stream(
     bookmark: Bookmark | None = None,
 ) -> AsyncGenerator[bytes]:
     """Bytes from `offset` to `end`, or as far as `extent` goes. `for_ever`: wait for members as long as it
-    takes. `bookmark`: moved with what is given out; when it lies at `offset` and `end` is given, `end` is
-    taken for committed, as who asks knows, until a quorum does not agree on it."""
+    takes. `bookmark`: moved with what is given out; with one and an `end`, that is taken for committed, as
+    who asks knows, until a quorum does not agree on it."""
     if end is not None and end <= offset:
         return
     fold = None if bookmark is None else bookmark.fold
-    known = 0 if end is None else end
+    known = 0 if bookmark is None or end is None else end
     if fold is None or fold.size != offset:
-        known = 0
-        if await extent.beyond(offset) is None:
+        if offset < digest_block_bytes:  # else the question for a digest tells whether the object is there
+            known = 0
+        if not known and await extent.beyond(offset) is None:
             return
         fold = await patiently(store, lambda: committed.begin(offset), for_ever=for_ever)
     with _Ahead(store, committed, for_ever=for_ever) as ahead:

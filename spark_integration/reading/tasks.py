@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from dos_client import QuorumUnavailableError
+from dos_client import Bookmark, QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import NotFoundError, PastEndError
 from spark_integration.core.row_filter import Comparison
@@ -57,7 +57,8 @@ def chunks(store: BlockingStore, options: SourceOptions, part: Range) -> Iterato
     try:
         if options.read is Read.COMMITTED or options.content is None:
             with suppress(*_DOUBTS if options.content is None else ()):
-                for chunk in store.stream(part.directory, part.object, at, part.end):
+                # with a bookmark, because what was planned is committed
+                for chunk in store.stream(part.directory, part.object, at, part.end, Bookmark()):
                     at += len(chunk)
                     yield chunk
         while at < part.end and (options.content is None or options.read is Read.SYNCED):

@@ -184,6 +184,23 @@ async def test_who_reads_on_from_a_bookmark_asks_for_the_new_bytes_alone(three: 
 
 
 @pytest.mark.trio
+async def test_who_begins_in_the_middle_and_knows_the_end_asks_once_more(three: Threads) -> None:
+    await init_store(url_of(three))
+    content = os.urandom(2 * digest_block_bytes)
+    begin, end = digest_block_bytes + 1_000, len(content)
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(content))
+        before = store.counts.questions
+        found = [data async for data in store.stream("d", "x", begin, end, Bookmark())]
+        assert b"".join(found) == content[begin:]
+        assert store.counts.questions - before == 3, "the digest below, the one at the end, and the bytes"
+        for start in (0, 1_000, begin):
+            with pytest.raises(NotFoundError):
+                [data async for data in store.stream("d", "y", start, end, Bookmark())]
+
+
+@pytest.mark.trio
 async def test_a_bookmark_does_not_make_a_liar_believed(three: Threads) -> None:
     await init_store(url_of(three))
     content = os.urandom(40_000)
