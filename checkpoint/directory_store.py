@@ -17,7 +17,17 @@ from typing import Final, NamedTuple
 from checkpoint import limits
 from checkpoint.core.retention import Rolling
 from checkpoint.world import wall_time_ms, world
-from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
+from journal import (
+    ORIGIN,
+    ChainState,
+    ChainWriter,
+    Op,
+    Position,
+    Record,
+    Scratch,
+    read_plain_batches,
+    take_over,
+)
 from journal.core.trimming import Floor
 from journal.files.marks import Marks
 from journal.files.rebuilding import Rebuilding
@@ -94,11 +104,10 @@ class DirectoryStore:
         """
         with Rebuilding(path) as rebuilding:
             if self._restored.segments:
-                batches = read_batches(self._claim, self._restored, scratch=self._scratch)
+                batches = read_plain_batches(self._claim, self._restored, scratch=self._scratch)
                 async with aclosing(batches):
                     async for batch in batches:
-                        steps = [(position.size, record) for position, record in batch]
-                        await world().in_thread(rebuilding.replay.take, steps)
+                        await world().in_thread(rebuilding.replay.take, batch)
             await world().in_thread(rebuilding.put)
 
     async def append(self, records: Iterable[Record]) -> None:

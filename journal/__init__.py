@@ -1,7 +1,8 @@
 """Journals: records, segments, chains, and how they are written, taken over and replayed.
 
 The names here are the package's face. `core/` is pure; `chain`, `reading`, `writer` and `scratch` are the
-shell over a store of `dos_client`. Start reading at `core/record.py`, then `core/segment.py`, `core/walk.py`.
+shell over a store of `dos_client`. Start reading at `core/record_layout.py`, then `core/record.py`,
+`core/segment.py`, `core/walk.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from journal.files.restoring import Restored, restore
     from journal.following import ChainFollower, size_seen
     from journal.ops import Op
-    from journal.reading import read_batches, read_records
+    from journal.reading import read_batches, read_plain_batches, read_records
     from journal.scratch import Scratch
     from journal.watching import ChainWatch
     from journal.writer import ChainWriter
@@ -63,6 +64,7 @@ __all__ = [
     "look_chain",
     "look_chain_at",
     "read_batches",
+    "read_plain_batches",
     "read_records",
     "restore",
     "size_seen",
@@ -112,6 +114,7 @@ MODULES = {
     "journal.ops": ("Op",),
     "journal.reading": (
         "read_batches",
+        "read_plain_batches",
         "read_records",
     ),
     "journal.scratch": ("Scratch",),

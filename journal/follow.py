@@ -15,7 +15,7 @@ from dos_client.store import Store
 from dos_protocol.errors import LocalProtocolError
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located
-from journal.core.record import VERSION_1
+from journal.core.record_layout import VERSION_1
 from journal.following import ChainFollower
 from journal.inspecting import chain_in_store
 from journal.limits import follow_poll_s, scratch_read_bytes_max

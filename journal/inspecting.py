@@ -39,7 +39,7 @@ from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import Decoded
 from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
-from journal.core.record import VERSION_1
+from journal.core.record_layout import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
 from journal.limits import file_read_bytes, read_bytes_max

@@ -65,6 +65,9 @@ file_copy_bytes_max: Final = MIB
 file_gather_bytes: Final = 4 * MIB
 """A replay holds so much before it writes: a system call for each record would cost more than the record."""
 
+file_gather_part_bytes: Final = 64
+"""What each write that is held counts besides its data: the memory of the object around it."""
+
 files_open_max: Final = 128
 """Files of one tree that stay open."""
 
@@ -97,7 +100,11 @@ archive_block_bytes: Final = MIB
 format."""
 
 archive_read_bytes: Final = 8 * MIB
-"""One request for a segment that is read in order; what a restore holds of it at once. Whole blocks."""
+"""One request for a segment that is read in order. Whole blocks."""
+
+archive_reads_ahead_max: Final = 2
+"""So many of these requests are on their way beside the one that is waited for, or while what it gave is taken
+in: a restore holds what as many and two give."""
 
 archive_segment_bytes_max: Final = 5 * 1024 * MIB
 """Of one archived segment: what S3 takes in one PUT."""

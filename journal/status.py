@@ -14,7 +14,7 @@ from journal.core.segment import parse_segment_name
 from journal.inspecting import Progress, chain_in_store
 from journal.limits import status_read_bytes_max
 from journal.ports import StorePort
-from journal.reading import read_batches
+from journal.reading import read_plain_batches
 
 
 class ChainStatus(msgspec.Struct, frozen=True):
@@ -99,9 +99,9 @@ async def _rate(store: StorePort, directory: str, state: ChainState, progress: P
         return 0.0
     base, read, begun = state.segments[0].base, 0, trio.current_time()
     wanted = min(state.bytes, status_read_bytes_max)
-    async with aclosing(read_batches(store, state, directory=directory)) as batches:
+    async with aclosing(read_plain_batches(store, state, directory=directory)) as batches:
         async for batch in batches:
-            read = batch[-1][0].size - base
+            read = batch[-1][0] - base
             progress(min(read, wanted), wanted)
             if read >= wanted:
                 break

@@ -22,7 +22,9 @@ from typing import Final
 
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
-from journal.core.record import HEADER_V1, MAGIC, VERSION_1, Parsed, Record, parse_v0, parse_v1, torn
+from journal.core.record import Parsed, Record, parse_v0, parse_v1
+from journal.core.record_faults import torn
+from journal.core.record_layout import HEADER_V1, MAGIC, VERSION_1
 
 Decoded = tuple[int, Record]
 """(stream offset just past the record, the record)"""

@@ -5,16 +5,18 @@ handed out. It takes any journal: version 0 or 1, a plain file of records or a s
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dos_protocol.errors import CorruptDataError
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import ChainError, CorruptRecordError, TornRecordError, UnknownRecordError
-from journal.core.record import MAGIC, Record
+from journal.core.record import Record
+from journal.core.record_layout import MAGIC
 from journal.core.scan import SnapshotTracker
 from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_of
 from journal.ops import Op
 
+_SEGMENT_START: Final = Op.SEGMENT_START
 EXTENT_MAGIC = b"\xd0\x58"
 """How a file in a server's data directory begins: extents, not a journal. See protocol.md, "Extents"."""
 
@@ -87,7 +89,7 @@ class Inspector:
         except CorruptDataError as fault:
             self.fault = fault
             return []
-        if self._tracker is not None or any(record.op is Op.SEGMENT_START for _, record in decoded):
+        if self._tracker is not None or _SEGMENT_START in [record.op for _, record in decoded]:
             decoded = self._checked(decoded)
         self._count(decoded)
         return [(self._base + end, record) for end, record in decoded] if self._base else decoded

@@ -1,49 +1,13 @@
 """The record, versions 0 and 1: values to bytes and bytes to values. Pure, and the hot path of every replay.
 
 Rules of this file: whole records only; `decoder.py` feeds it from streams. It knows no chains, no files and
-no meaning of operations beyond the arity of the three file operations. Every byte layout below is held to
-the executable specification in `specification.py` by property tests. All numbers are big-endian.
+no meaning of operations beyond the arity of the three file operations. Layouts and what makes a record valid
+are in `record_layout.py`; what to say of one that is not, in `record_faults.py`.
 
-Version 1, 24 + body + 8 bytes:
-
-    offset size
-         0    2  magic, D0 4A
-         2    1  version, 1
-         3    1  op
-         4    2  flags. Bits 0x00ff may be ignored by a reader that does not know them, 0xff00 must not
-         6    1  number of ints, I
-         7    1  number of strings, S
-         8    8  tag (0 = none)
-        16    4  body bytes, B = 8*I + 8*S + the lengths of all strings; at most 64 MiB
-        20    4  header digest: the low 32 bits of xxh3-64 over bytes 0..19
-        24  8*I  the ints
-          +  8*S  the sizes of the strings
-          +    .  the strings, one after another
-      24+B    8  xxh3-64 over bytes 0 .. 24+B-1
-
-A version 1 record is valid if and only if (1) magic and version are right, (2) the header digest matches,
-(3) no flag of 0xff00 is set that the reader does not know, (4) the op is known, (5) B is within the limit
-and equal to the sum above, (6) the final digest matches, (7) a file operation has its arity. (1)-(5) are
-checked before the body is waited for, so a flipped length is never taken for a cut-off record.
-
-Version 0, the original's, 4 + length bytes and no checksum at all:
-
-    offset size
-         0    4  length of what follows, L = 12 + 8*I + 8*S + the lengths of all strings
-         4    1  version, 0
-         5    1  op: 0 truncate, 1 write, 2 remove
-         6    1  number of ints, I
-         7    1  number of strings, S
-         8    8  tag (0 = none)
-        16  8*I  the ints
-          +  8*S  the sizes of the strings
-          +    .  the strings
-
-Valid if and only if (1) the version is 0, (2) the op is one of the three, with its arity, (3) L is within
-the limit and equal to the sum above. (3) is checked as soon as the sizes are there.
+Nearly every record of a journal of files is a WRITE. A sound one has a short way of its own (`_write_v1`,
+`_take_writes`), by the same rules; anything else is left to the long way, which alone refuses.
 """
 
-from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError  # noqa: N812
 from typing import Final, NamedTuple
@@ -53,29 +17,44 @@ import xxhash
 
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import u64_max
-from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
+from journal.core.record_faults import (
+    body_fault_v1,
+    header_fault_v0,
+    header_fault_v1,
+    partial_fault_v0,
+    partial_fault_v1,
+    sizes_fault,
+)
+from journal.core.record_layout import (
+    ARITY,
+    DIGEST_BYTES,
+    DIGESTED_HEADER_BYTES,
+    FIXED_BYTES_V0,
+    FLAGS_MUST_UNDERSTAND,
+    HEADER_V0,
+    HEADER_V1,
+    KNOWN_OPS,
+    LENGTH_BYTES_V0,
+    MAGIC,
+    VERSION_1,
+    WORDS,
+    xxh3,
+)
 from journal.limits import record_body_bytes_max, record_ints_max, record_strings_max
 from journal.ops import FILE_ARITY, OPS_BY_NUMBER, Op
 
-MAGIC: Final = b"\xd0\x4a"
-VERSION_1: Final = 1
-FLAGS_MUST_UNDERSTAND: Final = 0xFF00
-"""A reader that does not know a flag of this half refuses the record. Version 1 as of now knows none."""
-
-HEADER_V1: Final = Struct(">2sBBHBBQII")
-HEADER_V0: Final = Struct(">IBBBBQ")
-DIGEST_BYTES: Final = 8
-_DIGESTED_HEADER_BYTES: Final = HEADER_V1.size - 4
-_LENGTH_BYTES_V0: Final = 4
-_FIXED_BYTES_V0: Final = HEADER_V0.size - _LENGTH_BYTES_V0
-assert HEADER_V1.size == 24
-assert HEADER_V0.size == 16
-assert _FIXED_BYTES_V0 == 12
-
-_WORDS: Final = tuple(Struct(f">{count}Q") for count in range(record_ints_max + record_strings_max + 1))
-_xxh3 = xxhash.xxh3_64_intdigest
-_ARITY: Final = tuple(FILE_ARITY[Op(number)] for number in range(len(FILE_ARITY)))
-_KNOWN_OPS: Final = len(OPS_BY_NUMBER)
+_xxh3_bytes: Final = xxhash.xxh3_64_digest
+_WRITE: Final = Op.WRITE
+_WRITE_BEGINS: Final = HEADER_V1.pack(MAGIC, VERSION_1, Op.WRITE, 0, *FILE_ARITY[Op.WRITE], 0, 0, 0)[:8]
+"""Magic, version, op, flags and arity of every WRITE without flags."""
+_WRITE_V1: Final = Struct(">8sQIIQQQ")
+"""That; tag, body bytes, header digest; the offset, and the sizes of path and data."""
+_WRITE_HEADER: Final = Struct(">8sQI")
+_WRITE_REST: Final = Struct(">IQQQ")
+_WRITE_WORDS_BYTES: Final = 8 * sum(FILE_ARITY[Op.WRITE])
+assert _WRITE_V1.size == HEADER_V1.size + _WRITE_WORDS_BYTES == _WRITE_HEADER.size + _WRITE_REST.size
+_COPIED_BYTES: Final = 2048
+"""Up to here it is quicker to copy bytes for a digest than to take a view of them."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -118,18 +97,37 @@ def encode(record: Record, version: int = VERSION_1) -> bytes:
 def encode_v1(record: Record) -> bytes:
     """The bytes of a record in version 1. Raises LocalProtocolError."""
     op, tag, ints, strings, flags = record.op, record.tag, record.ints, record.strings, record.flags
+    if op is _WRITE and not flags and (written := _write_v1(tag, ints, strings)) is not None:
+        return written
     sizes = [len(string) for string in strings]
     body_bytes = 8 * (len(ints) + len(sizes)) + sum(sizes)
     if op < 3 or body_bytes > record_body_bytes_max or flags or len(ints) > 255 or len(sizes) > 255:
         _check_record(record, body_bytes)
     try:
         header = HEADER_V1.pack(MAGIC, VERSION_1, op, flags, len(ints), len(sizes), tag, body_bytes, 0)
-        words = _WORDS[len(ints) + len(sizes)].pack(*ints, *sizes)
+        words = WORDS[len(ints) + len(sizes)].pack(*ints, *sizes)
     except StructError as error:
         raise LocalProtocolError(f"a record's tag and ints are 0 to 2^64-1: {tag}, {ints!r:.80}") from error
-    digest = (_xxh3(header[:_DIGESTED_HEADER_BYTES]) & 0xFFFFFFFF).to_bytes(4)
-    data = b"".join((header[:_DIGESTED_HEADER_BYTES], digest, words, *strings))
-    return data + _xxh3(data).to_bytes(DIGEST_BYTES)
+    digest = (xxh3(header[:DIGESTED_HEADER_BYTES]) & 0xFFFFFFFF).to_bytes(4)
+    data = b"".join((header[:DIGESTED_HEADER_BYTES], digest, words, *strings))
+    return data + _xxh3_bytes(data)
+
+
+def _write_v1(tag: int, ints: tuple[int, ...], strings: tuple[bytes, ...]) -> bytes | None:
+    """The bytes of a WRITE; None if it breaks a rule."""
+    if len(ints) != 1 or len(strings) != 2:
+        return None
+    path, data = strings
+    body_bytes = _WRITE_WORDS_BYTES + len(path) + len(data)
+    if body_bytes > record_body_bytes_max:
+        return None
+    try:
+        header = _WRITE_HEADER.pack(_WRITE_BEGINS, tag, body_bytes)
+        rest = _WRITE_REST.pack(xxh3(header) & 0xFFFFFFFF, ints[0], len(path), len(data))
+    except StructError:
+        return None
+    whole = b"".join((header, rest, path, data))
+    return whole + _xxh3_bytes(whole)
 
 
 def encode_v0(record: Record) -> bytes:
@@ -142,10 +140,10 @@ def encode_v0(record: Record) -> bytes:
         raise LocalProtocolError(f"version 0 has no flags: {record.flags:#06x}")
     _check_record(record, body_bytes)
     header = HEADER_V0.pack(
-        _FIXED_BYTES_V0 + body_bytes, 0, record.op, len(record.ints), len(sizes), record.tag
+        FIXED_BYTES_V0 + body_bytes, 0, record.op, len(record.ints), len(sizes), record.tag
     )
     return b"".join(
-        (header, _WORDS[len(record.ints) + len(sizes)].pack(*record.ints, *sizes), *record.strings)
+        (header, WORDS[len(record.ints) + len(sizes)].pack(*record.ints, *sizes), *record.strings)
     )
 
 
@@ -181,36 +179,60 @@ def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
     size = len(data)
     unpack = HEADER_V1.unpack_from
     while True:
+        at = _take_writes(data, view, at, out, origin)
         if size - at < 24:
-            return Parsed(at, 24, _partial_fault_v1(data, at, origin, where))
+            return Parsed(at, 24, partial_fault_v1(data, at, origin, where))
         magic, version, op, flags, n_ints, n_strings, tag, body, header_digest = unpack(data, at)
         words = n_ints + n_strings
         if (
             magic != MAGIC
             or version != VERSION_1
-            or _xxh3(view[at : at + 20]) & 0xFFFFFFFF != header_digest
+            or xxh3(view[at : at + 20]) & 0xFFFFFFFF != header_digest
             or flags & FLAGS_MUST_UNDERSTAND
-            or op >= _KNOWN_OPS
+            or op >= KNOWN_OPS
             or body > record_body_bytes_max
             or body < 8 * words
-            or (op < 3 and (n_ints, n_strings) != _ARITY[op])
+            or (op < 3 and (n_ints, n_strings) != ARITY[op])
         ):
-            return Parsed(at, 0, _header_fault_v1(data, at, origin, where))
+            return Parsed(at, 0, header_fault_v1(data, at, origin, where))
         last = at + 24 + body
         if last + 8 > size:
             return Parsed(at, 24 + body + 8, None)
-        if _xxh3(view[at:last]) != int.from_bytes(data[last : last + 8]):
-            return Parsed(at, 0, _body_fault_v1(data, at, last, origin, where))
-        numbers = _WORDS[words].unpack_from(data, at + 24)
+        if xxh3(view[at:last]) != int.from_bytes(data[last : last + 8]):
+            return Parsed(at, 0, body_fault_v1(data, at, last, origin, where))
+        numbers = WORDS[words].unpack_from(data, at + 24)
         start = at + 24 + 8 * words
         strings = []
         for length in numbers[n_ints:]:
             strings.append(data[start : start + length])
             start += length
         if start != last:
-            return Parsed(at, 0, _sizes_fault(at + 24 + 8 * n_ints, origin, where, body, numbers[n_ints:]))
+            return Parsed(at, 0, sizes_fault(at + 24 + 8 * n_ints, origin, where, body, numbers[n_ints:]))
         at = last + 8
         out.append((origin + at, Record(OPS_BY_NUMBER[op], tag, numbers[:n_ints], tuple(strings), flags)))
+
+
+def _take_writes(data: bytes, view: memoryview, at: int, out: list[tuple[int, Record]], origin: int) -> int:
+    """As `parse_v1`, for as long as there are whole, sound WRITEs without flags. Where they end."""
+    size, unpack, digest, take = len(data), _WRITE_V1.unpack_from, xxh3, out.append
+    while at + 56 <= size:
+        begins, tag, body, header_digest, offset, path_bytes, data_bytes = unpack(data, at)
+        words_end = at + 48
+        path_end = words_end + path_bytes
+        last = path_end + data_bytes
+        if (
+            begins != _WRITE_BEGINS
+            or last != at + 24 + body
+            or body > record_body_bytes_max
+            or last + 8 > size
+            or digest(data[at : at + 20]) & 0xFFFFFFFF != header_digest
+            or _xxh3_bytes(data[at:last] if body <= _COPIED_BYTES else view[at:last]) != data[last : last + 8]
+        ):
+            break
+        at = last + 8
+        strings = data[words_end:path_end], data[path_end:last]
+        take((origin + at, Record(_WRITE, tag, (offset,), strings)))
+    return at
 
 
 class Header(NamedTuple):
@@ -226,12 +248,12 @@ def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> Header:
     if (
         magic != MAGIC
         or version != VERSION_1
-        or _xxh3(data[at : at + _DIGESTED_HEADER_BYTES]) & 0xFFFFFFFF != digest
+        or xxh3(data[at : at + DIGESTED_HEADER_BYTES]) & 0xFFFFFFFF != digest
         or flags & FLAGS_MUST_UNDERSTAND
-        or op >= _KNOWN_OPS
+        or op >= KNOWN_OPS
         or not 8 * (n_ints + n_strings) <= body <= record_body_bytes_max
     ):
-        raise _header_fault_v1(data, at, origin, where)
+        raise header_fault_v1(data, at, origin, where)
     return Header(OPS_BY_NUMBER[op], HEADER_V1.size + body + DIGEST_BYTES)
 
 
@@ -241,134 +263,28 @@ def parse_v0(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
     while True:
         left = size - at
         if left < 16:
-            return Parsed(at, 16, _partial_fault_v0(data, at, origin, where))
+            return Parsed(at, 16, partial_fault_v0(data, at, origin, where))
         length, version, op, n_ints, n_strings, tag = HEADER_V0.unpack_from(data, at)
         words = n_ints + n_strings
         if (
             version != 0
-            or op >= len(_ARITY)
-            or (n_ints, n_strings) != _ARITY[op]
-            or not _FIXED_BYTES_V0 + 8 * words <= length <= _FIXED_BYTES_V0 + record_body_bytes_max
+            or op >= len(ARITY)
+            or (n_ints, n_strings) != ARITY[op]
+            or not FIXED_BYTES_V0 + 8 * words <= length <= FIXED_BYTES_V0 + record_body_bytes_max
         ):
-            return Parsed(at, 0, _header_fault_v0(data, at, origin, where))
+            return Parsed(at, 0, header_fault_v0(data, at, origin, where))
         start = at + 16 + 8 * words
         if start > size:
             return Parsed(at, 16 + 8 * words, None)
-        numbers = _WORDS[words].unpack_from(data, at + 16)
-        if sum(numbers[n_ints:]) != length - _FIXED_BYTES_V0 - 8 * words:
-            return Parsed(at, 0, _sizes_fault(at, origin, where, length - _FIXED_BYTES_V0, numbers[n_ints:]))
-        end = at + _LENGTH_BYTES_V0 + length
+        numbers = WORDS[words].unpack_from(data, at + 16)
+        if sum(numbers[n_ints:]) != length - FIXED_BYTES_V0 - 8 * words:
+            return Parsed(at, 0, sizes_fault(at, origin, where, length - FIXED_BYTES_V0, numbers[n_ints:]))
+        end = at + LENGTH_BYTES_V0 + length
         if end > size:
-            return Parsed(at, _LENGTH_BYTES_V0 + length, None)
+            return Parsed(at, LENGTH_BYTES_V0 + length, None)
         strings = []
         for count in numbers[n_ints:]:
             strings.append(data[start : start + count])
             start += count
         at = end
         out.append((origin + at, Record(OPS_BY_NUMBER[op], tag, numbers[:n_ints], tuple(strings))))
-
-
-# What is wrong, in words. These run once, so they may be slow; they check in the order of the rules above.
-
-
-def _partial_fault_v1(data: bytes, at: int, origin: int, where: str) -> CorruptDataError | None:
-    """Fewer bytes than a header: good so far, or already wrong?"""
-    part = data[at : at + 3]
-    if not part or (MAGIC + bytes([VERSION_1])).startswith(part):
-        return None
-    return _header_fault_v1(data, at, origin, where)
-
-
-def _header_fault_v1(data: bytes, at: int, origin: int, where: str) -> CorruptDataError:
-    head = data[at : at + 24]
-    offset = origin + at
-    if not MAGIC.startswith(head[:2]):
-        hint = "bytes were lost, changed or inserted here; another member's copy may be good"
-        return CorruptRecordError(where, offset, f"a record's magic {MAGIC.hex()}", head[:2].hex(), hint)
-    if len(head) < 3 or head[2] != VERSION_1:
-        flipped = head[:2] + bytes([VERSION_1]) + head[3:20]
-        if len(head) == 24 and _xxh3(flipped) & 0xFFFFFFFF == int.from_bytes(head[20:24]):
-            return CorruptRecordError(
-                where, offset + 2, "record version 1, as the header's digest says", f"{head[2]}"
-            )
-        return UnknownRecordError(
-            where,
-            offset + 2,
-            "record version 1",
-            f"version {head[2]}",
-            "use a newer release to read this journal",
-        )
-    _, _, op, flags, n_ints, n_strings, _, body, header_digest = HEADER_V1.unpack(head)
-    digest = _xxh3(head[:20]) & 0xFFFFFFFF
-    if digest != header_digest:
-        hint = "the header changed after it was written; another member's copy may be good"
-        return CorruptRecordError(where, offset, f"header digest {digest:08x}", f"{header_digest:08x}", hint)
-    if flags & FLAGS_MUST_UNDERSTAND:
-        hint = "use a newer release to read this journal"
-        return UnknownRecordError(where, offset + 4, "flags within 0x00ff", f"{flags:#06x}", hint)
-    if op >= _KNOWN_OPS:
-        hint = "use a newer release to read this journal"
-        return UnknownRecordError(where, offset + 3, f"an op below {_KNOWN_OPS}", f"op {op}", hint)
-    if op < 3 and (n_ints, n_strings) != _ARITY[op]:
-        return _arity_fault(where, offset + 6, op, n_ints, n_strings)
-    expected = f"a body of {8 * (n_ints + n_strings)} to {record_body_bytes_max} bytes"
-    return CorruptRecordError(where, offset + 16, expected, f"{body} bytes")
-
-
-def _body_fault_v1(data: bytes, at: int, last: int, origin: int, where: str) -> CorruptDataError:
-    digest, found = _xxh3(data[at:last]), data[last : last + 8].hex()
-    hint = "the record changed after it was written; another member's copy may be good"
-    return CorruptRecordError(where, origin + at, f"record digest {digest:016x}", found, hint)
-
-
-def _sizes_fault(at: int, origin: int, where: str, body: int, sizes: Sequence[int]) -> CorruptDataError:
-    found = f"strings of {', '.join(str(size) for size in sizes[:8])} bytes"
-    return CorruptRecordError(where, origin + at, f"arguments that fill a body of {body} bytes", found)
-
-
-def _arity_fault(where: str, offset: int, op: int, n_ints: int, n_strings: int) -> CorruptDataError:
-    ints, strings = _ARITY[op]
-    expected = f"{ints} ints and {strings} strings for {OPS_BY_NUMBER[op].name}"
-    return CorruptRecordError(where, offset, expected, f"{n_ints} and {n_strings}")
-
-
-_NO_CHECKSUM_HINT: Final = "version 0 has no checksums: where the damage begins is a guess"
-
-
-def _partial_fault_v0(data: bytes, at: int, origin: int, where: str) -> CorruptDataError | None:
-    part = data[at : at + 16]
-    if len(part) < 5:
-        return None
-    length = int.from_bytes(part[:4])
-    if part[4] or length > _FIXED_BYTES_V0 + record_body_bytes_max or length < _FIXED_BYTES_V0:
-        return _header_fault_v0(data, at, origin, where)
-    if len(part) > 5 and part[5] >= len(_ARITY):
-        return _header_fault_v0(data, at, origin, where)
-    return None
-
-
-def _header_fault_v0(data: bytes, at: int, origin: int, where: str) -> CorruptDataError:
-    head = data[at : at + 16].ljust(16, b"\0")
-    offset = origin + at
-    length, version, op, n_ints, n_strings, _ = HEADER_V0.unpack(head)
-    if not _FIXED_BYTES_V0 <= length <= _FIXED_BYTES_V0 + record_body_bytes_max:
-        expected = f"a length of {_FIXED_BYTES_V0} to {_FIXED_BYTES_V0 + record_body_bytes_max} bytes"
-        return CorruptRecordError(where, offset, expected, f"{length}", _NO_CHECKSUM_HINT)
-    if version:
-        hint = "use a newer release, or the bytes changed: " + _NO_CHECKSUM_HINT
-        return UnknownRecordError(where, offset + 4, "record version 0", f"version {version}", hint)
-    if op >= len(_ARITY):
-        expected = "an op of version 0: 0, 1 or 2"
-        return CorruptRecordError(where, offset + 5, expected, f"op {op}", _NO_CHECKSUM_HINT)
-    if (n_ints, n_strings) != _ARITY[op]:
-        return _arity_fault(where, offset + 6, op, n_ints, n_strings)
-    expected = f"a length of at least {_FIXED_BYTES_V0 + 8 * (n_ints + n_strings)} bytes"
-    return CorruptRecordError(where, offset, expected, f"{length}", _NO_CHECKSUM_HINT)
-
-
-def torn(where: str, offset: int, needed: int, found: int) -> TornRecordError:
-    """The error for data that ends inside a record which begins at `offset`."""
-    hint = "a record cut off at the end: its writer died here; everything before it is whole"
-    return TornRecordError(
-        where, offset, f"a record of at least {needed} bytes", f"the end after {found}", hint
-    )

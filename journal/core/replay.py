@@ -10,11 +10,11 @@ digest must agree with what the chain says. Records handed out before that check
 """
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dos_protocol.digests import PrefixDigest
 from journal.core.chain import SegmentSpan
-from journal.core.decoder import RecordDecoder
+from journal.core.decoder import Decoded, RecordDecoder
 from journal.core.errors import ChainError, StopNotFoundError
 from journal.core.position import Position
 from journal.core.record import Record
@@ -25,6 +25,8 @@ from journal.ops import Op
 State = TypeVar("State")
 Step = tuple[Position, Record]
 """(the position just past the record, the record)"""
+_SNAPSHOT_BEGINS_AS: Final = 2
+"""The record of a segment that may begin a snapshot: no other one may (`SnapshotTracker`)."""
 
 
 class SpanReplay:
@@ -42,26 +44,42 @@ class SpanReplay:
         self._tracker = SnapshotTracker(span.name)
         self._digest = PrefixDigest()
         self._at = 0
+        self._records = 0
         self._skipping = False
 
     def feed(self, data: bytes) -> list[Step]:
         """The next bytes of the span; the records that are whole by now."""
         view, offset = memoryview(data), self._digest.size
         digest, epoch, base = self._digest, self._epoch, self._span.base
+        out: list[Step] = []
+        for end, record in self._decoded(data):
+            digest.update(view[digest.size - offset : end - offset])
+            out.append((Position(epoch, base + end, digest.value), record))
+        digest.update(view[digest.size - offset :])
+        return out
+
+    def feed_plain(self, data: bytes) -> list[Decoded]:
+        """The same records, each with the logical offset just past it and not its position, whose digest
+        costs as much as all the rest: the fast way, for who goes back to none of them.
+        """
+        base, decoded = self._span.base, self._decoded(data)
+        self._digest.update(data)
+        return [(base + end, record) for end, record in decoded] if base else decoded
+
+    def _decoded(self, data: bytes) -> list[Decoded]:
+        """The records that are whole by now, each where it may stand, without those that are left out."""
         decoded = self._decoder.feed(data)
         if decoded and not self._at:
             parse_start(decoded[0][1], self._span.name)
         self._tracker.take_all(self._at, decoded)
-        out: list[Step] = []
-        for end, record in decoded:
-            digest.update(view[digest.size - offset : end - offset])
-            if record.op is Op.SNAPSHOT_BEGIN:
-                self._skipping = not self._span.snapshot_end
-            if not self._skipping:
-                out.append((Position(epoch, base + end, digest.value), record))
-            self._at = end
-        digest.update(view[digest.size - offset :])
-        return out
+        self._at = self._decoder.offset
+        before, self._records = self._records, self._records + len(decoded)
+        if before < _SNAPSHOT_BEGINS_AS and not self._span.snapshot_end:
+            for number, (_, record) in enumerate(decoded[: _SNAPSHOT_BEGINS_AS - before]):
+                if record.op is Op.SNAPSHOT_BEGIN:
+                    self._skipping = True
+                    return decoded[:number]
+        return [] if self._skipping else decoded
 
     def finish(self) -> None:
         """All bytes of the span were fed: check what the chain says of them."""

@@ -11,7 +11,7 @@ Then the segment needs no predecessor.
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest
 from journal.core.decoder import Decoded, RecordDecoder
@@ -19,6 +19,9 @@ from journal.core.errors import ChainError
 from journal.core.record import Record
 from journal.core.segment import SegmentStart, parse_start
 from journal.ops import Op
+
+_STRUCTURE: Final = frozenset({Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END})
+"""Records that cannot stand just anywhere in a segment."""
 
 
 class Mark(NamedTuple):
@@ -69,19 +72,13 @@ class SnapshotTracker:
 
     def take_all(self, offset: int, decoded: list[Decoded]) -> None:
         """The next records, the first of which begins at `offset` of the segment."""
+        if self._records and _STRUCTURE.isdisjoint([record.op for _, record in decoded]):
+            self._records += len(decoded)
+            if self._in_snapshot is not None:
+                self._in_snapshot += len(decoded)
+            return
         for end, record in decoded:
-            op = record.op
-            if (
-                op is Op.SEGMENT_START
-                or op is Op.SNAPSHOT_BEGIN
-                or op is Op.SNAPSHOT_END
-                or not self._records
-            ):
-                self.take(offset, end, record)
-            else:
-                self._records += 1
-                if self._in_snapshot is not None:
-                    self._in_snapshot += 1
+            self.take(offset, end, record)
             offset = end
 
     def take(self, offset: int, end: int, record: Record) -> None:

@@ -8,7 +8,8 @@ records are small, their headers lie close together and everything is read once.
 from typing import NamedTuple
 
 from journal.core.errors import ChainError
-from journal.core.record import HEADER_V1, Record, parse_header_v1, parse_v1
+from journal.core.record import Record, parse_header_v1, parse_v1
+from journal.core.record_layout import HEADER_V1
 from journal.limits import read_bytes_max, start_read_bytes_max
 from journal.ops import Op
 

@@ -119,7 +119,7 @@ def files(
     sizes = FileSizes()
     with quiet_when_the_pipe_closes():
         with refusing():
-            taken = FilesReplay(sizes.apply, stop=_stop(at), paths=_paths(strip))
+            taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
             _read(target, taken, token_file)
         listed = sorted(sizes.sizes.items())
         _report(

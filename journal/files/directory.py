@@ -31,7 +31,7 @@ from journal.files.trimming import Trim, trim
 from journal.limits import files_segment_bytes_max, recovery_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
-from journal.reading import read_batches
+from journal.reading import read_plain_batches
 from journal.scratch import Scratch
 from journal.writer import ChainWriter
 
@@ -133,9 +133,9 @@ class Directory:
         state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
         with Rebuilding(path) as rebuilding:
             if state.segments:
-                async with aclosing(read_batches(claim, state, scratch=scratch)) as batches:
+                async with aclosing(read_plain_batches(claim, state, scratch=scratch)) as batches:
                     async for batch in batches:
-                        rebuilding.replay.take([(position.size, record) for position, record in batch])
+                        rebuilding.replay.take(batch)
             predecessor = None if state.end is None else state
             writer = await ChainWriter.open(claim, chain, predecessor, generation, scratch)
             rebuilding.put()

@@ -17,7 +17,7 @@ from journal.core.record import Record
 from journal.core.segment import parse_segment_name
 from journal.core.trimming import Floor
 from journal.ports import StorePort
-from journal.reading import Source, read_batches, read_start
+from journal.reading import Source, read_plain_batches, read_start
 
 
 async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -> ChainState:
@@ -62,7 +62,7 @@ async def _first_that_tells(store: StorePort, directory: str, state: ChainState,
     tells = stop.tells
     if tells is None:
         return None
-    async with aclosing(read_batches(store, state, directory=directory)) as batches:
+    async with aclosing(read_plain_batches(store, state, directory=directory)) as batches:
         async for batch in batches:
             for _, record in batch:
                 if record.op is tells:

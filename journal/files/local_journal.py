@@ -20,7 +20,8 @@ from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LocalFilesError, TornRecordError
 from journal.core.position import Position
-from journal.core.record import VERSION_1, Record, encode
+from journal.core.record import Record, encode
+from journal.core.record_layout import VERSION_1
 from journal.limits import scratch_read_bytes_max
 
 log = logging.getLogger("dos.journal")

@@ -30,7 +30,7 @@ class Rebuilding:
         self._take_away()
         self._beside.mkdir(parents=True)
         self._tree = FileTree(self._beside, gather_bytes=file_gather_bytes)
-        self.replay = FilesReplay(self._tree.apply, stop=stop, only=only, paths=paths)
+        self.replay = FilesReplay(self._tree, stop=stop, only=only, paths=paths)
 
     def __enter__(self) -> "Rebuilding":
         return self

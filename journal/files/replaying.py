@@ -4,15 +4,38 @@ Rules of this file: records in, operations out. Where the records come from is t
 done with an operation: applied to a tree, or only counted.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from journal.core.errors import StopNotFoundError
-from journal.core.file_ops import FILE_OPS, FileOp, Paths, Remove, Stop, Truncate, Write, file_op
+from journal.core.file_ops import (
+    FILE_OPS,
+    FileOp,
+    Paths,
+    Remove,
+    Stop,
+    Truncate,
+    Write,
+    file_op,
+    re_rooted,
+    safe_path,
+)
 from journal.core.record import Record
+from journal.limits import file_bytes_max
 from journal.ops import Op
 
 TO_THE_END: Final = Stop()
+_WRITE: Final = Op.WRITE
+
+
+class Files(Protocol):
+    """What operations are applied to."""
+
+    def apply(self, op: FileOp) -> None: ...
+
+    def write(self, path: str, offset: int, data: bytes) -> None:
+        """`apply(Write(path, offset, data))`: the one that comes a million times."""
+        ...
 
 
 class FilesReplay:
@@ -23,7 +46,7 @@ class FilesReplay:
 
     def __init__(
         self,
-        apply: Callable[[FileOp], None],
+        files: Files,
         *,
         stop: Stop = TO_THE_END,
         only: str | None = None,
@@ -41,7 +64,7 @@ class FilesReplay:
         self.step = 0
         """The last cut taken, and its step; 0 if it says none."""
         self._found = False
-        self._apply = apply
+        self._files = files
         self._only = only
         self._paths = paths
 
@@ -51,8 +74,11 @@ class FilesReplay:
         return self.stopped or (self.stop.size is not None and self.end >= self.stop.size)
 
     def take(self, steps: Iterable[tuple[int, Record]]) -> bool:
-        """Take records; False once the stop is reached. Raises UnsafePathError, and what `apply` raises."""
-        stop, apply, only, paths = self.stop, self._apply, self._only, self._paths
+        """Take records; False once the stop is reached. Raises UnsafePathError, FileConflictError,
+        and what the files raise.
+        """
+        stop, only, paths = self.stop, self._only, self._paths
+        write, path_of = self._files.write, safe_path if paths == "safe" else re_rooted
         bounded, count, last = stop != TO_THE_END, 0, self.end
         if self.stopped:
             return False
@@ -63,10 +89,15 @@ class FilesReplay:
                     return False
                 last = end
                 count += 1
-                if record.op in FILE_OPS:
+                if record.op is _WRITE and record.ints[0] + len(record.strings[1]) <= file_bytes_max:
+                    raw, data = record.strings
+                    path = path_of(raw)
+                    if only is None or path == only:
+                        write(path, record.ints[0], data)
+                elif record.op in FILE_OPS:
                     op = file_op(record, paths)
                     if only is None or op.path == only:
-                        apply(op)
+                        self._files.apply(op)
                 elif self._noted(record):
                     return False
         finally:
@@ -105,10 +136,13 @@ class FileSizes:
     def apply(self, op: FileOp) -> None:
         """As `FileTree.apply` would, except that conflicts are not seen."""
         if isinstance(op, Write):
-            end = op.offset + len(op.data) if op.data else 0
-            self.sizes[op.path] = max(self.sizes.get(op.path, 0), end)
+            self.write(op.path, op.offset, op.data)
         elif isinstance(op, Truncate):
             self.sizes[op.path] = op.length
         else:
             assert isinstance(op, Remove)
             self.sizes.pop(op.path, None)
+
+    def write(self, path: str, offset: int, data: bytes) -> None:
+        """As `FileTree.write` would."""
+        self.sizes[path] = max(self.sizes.get(path, 0), offset + len(data) if data else 0)

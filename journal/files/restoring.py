@@ -20,7 +20,7 @@ from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FilesReplay
 from journal.ports import StorePort
-from journal.reading import read_batches
+from journal.reading import read_plain_batches
 from journal.scratch import Scratch
 
 Progress: TypeAlias = Callable[[int, int | None], None]
@@ -91,10 +91,10 @@ async def replay_chain(
     else:
         state = await stretch_at(store, directory, chain, replay.stop)
     done = 0
-    async with aclosing(read_batches(store, state, directory=directory, scratch=scratch)) as batches:
+    async with aclosing(read_plain_batches(store, state, directory=directory, scratch=scratch)) as batches:
         async for batch in batches:
-            replay.take([(position.size, record) for position, record in batch])
-            done = batch[-1][0].size - state.segments[0].base
+            replay.take(batch)
+            done = batch[-1][0] - state.segments[0].base
             progress(done, state.bytes)
     replay.finish()
     return done

@@ -18,17 +18,27 @@ from pathlib import Path
 
 from journal.core.errors import FileConflictError
 from journal.core.file_ops import FileOp, Remove, Truncate, Write
-from journal.limits import files_open_max
+from journal.limits import file_gather_part_bytes, files_open_max
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_A_PLAIN_PATH = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
+class _Held:
+    """Writes to one file that lie one behind the other: `parts` belong from `begin` to `end`."""
+
+    __slots__ = ("begin", "end", "parts")
+
+    def __init__(self, begin: int) -> None:
+        self.begin = self.end = begin
+        self.parts: list[bytes] = []
+
+
 class FileTree:
     """The files below `root`, which must exist. A context manager that closes it.
 
-    gather_bytes: so many bytes of consecutive writes are held before they are written; 0 for none. Operations
+    gather_bytes: so much memory of consecutive writes is held before they are written; 0 for none. Operations
     raise FileConflictError for a path that goes through a file or a link, or names a directory, and OSError;
     in both cases the file may have been made or grown.
     """
@@ -39,8 +49,8 @@ class FileTree:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._gather_bytes = gather_bytes
         self._gathered = 0
-        self._held: dict[str, tuple[int, bytearray]] = {}
-        """Path -> where the bytes held for it belong. Keys are in no other file's way: one write each."""
+        self._held: dict[str, _Held] = {}
+        """Path -> what is held for it. Keys are in no other file's way: one write each."""
 
     def __enter__(self) -> "FileTree":
         return self
@@ -60,10 +70,7 @@ class FileTree:
     def apply(self, op: FileOp) -> None:
         """Do it."""
         if isinstance(op, Write):
-            if self._gather_bytes:
-                self._gather(op)
-            else:
-                self._write(op.path, op.offset, op.data)
+            self.write(op.path, op.offset, op.data)
             return
         self._flush(op.path)
         if isinstance(op, Truncate):
@@ -72,6 +79,23 @@ class FileTree:
         else:
             assert isinstance(op, Remove)
             self._remove(op.path)
+
+    def write(self, path: str, offset: int, data: bytes) -> None:
+        """A `Write`, without one being made: replays are nearly nothing else."""
+        if not self._gather_bytes:
+            self._write(path, offset, data)
+            return
+        held = self._held.get(path)
+        if held is None or held.end != offset:
+            if held is not None:
+                self._flush(path)
+            held = self._held[path] = _Held(offset)
+        size = len(data)
+        held.parts.append(data)
+        held.end += size
+        self._gathered += size + file_gather_part_bytes
+        if self._gathered >= self._gather_bytes:
+            self.flush()
 
     def flush(self) -> None:
         """Write everything that is held."""
@@ -115,25 +139,13 @@ class FileTree:
 
     # --- one file -------------------------------------------------------------------------------------------
 
-    def _gather(self, op: Write) -> None:
-        held = self._held.get(op.path)
-        if held is not None and held[0] + len(held[1]) == op.offset:
-            held[1].extend(op.data)
-        else:
-            if held is not None:
-                self._flush(op.path)
-            self._held[op.path] = op.offset, bytearray(op.data)
-        self._gathered += len(op.data)
-        if self._gathered >= self._gather_bytes:
-            self.flush()
-
     def _flush(self, path: str) -> None:
         held = self._held.pop(path, None)
         if held is not None:
-            self._gathered -= len(held[1])
-            self._write(path, *held)
+            self._gathered -= held.end - held.begin + len(held.parts) * file_gather_part_bytes
+            self._write(path, held.begin, held.parts[0] if len(held.parts) == 1 else b"".join(held.parts))
 
-    def _write(self, path: str, offset: int, data: bytes | bytearray) -> None:
+    def _write(self, path: str, offset: int, data: bytes) -> None:
         file = self._file(path)
         view = memoryview(data)
         with _as_long_as_files_can_be(path, offset + len(data)):

@@ -346,6 +346,15 @@ def test_a_tree_follows_no_links_whoever_put_them_there(tmp_path: Path) -> None:
     assert files(tmp_path / "outside") == {"file": b"safe"}
 
 
+def test_many_small_writes_are_held_by_the_memory_they_take_not_by_their_bytes(tmp_path: Path) -> None:
+    with FileTree(tmp_path, gather_bytes=1000) as tree:
+        for number in range(100):
+            tree.write("file", number, b"x")
+        assert tree.size("file") >= 80
+        tree.flush()
+    assert files(tmp_path) == {"file": b"x" * 100}
+
+
 PATHS = [b"../out", b"/w/a", b"a/../../b", b".", b"", b"a/./b", b"x/..", b"n\0", b"a" * 256]
 
 

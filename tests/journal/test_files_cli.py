@@ -130,7 +130,7 @@ def replayed(path: Path, into: Path, *, read: bool = True) -> tuple[dict[str, An
 def listed(path: Path) -> tuple[dict[str, Any], str]:
     """The files with their lengths, and what was wrong."""
     sizes = FileSizes()
-    outcome = replay_target(str(path), FilesReplay(sizes.apply), b"", lambda *_: None)
+    outcome = replay_target(str(path), FilesReplay(sizes), b"", lambda *_: None)
     assert outcome is not None
     assert outcome.fault is not None
     return sizes.sizes, kind_of(outcome.fault)

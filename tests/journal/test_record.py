@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from dos_protocol.errors import LocalProtocolError
 from journal.core.decoder import RecordDecoder, decode_all, detect_version
-from journal.core.record import HEADER_V1, Record, encode, encode_v1
+from journal.core.record import Record, encode, encode_v1
+from journal.core.record_layout import HEADER_V1
 from journal.limits import record_body_bytes_max
 from journal.ops import FILE_ARITY, Op
 from tests.journal.strategies import records

@@ -11,7 +11,7 @@ from journal.core.position import ORIGIN, Position
 from journal.core.record import Record, encode
 from journal.core.replay import SpanReplay, fold
 from journal.core.scan import Mark, SegmentSurveyor, Survey
-from journal.core.segment import SegmentStart, start_record
+from journal.core.segment import Predecessor, SegmentStart, start_record
 from journal.core.snapshot_search import SnapshotSearch
 from journal.ops import Op
 from tests.journal.strategies import other_records
@@ -180,6 +180,37 @@ def test_a_replay_gives_each_record_with_the_position_just_past_it(records: list
     ends = [len(segment(*records[:count])) for count in range(len(records) + 1)]
     assert [record for _, record in steps] == [start_record(START), *records]
     assert [position for position, _ in steps] == [Position(3, *at(data, boundary)) for boundary in ends]
+
+
+@given(
+    records=st.lists(plain_records, max_size=6),
+    snapshot=st.sampled_from(["none", "finished", "unfinished"]),
+    piece=st.integers(1, 700),
+    base=st.sampled_from([0, 5000]),
+)
+def test_the_fast_way_gives_the_same_records_and_checks_the_same(
+    records: list[Record], snapshot: str, piece: int, base: int
+) -> None:
+    below = Predecessor(SegmentStart("J", 2, 0, None, 1, "00" * 16).name, base, 9) if base else None
+    start = SegmentStart("J", 3, base, below, 1, "00" * 16)
+    copies = {"none": [], "finished": [BEGIN, *records, end(len(records))], "unfinished": [BEGIN, *records]}
+    copied = b"".join(map(encode, (start_record(start), *copies[snapshot])))
+    data = copied + b"".join(map(encode, records))
+    snapshot_end = len(copied) if snapshot == "finished" else 0
+    span = SegmentSpan(start.name, base, len(data), prefix_digest(data), snapshot_end)
+    pieces = [data[i : i + piece] for i in range(0, len(data), piece)]
+    slow, fast = SpanReplay(span), SpanReplay(span)
+    steps = [step for one in pieces for step in slow.feed(one)]
+    assert [one for part in pieces for one in fast.feed_plain(part)] == [
+        (position.size, record) for position, record in steps
+    ]
+    slow.finish()
+    fast.finish()
+    wrong = SpanReplay(SegmentSpan(start.name, base, len(data), span.digest ^ 1, snapshot_end))
+    for one in pieces:
+        wrong.feed_plain(one)
+    with pytest.raises(ChainError, match="prefix digest"):
+        wrong.finish()
 
 
 def test_a_replay_leaves_out_a_snapshot_that_was_not_finished_and_keeps_one_that_was() -> None:
