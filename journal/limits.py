@@ -103,8 +103,8 @@ archive_read_bytes: Final = 8 * MIB
 """One request for a segment that is read in order. Whole blocks."""
 
 archive_reads_ahead_max: Final = 2
-"""So many of these requests are on their way beside the one that is waited for, or while what it gave is taken
-in: a restore holds what as many and two give."""
+"""So many of these requests are on their way beside the one that is waited for, or while what it gave is
+taken in: a restore holds what as many and two give."""
 
 archive_segment_bytes_max: Final = 5 * 1024 * MIB
 """Of one archived segment: what S3 takes in one PUT."""

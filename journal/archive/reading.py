@@ -7,7 +7,7 @@ so an archive is a store of one member whose claim is still that of the chain's 
 
 import functools
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -29,6 +29,7 @@ from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member, StoreRecord
 from journal.archive.bucket import Bucket
+from journal.archive.read_ahead import in_order
 from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, decode_manifest
 from journal.core.errors import ArchiveDamagedError, ArchiveDiffersError, ArchiveNotFoundError
 from journal.limits import archive_block_bytes, archive_read_bytes
@@ -83,7 +84,7 @@ class _View:
 
 class ArchivedChain:
     """One archived chain as a store that has nothing else. Reads raise ArchiveDamagedError, and what the
-    bucket raises. Memory: one request's bytes, whatever the journal's size, and the manifest.
+    bucket raises. Memory: some requests' bytes, whatever the journal's size, and the manifest.
     """
 
     def __init__(self, bucket: Bucket, manifest: ArchiveManifest) -> None:
@@ -139,12 +140,19 @@ class ArchivedChain:
         del bookmark
         segment = self._segment(directory, name)
         end = segment.length if end is None else min(end, segment.length)
+        async with aclosing(in_order(self._reads(segment, offset, end))) as parts:
+            async for data in parts:
+                begin = offset - offset % archive_block_bytes
+                yield data[offset - begin : end - begin]
+                offset = begin + len(data)
+
+    def _reads(self, segment: ArchivedSegment, offset: int, end: int) -> Iterator[Callable[[], bytes]]:
+        """The requests for the whole blocks in which these bytes are."""
         while offset < end:
             begin = offset - offset % archive_block_bytes
             wanted = -(-(end - begin) // archive_block_bytes) * archive_block_bytes
             length = min(archive_read_bytes, wanted, segment.length - begin)
-            data = await in_thread(self._checked, segment, begin, length)
-            yield data[offset - begin : end - begin]
+            yield functools.partial(self._checked, segment, begin, length)
             offset = begin + length
 
     def _segment(self, directory: str, name: str) -> ArchivedSegment:
