@@ -7,7 +7,7 @@ from dos_client.core.quorum import Quorums
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
-from journal.core import walk
+from journal.core import look, walk
 from journal.core.segment import SegmentStart, parse_segment_name
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.store import looking
@@ -183,7 +183,7 @@ def readers_are_shown_everything() -> list[Patch]:
         del quorums, claims, filled
         return int(seen.longest)
 
-    return [(walk, "held_by_quorum", held)]
+    return [(look, "held_by_quorum", held)]
 
 
 @bug("R16")
