@@ -6,12 +6,13 @@
     bench.py spark --help
 
 Without names all are measured and the file is written; with names the figures are only printed, but those of
-`checkpoint` have a section of the file for themselves, which is written in any case. What is
+`checkpoint` and `journal` have each a section of the file for itself, which is written in any case. What is
 compared is measured in turn (A B A B) and given as medians, because such figures drift by tens of per cent on
 a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness;
 `--long` lets an object grow to 10 GB instead of 1. `server` takes a few minutes: one server beside the bare
-copy and Redis. `dataflow` takes about two hours by itself and `spark` ten minutes; each has
-options of its own, and a section of the file too.
+copy and Redis. `journal` takes about five: records, replays, restores and archives of journals of files.
+`dataflow` takes about two hours by itself and `spark` ten minutes; each has options of its own, and a section
+of the file too.
 """
 
 import argparse
@@ -36,7 +37,9 @@ from checkpoint_page import section_of  # noqa: E402
 from checkpoint_rows import measure_checkpoint  # noqa: E402
 from dataflow_bench import main as measure_dataflow  # noqa: E402
 from dataflow_page import PLACE as DATAFLOW  # noqa: E402
-from journal_rows import measure_journal  # noqa: E402
+from journal_page import PLACE as JOURNAL  # noqa: E402
+from journal_page import section_of as journal_section  # noqa: E402
+from journal_rows import measure_journal, rounds_of  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from spark_bench import main as measure_spark  # noqa: E402
@@ -200,6 +203,8 @@ Everything ran on it: clients, servers and Spark.
 
 {section}
 
+{journal}
+
 {dataflow}
 
 {spark}
@@ -222,10 +227,13 @@ Everything ran on it: clients, servers and Spark.
   5 s. *Take-over*: from a writer's SIGKILL to the next writer's first acknowledged record; that the first one
   died is known at once, and the state is not replayed.
 - **Replay**: a journal on disk, every record's checksum verified and its fields read, in one process.
-- **Journals of files**: *replay* makes the files too (`dos journal replay FILE --into DIR`). *Restore*: a
-  directory of 32 MB that was written over until its journal had that many MB, by a process of its own over
-  loopback; with snapshots it reads what `recovery_bytes_max` allows, and its peak memory is that of the whole
-  process. *Archive*: to moto over HTTP, a Python program itself, so it says little of S3.
+- **Journals of files** (`./run bench journal`; no figures where its section has no date): *encoding*: records
+  to bytes in memory. *Replay* makes the files too (`dos journal replay FILE --into DIR`), every checksum
+  verified. *Restore*: a directory of 32 MB that was written over, in writes of 4,000 B, until its journal had
+  that many MB; by a process of its own over loopback; with snapshots it reads what `recovery_bytes_max`
+  allows; peak memory is that of the whole process. *Archive*: to moto over HTTP, a Python program itself, on
+  the same cores, so it says little of S3: read the ratio. boto3 alone puts and gets as many bytes in objects
+  of the same 64 MiB, and checks nothing; what we get is checked, decoded and made into files.
 - **Word count**: `./run demo --no-faults --passes {passes}`: every word of Python's standard library
   {passes} times, from the moment that all workers run to the region's end; then the output is verified.
   Beside it the same words through Spark's `groupBy().applyInPandasWithState()` with RocksDB on two slots,
@@ -266,9 +274,21 @@ Everything ran on it: clients, servers and Spark.
 """
 
 
-def write_checkpoint(rows: list[Row]) -> None:
+def write_checkpoint(rows: list[Row], _effort: Effort) -> None:
     """Its section alone."""
     CHECKPOINT.write(section_of(rows, date=time.strftime("%Y-%m-%d"), load=os.getloadavg()[1]))
+
+
+def write_journal(rows: list[Row], effort: Effort) -> None:
+    """Its section alone."""
+    JOURNAL.write(journal_section(rows, rounds_of(effort)))
+
+
+SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
+    "checkpoint": write_checkpoint,
+    "journal": write_journal,
+}
+"""What writes the section of a measure that has one."""
 
 
 def write_page(rows: list[Row], effort: Effort) -> None:
@@ -276,6 +296,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
     place = ROOT / "docs" / "benchmarks.md"
     page = PAGE.format(
         section=CHECKPOINT.found_in(place.read_text()),
+        journal=JOURNAL.found_in(place.read_text()),
         dataflow=DATAFLOW.found_in(place.read_text()),
         spark=SPARK.found_in(place.read_text()),
         date=time.strftime("%Y-%m-%d"),
@@ -335,11 +356,11 @@ def main() -> int:
     for name in options.names or MEASURES:
         say(f"measuring {name}")
         found = MEASURES[name](effort)
-        if name != "checkpoint":
+        if name not in SECTIONS:
             rows += found
         elif not options.quick:
-            write_checkpoint(found)
-            say("wrote the section of docs/benchmarks.md on cuts, recovery and latency")
+            SECTIONS[name](found, effort)
+            say(f"wrote the section of docs/benchmarks.md that {name} has")
         told += found
     for row in told:
         print(f"{row.what}: {row.figure}" + (f" ({row.beside})" if row.beside else ""), flush=True)

@@ -1,17 +1,20 @@
 """How quickly journals of files are encoded, replayed, restored and archived, and with how much memory.
 
-    python benchmarks/journal_speed.py [--megabytes 1000] [--s3-megabytes 200] [--pairs 3] [--json]
+    python benchmarks/journal_speed.py [--megabytes 1000] [--s3-megabytes 350] [--pairs 3] [--json]
 
 encode   records to bytes, in one process, written nowhere
 replay   a journal file in the page cache to files, as `dos journal replay FILE --into DIR` does it: every
          checksum verified, every write made. Records of 4 KiB, and of 100 B
 restore  the same from a server over loopback, each in a process of its own, whose largest resident memory is
          told: a directory of 32 MB that was written over until its journal has so many megabytes, without
-         snapshots and with (`recovery_bytes_max`); and one with a quarter of the journal, for its memory
+         snapshots and with (`recovery_bytes_max`); and with half and a quarter of the journal, for the memory
 archive  a chain from a server to a bucket of S3 (moto, over HTTP, in a process of its own), each segment read
-         back and proved, and the restore from there with no server asked
+         back and proved, and the restore from there with no server asked. Beside them what boto3 alone takes
+         for as many bytes in objects of the same size: to put and get them, and to get them in the same parts
 
-Medians of the pairs. MB are 10^6 bytes of journal.
+Medians of the pairs. MB are 10^6 bytes of journal. Beside the clock's time that of the processor is told, of
+the process that is measured (of a restore: the one that restores, without the server): on a machine that
+others use too it says more.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -44,12 +48,11 @@ from journal.core.record import encode_v1  # noqa: E402
 from journal.files.rebuilding import Rebuilding  # noqa: E402
 from journal.files.sources import replay_target  # noqa: E402
 from journal.inspecting import archived_chain  # noqa: E402
+from journal.limits import archive_read_bytes, files_segment_bytes_max  # noqa: E402
 
 LIVE_BYTES = 32_000_000
 WRITE_BYTES = 4000
 FILES = 8
-SEGMENT_BYTES = 16_000_000
-"""All but the last segment are archived: so little of the journal is left out."""
 ALL_BYTES = 1 << 62
 """Of journal that may be read: no snapshot is ever due."""
 KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -104,26 +107,47 @@ def records(total: int, record_bytes: int) -> list[Record]:
     ]
 
 
+class Clock:
+    """Time since it was made: the clock's, and this process's of processors, its threads' too."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
+
+
+def rates(clock: Clock, size: int, count: int) -> dict[str, float]:
+    """Of that many bytes and records until now."""
+    seconds, cpu_s = clock.read()
+    return {
+        "mb_per_s": size / seconds / 1e6,
+        "mb_per_cpu_s": size / cpu_s / 1e6,
+        "records_per_s": count / seconds,
+        "records_per_cpu_s": count / cpu_s,
+    }
+
+
 def encoded(path: Path, total: int, record_bytes: int) -> dict[str, float]:
     """Encode, and put the journal at `path` when the clock has stopped."""
     given = records(total, record_bytes)
-    begin = time.perf_counter()
+    clock = Clock()
     parts = list(map(encode_v1, given))
-    seconds = time.perf_counter() - begin
+    found = rates(clock, sum(map(len, parts)), len(given))
     path.write_bytes(b"".join(parts))
-    return {"mb_per_s": path.stat().st_size / seconds / 1e6, "records_per_s": len(given) / seconds}
+    return found
 
 
 def replayed(path: Path, into: Path) -> dict[str, float]:
-    begin = time.perf_counter()
+    clock = Clock()
     with Rebuilding(into) as rebuilding:
         outcome = replay_target(str(path), rebuilding.replay, b"", lambda *_: None)
         rebuilding.put()
-    seconds = time.perf_counter() - begin
+    found = rates(clock, path.stat().st_size, rebuilding.replay.records)
     assert outcome is not None
     assert outcome.fault is None
-    count = rebuilding.replay.records
-    return {"mb_per_s": path.stat().st_size / seconds / 1e6, "records_per_s": count / seconds}
+    shutil.rmtree(into)
+    return found
 
 
 # --- from servers and buckets -----------------------------------------------------------------------------
@@ -132,9 +156,7 @@ def replayed(path: Path, into: Path) -> dict[str, float]:
 async def write_directory(url: str, name: str, folder: Path, total: int, recovery_bytes: int | None) -> int:
     """Write over a directory of LIVE_BYTES until its journal has `total`; the journal's end."""
     data, per_file = os.urandom(WRITE_BYTES), LIVE_BYTES // FILES // WRITE_BYTES
-    options = {"segment_bytes": SEGMENT_BYTES}
-    if recovery_bytes is not None:
-        options["recovery_bytes"] = recovery_bytes
+    options = {} if recovery_bytes is None else {"recovery_bytes": recovery_bytes}
     async with (
         open_store(url) as store,
         await store.claim(name, 1, os.urandom(16)) as claim,
@@ -158,25 +180,55 @@ def restored_alone(target: str, name: str, into: Path) -> dict[str, Any]:
 
 
 async def restore_here(target: str, name: str, into: Path) -> dict[str, float]:
-    begin = time.perf_counter()
+    if not target.startswith("dos://"):
+        import boto3  # noqa: F401 - as every other import, before the clock starts
+    clock = Clock()
     if target.startswith("dos://"):
         async with open_store(target) as store:
             found = await restore(into, store, name)
     else:
         found = await restore(into, await archived_chain(target, None, name, "files"), name)
-    seconds = time.perf_counter() - begin
+    seconds, cpu_s = clock.read()
+    shutil.rmtree(into)
     read_mb = found.bytes_read / 1e6
-    peak_mb = peak_memory_mb(os.getpid())
-    return {"seconds": seconds, "mb_per_s": read_mb / seconds, "read_mb": read_mb, "peak_mb": peak_mb}
+    return {
+        "seconds": seconds,
+        "mb_per_s": read_mb / seconds,
+        "mb_per_cpu_s": read_mb / cpu_s,
+        "read_mb": read_mb,
+        "peak_mb": peak_memory_mb(os.getpid()),
+    }
 
 
 async def archived(url: str, name: str, bucket: str) -> dict[str, float]:
-    begin = time.perf_counter()
+    opened = await trio.to_thread.run_sync(Bucket, parse_s3_url(bucket))
+    clock = Clock()
     async with open_store(url) as store:
-        opened = await trio.to_thread.run_sync(Bucket, parse_s3_url(bucket))
         done = await archive_chain(store, name, "files", opened)
-    seconds = time.perf_counter() - begin
+    seconds, _ = clock.read()
     return {"seconds": seconds, "mb_per_s": done.end / seconds / 1e6}
+
+
+def boto3_alone(total: int) -> dict[str, float]:
+    """MB/s of as many bytes put and got again, and got in parts, one request after the other."""
+    import boto3
+
+    size, step = files_segment_bytes_max, archive_read_bytes
+    client, data = boto3.client("s3"), os.urandom(size)
+    names = [f"alone-{number}" for number in range(max(total // size, 1))]
+    parts = [f"bytes={at}-{at + step - 1}" for at in range(0, size, step)]
+    clock = Clock()
+    for name in names:
+        client.put_object(Bucket="bench", Key=name, Body=data)
+        client.get_object(Bucket="bench", Key=name)["Body"].read()
+    both_s, _ = clock.read()
+    clock = Clock()
+    for name in names:
+        for part in parts:
+            client.get_object(Bucket="bench", Key=name, Range=part)["Body"].read()
+    parts_s, _ = clock.read()
+    size_mb = len(names) * size / 1e6
+    return {"put_get_mb_per_s": size_mb / both_s, "get_mb_per_s": size_mb / parts_s}
 
 
 # --- all of it --------------------------------------------------------------------------------------------
@@ -204,9 +256,10 @@ def measure_files(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def measure_servers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     total = options.megabytes * 1_000_000
     chains = {
+        "quarter": (total // 4, ALL_BYTES),
+        "half": (total // 2, ALL_BYTES),
         "all": (total, ALL_BYTES),
         "snapshots": (total, None),
-        "quarter": (total // 4, ALL_BYTES),
     }
     figures = {}
     with running_server(folder / "server") as url:
@@ -227,12 +280,18 @@ def measure_archive(options: argparse.Namespace, folder: Path, url: str) -> dict
     trio.run(write_directory, url, "archived", folder, total, ALL_BYTES)
     with running([__file__, "--s3"], r"at (\S+)") as endpoint:
         os.environ["AWS_ENDPOINT_URL"] = endpoint
-        found = {"archive": trio.run(archived, url, "archived", "s3://bench/a")}
-        found["restore_s3"] = median_of(
-            options.pairs, lambda number: restored_alone("s3://bench/a", "archived", folder / f"s3-{number}")
-        )
+
+        def in_turn(number: int) -> dict[str, Any]:
+            prefix = f"s3://bench/{number}"
+            return {
+                "alone": boto3_alone(total),
+                "archive": trio.run(archived, url, "archived", prefix),
+                "restore_s3": restored_alone(prefix, "archived", folder / f"s3-{number}"),
+            }
+
+        rounds = [in_turn(number) for number in range(options.pairs)]
     del os.environ["AWS_ENDPOINT_URL"]
-    return found
+    return {name: median_of(options.pairs, lambda number, n=name: rounds[number][n]) for name in rounds[0]}
 
 
 def shown(figures: dict[str, dict[str, float]]) -> str:
@@ -247,8 +306,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--s3-megabytes", type=int, default=200)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--s3-megabytes", type=int, default=350)
+    parser.add_argument("--pairs", type=int, default=3, help="how often each is measured")
     parser.add_argument("--folder", type=Path, default=None, help="where journals and files are kept")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--restore", nargs=3, metavar=("TARGET", "NAME", "INTO"), help=argparse.SUPPRESS)

@@ -1,0 +1,38 @@
+"""The section of docs/benchmarks.md on journals of files: `./run bench journal` writes it alone.
+
+Rules of this file: words and places, no figures.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+from page_section import Section, rounds_text
+from rows import Row
+
+PLACE = Section("journal")
+SECTION = """\
+{begin}
+## Journals of files
+
+Measured on {date}, by itself, {rounds}; {load:.1f} processes wanted a core on average when it
+ended, its own with them. A *CPU second* is one of a processor at work for the process that is measured; of a
+restore, for the one that restores, without its server.
+
+| what | measured | beside it | aim |
+|---|---|---|---|
+{rows}
+{end}"""
+
+
+def section_of(rows: Sequence[Row], rounds: int) -> str:
+    """The text."""
+    lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+    return SECTION.format(
+        begin=PLACE.begin,
+        end=PLACE.end,
+        date=time.strftime("%Y-%m-%d"),
+        rounds=rounds_text(rounds),
+        load=os.getloadavg()[1],
+        rows=lines,
+    )
