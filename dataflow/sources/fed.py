@@ -147,12 +147,15 @@ class FedReader(SourceReader):
 
     def read(self, bytes_max: int) -> SourceBatch | None:
         pieces: list[InputPiece] = []
+        rows: list[pa.RecordBatch] = []
         size = 0
         while size < bytes_max and (piece := self._next_piece()) is not None:
             self._note(piece)
             pieces.append(piece)
-            size += len(piece.data)
-        return self._batch(pieces) if pieces else None
+            found = self._rows_of(piece)
+            rows += found
+            size += max(len(piece.data), sum(one.nbytes for one in found))  # it may be packed
+        return self._batch(pieces, rows) if pieces else None
 
     def _next_piece(self) -> InputPiece | None:
         if self._split in self._division and (piece := self._buffer.take(self._split)) is not None:
@@ -204,14 +207,13 @@ class FedReader(SourceReader):
             if found_digest != part.digest:
                 expected = f"content with digest {part.digest:016x}"
                 raise InputChangedError(self._of(split), part.end, expected, f"{found_digest:016x}")
-            batches.append(self._batch(pieces))
+            batches.append(self._batch(pieces, [rows for one in pieces for rows in self._rows_of(one)]))
         return batches
 
     # --- rows -----------------------------------------------------------------------------------------------
 
-    def _batch(self, pieces: Sequence[InputPiece]) -> SourceBatch:
-        batches = [batch for piece in pieces for batch in self._rows_of(piece)]
-        table = pa.Table.from_batches(batches, self._schema).combine_chunks()
+    def _batch(self, pieces: Sequence[InputPiece], found: Sequence[pa.RecordBatch]) -> SourceBatch:
+        table = pa.Table.from_batches(found, self._schema).combine_chunks()
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
         where = tuple(Piece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
@@ -222,7 +224,7 @@ class FedReader(SourceReader):
             with pa.ipc.open_stream(piece.data) as reader:
                 found = reader.schema
                 batches = list(reader)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError) as error:  # OSError: what was packed cannot be unpacked
             raise InputReadError(f"{self._at_piece(piece)} are no rows: {error}") from error
         if not found.equals(self._schema):
             raise InputReadError(

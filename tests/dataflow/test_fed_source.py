@@ -155,6 +155,23 @@ def test_rows_that_are_none_or_of_other_columns_say_whose_they_are() -> None:
         a_reader(filled([piece._replace(data=other)])).read(1)
 
 
+def test_a_step_takes_as_much_as_its_rows_are_unpacked_and_what_cannot_be_unpacked_is_refused() -> None:
+    rows = pa.table({"split": ["a"] * 50_000, "number": range(50_000)}, schema=SCHEMA)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
+        writer.write_table(rows)
+    data = bytes(sink.getvalue())
+    assert len(data) < rows.nbytes // 3
+    pieces = [InputPiece("a", at, at + 1, at, rows.num_rows, data) for at in range(8)]
+    batch = a_reader(filled(pieces)).read(2 * rows.nbytes)
+    assert batch is not None
+    assert batch.batch.num_rows == 2 * rows.num_rows
+    broken = data.replace(b"\x28\xb5\x2f\xfd", b"zstd")  # how its frames begin
+    with pytest.raises(InputReadError, match="are no rows"):
+        a_reader(filled([pieces[0]._replace(data=broken)])).read(1)
+
+
 def test_it_is_at_its_end_when_all_is_taken_and_nothing_more_will_come() -> None:
     buffer = filled(pieces_of("a", 1))
     reader = a_reader(buffer)
