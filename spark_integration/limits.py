@@ -51,7 +51,14 @@ WATCH_S = 1.0
 
 # --- the data sink --------------------------------------------------------------------------------
 SINK_PART_BYTES = 1024 * 1024
-"""A task makes parts of about so much: a step of a region takes whole parts."""
+"""A task makes parts of about so much, before they are packed: a step of a region takes whole parts."""
+SINK_PUT_BYTES = 1024 * 1024
+"""Parts are handed to the store in so much at a time."""
+SINK_READ_BYTES = 2 * 1024 * 1024
+SINK_READS_AHEAD = 4
+"""A commit reads what tasks put down in pieces of so much, and so many of them ahead of what it sends."""
+SINK_SWEEPS_MAX = 16
+"""So many directories are cleared out at a time."""
 SINK_MESSAGE_BYTES = 256 * 1024
 """What a task wrote travels to the driver in its message up to so much; more is put down in the store."""
 SINK_COMMIT_ATTEMPTS_MAX = 5

@@ -4,7 +4,8 @@ Rules of this file: the order of a commit, and no decision of its own (`core/sin
 
     1  become the producer: whoever was it can record nothing more
     2  judge: was it recorded before? may this one record at all?
-    3  send the parts of every partition as one batch, those in the store read and compared first
+    3  send the parts of every partition as one batch, those in the store read and compared before they are
+       sent, the next ones while these are (`staged_reading`)
     4  wait until it is recorded: the commit
     5  take away what lies in the store for it, and older
 
@@ -19,19 +20,26 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, suppress
 
 import pyarrow as pa
+import trio
 
 from checkpoint.core.inputs import producer_directory
 from checkpoint.core.staged import Unit, encode_mark, is_orphan, staging_prefix
 from checkpoint.input_log import InputLog
+from dos_client import QuorumUnavailableError, Store, chance
 from dos_client.blocking import BlockingStore
-from dos_protocol.digests import digest64
-from dos_protocol.errors import FencedError, NotFoundError, PastEndError
+from dos_protocol.errors import DosError, FencedError
 from spark_integration.core.sink_commits import Verdict, judge_commit
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
-from spark_integration.limits import SINK_COMMIT_ATTEMPTS_MAX, SINK_PRODUCERS_HELD_MAX, SINK_SWEEP_S
+from spark_integration.limits import (
+    SINK_COMMIT_ATTEMPTS_MAX,
+    SINK_PRODUCERS_HELD_MAX,
+    SINK_SWEEP_S,
+    SINK_SWEEPS_MAX,
+)
 from spark_integration.reading.session import opened
-from spark_integration.writing.staging import Part, Prepared, claim_above, collect_orphans, empty_part
+from spark_integration.writing.staged_reading import StagedReading
+from spark_integration.writing.staging import Prepared, collect_orphans, empty_part
 
 log = logging.getLogger("dos.spark_integration")
 
@@ -66,59 +74,80 @@ class Committer:
     async def _record(
         self, number: int, prepared: Sequence[Prepared], schema: pa.Schema, mark: bytes
     ) -> None:
-        async with aclosing(self._parts(prepared, schema)) as parts:
-            await self._log.append_from(parts, number=number, mark=mark)
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            reading = StagedReading(self._store.store, prepared)
+            nursery.start_soon(reading.run)
+            try:
+                async with aclosing(_parts(reading, schema)) as parts:
+                    await self._log.append_from(parts, number=number, mark=mark)
+            except Exception as error:  # raised as it is, and not in a group
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         await self._log.recorded(number)
-
-    async def _parts(
-        self, prepared: Sequence[Prepared], schema: pa.Schema
-    ) -> AsyncGenerator[tuple[int, bytes]]:
-        """All parts, in the order of partitions; one without rows if there is none."""
-        if not any(one.parts for one in prepared):
-            yield empty_part(schema)
-        for one in prepared:
-            at = 0
-            for part in one.parts:
-                yield part.rows, await self._data(one, part, at) if part.data is None else part.data
-                at += part.size
-
-    async def _data(self, prepared: Prepared, part: Part, at: int) -> bytes:
-        """A part that lies in the store. Raises StagedRowsGoneError."""
-        where, found = f"{prepared.directory}/{prepared.name}", b""
-        try:
-            while len(found) < part.size:
-                data = await self._store.store.read(
-                    prepared.directory, prepared.name, at + len(found), part.size - len(found)
-                )
-                if not data:
-                    break
-                found += data
-        except (NotFoundError, PastEndError) as error:
-            raise StagedRowsGoneError(f"{where} is gone: another attempt took it away ({error})") from error
-        if digest64(found) != part.digest:
-            raise StagedRowsGoneError(f"{where}, {at} to {at + part.size}: not the bytes that were put there")
-        return found
 
     def _sweep(self, unit: Unit, used: set[str]) -> None:
         """Take away what is recorded, and, once in each process, what earlier ones left. What cannot go now
         goes with a later commit.
         """
+        self._store.portal.call(self._clear_all, unit, used)
+
+    async def _clear_all(self, unit: Unit, used: set[str]) -> None:
+        at_once = trio.CapacityLimiter(SINK_SWEEPS_MAX)
+        left: list[str] = []
+
+        async def clear(directory: str) -> None:
+            async with at_once:
+                try:
+                    await clear_directory(self._store.store, directory, unit)
+                except DosError as error:  # the commit is done, whatever becomes of this
+                    log.info("%s is not cleared out: %s", directory, error)
+                    left.append(directory)
+
+        directories = used if self._swept else used | await self._of_earlier_ones()
+        async with trio.open_nursery() as nursery:
+            for directory in sorted(directories):
+                nursery.start_soon(clear, directory)
+        self._swept |= not left
+
+    async def _of_earlier_ones(self) -> set[str]:
         to = self._options
-        directories = used
-        if not self._swept:
-            prefix = staging_prefix(to.application, to.input, self._producer)
-            directories = used | set(self._store.list_directories(prefix))
-            self._swept = True
-        for directory in sorted(directories):
-            objects = {name for held in self._store.look(directory).answers.values() for name in held}
-            if any(is_orphan(name, unit, recorded=True) for name in objects):
-                with suppress(FencedError), claim_above(self._store, directory) as claim:
-                    collect_orphans(self._store, claim, unit, recorded=True)
-                    self._store.portal.call(claim.claim.wait_collected, SINK_SWEEP_S)
+        prefix = staging_prefix(to.application, to.input, self._producer)
+        try:
+            return set(await self._store.store.list_directories(prefix))
+        except QuorumUnavailableError as error:
+            log.info("%s: what earlier writers left is not looked for now: %s", to.what, error)
+            return set()
 
     def close(self) -> None:
         """Give the producer up. What was recorded is."""
         self._stack.close()
+
+
+async def clear_directory(store: Store, directory: str, unit: Unit) -> None:
+    """Take away what nobody will record once `unit` is recorded. One that somebody claims meanwhile is his.
+
+    Raises what looking and claiming raise.
+    """
+    view = await store.look(directory)
+    if any(is_orphan(name, unit, recorded=True) for held in view.answers.values() for name in held):
+        with suppress(FencedError):
+            async with await store.claim(directory, view.epoch_seen + 1, chance.fresh_id()) as claim:
+                collect_orphans(claim, unit, recorded=True)
+                await claim.wait_collected(SINK_SWEEP_S)
+
+
+async def _parts(reading: StagedReading, schema: pa.Schema) -> AsyncGenerator[tuple[int, bytes]]:
+    """All parts; one without rows if there is none."""
+    given = False
+    async with aclosing(reading.parts()) as parts:
+        async for part in parts:
+            given = True
+            yield part
+    if not given:
+        yield empty_part(schema)
 
 
 class _Opening:

@@ -9,6 +9,8 @@ again: Spark knows whether another is needed.
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache, partial
+from types import TracebackType
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -16,13 +18,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from checkpoint.core.staged import Unit, is_orphan, staged_name, staging_directory
 from checkpoint.world import wall_time_ms
-from dos_client import chance
+from dos_client import Claim, chance
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
 from dos_protocol.digests import digest64
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import SchemaMismatchError
-from spark_integration.limits import BATCH_ROWS, SINK_MESSAGE_BYTES, SINK_PART_BYTES
-from spark_integration.reading.session import opened
+from spark_integration.limits import BATCH_ROWS, SINK_MESSAGE_BYTES, SINK_PART_BYTES, SINK_PUT_BYTES
+from spark_integration.reading.kept_stores import KEPT
 
 
 class Part(NamedTuple):
@@ -86,6 +88,8 @@ class _Staged:
         self._prepared = prepared
         self._stack = ExitStack()
         self._writer: BlockingObjectWriter
+        self._held: list[bytes] = []
+        self._held_bytes = 0
 
     def __enter__(self) -> Self:
         to, prepared = self._options, self._prepared
@@ -93,27 +97,38 @@ class _Staged:
             to.application, to.input, prepared.producer, prepared.partition
         )
         with ExitStack() as stack:
-            store = stack.enter_context(opened(to))
+            store = stack.enter_context(KEPT.lent(to))
             claim = stack.enter_context(claim_above(store, prepared.directory))
             prepared.name = staged_name(prepared.unit, claim.epoch, wall_time_ms())
-            collect_orphans(store, claim, prepared.unit, recorded=False)
+            store.portal.call_sync(partial(collect_orphans, claim.claim, prepared.unit, recorded=False))
             self._writer = claim.open_object(prepared.name)
             self._stack = stack.pop_all()
         return self
 
     def put(self, part: Part) -> Part:
-        """Put it down; the part, without its data."""
+        """Put it down, or keep it until there is more; the part, without its data."""
         assert part.data is not None, "it was just made"
-        self._writer.append(part.data)
-        self._writer.wait_room()
+        self._held.append(part.data)
+        self._held_bytes += part.size
+        if self._held_bytes >= SINK_PUT_BYTES:
+            self._flush()
         return part._replace(data=None)
+
+    def _flush(self) -> None:
+        """Each call is a visit to the store's thread, which takes its time on a machine that is busy."""
+        data, self._held, self._held_bytes = b"".join(self._held), [], 0
+        self._writer.append(data)
+        self._writer.wait_room()
 
     def wait_synced(self) -> None:
         """Until all is on stable storage of a quorum."""
+        self._flush()
         self._writer.wait_synced(self._writer.size)
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
 
 def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
@@ -121,9 +136,9 @@ def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
     return store.claim(directory, store.look(directory).epoch_seen + 1, chance.fresh_id())
 
 
-def collect_orphans(store: BlockingStore, claim: BlockingClaim, unit: Unit, *, recorded: bool) -> None:
-    """Have taken away, behind the scenes, what nobody will record any more."""
-    store.portal.call_sync(claim.claim.collect, lambda name: is_orphan(name, unit, recorded=recorded))
+def collect_orphans(claim: Claim, unit: Unit, *, recorded: bool) -> None:
+    """Have taken away, behind the scenes, what nobody will record any more. In the store's thread."""
+    claim.collect(lambda name: is_orphan(name, unit, recorded=recorded))
 
 
 def parts_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[tuple[int, bytes]]:
@@ -153,9 +168,16 @@ def empty_part(schema: pa.Schema) -> tuple[int, bytes]:
 
 def _arrow_stream(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(sink, table.schema, options=_compressed()) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
+
+
+@cache
+def _compressed() -> pa.ipc.IpcWriteOptions:
+    """Each byte of a part is written to every member twice: packing it costs less than carrying it."""
+    codec = pa.Codec("zstd", compression_level=1) if pa.Codec.is_available("zstd") else None
+    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from checkpoint.core.staged import Unit
 from checkpoint.input_log import InputLog
 from dos_client.blocking import BlockingObjectWriter
 from spark_integration.core.sink_options import SinkOptions
-from spark_integration.writing import committing, staging
+from spark_integration.writing import committing, staged_reading, staging
 from spark_integration.writing.committing import Committer, commit
 from spark_integration.writing.staging import Prepared, prepare
 
@@ -34,11 +34,11 @@ STEPS: dict[str, tuple[Any, str]] = {
     "write: synced": (BlockingObjectWriter, "wait_synced"),
     "commit: become the producer": (InputLog, "open"),
     "commit: judge": (committing, "judge_commit"),
-    "commit: read what was put down": (Committer, "_data"),
+    "commit: read what was put down": (staged_reading, "staged_data"),
     "commit: send a part": (InputLog, "_put"),
     "commit: send the batch": (InputLog, "append_from"),
     "commit: recorded": (InputLog, "recorded"),
-    "commit: claim what is left over": (committing, "claim_above"),
+    "commit: claim what is left over": (committing, "clear_directory"),
     "commit: take it away": (committing, "collect_orphans"),
     "commit: sweep": (Committer, "_sweep"),
 }

@@ -4,6 +4,7 @@ is fenced, what is left over.
 
 from collections.abc import Iterator
 from itertools import count
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from checkpoint.core.staged import Kind, Unit, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
+from dos_client import QuorumUnavailableError
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
@@ -24,15 +26,17 @@ from spark_integration.errors import (
     OtherWriterError,
     StagedRowsGoneError,
 )
+from spark_integration.limits import SINK_READ_BYTES, SINK_READS_AHEAD
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.tasks import rows_of
+from spark_integration.writing import committing
 from spark_integration.writing.committing import commit, release_producers
 from spark_integration.writing.staging import Prepared, claim_above, prepare
 from tests.spark_integration.sink_process import SCHEMA
 
 QUERY = "11111111-2222-3333-4444-555555555555"
-BIG = "x" * 300_000
-"""A row of it does not fit into a message."""
+BIG = Random(8).randbytes(400_000).hex()
+"""A row of it does not fit into a message, however it is packed."""
 _names = count()
 
 
@@ -121,14 +125,22 @@ def test_a_micro_batch_that_is_committed_again_changes_nothing_whatever_its_rows
     assert read(options) == [1, 2, 3, 4]
 
 
-def test_rows_larger_than_a_part_and_than_memory_for_parts_come_through_in_order(
+def noise(seed: int) -> str:
+    """It cannot be packed but for its alphabet."""
+    return Random(seed).randbytes(200_000).hex()
+
+
+def test_rows_larger_than_a_part_and_than_all_that_is_read_ahead_come_through_in_order(
     options: SinkOptions,
 ) -> None:
     many = [
-        pa.RecordBatch.from_pylist(rows(*range(at, at + 30), text="y" * 100_000), SCHEMA) for at in (0, 30)
+        pa.RecordBatch.from_pylist(
+            [one for n in range(at, at + 30) for one in rows(n, text=noise(n))], SCHEMA
+        )
+        for at in (0, 30)
     ]
     prepared = [prepare(options, batch(0), "p", 0, SCHEMA, many)]
-    assert len(prepared[0].parts) > 3
+    assert sum(one.size for one in prepared[0].parts) > (SINK_READS_AHEAD + 1) * SINK_READ_BYTES
     commit(options, prepared, SCHEMA)
     assert read(options) == list(range(60))
 
@@ -165,6 +177,20 @@ def test_rows_that_were_taken_away_or_changed_are_not_recorded(
         commit(options, prepared, SCHEMA)
     commit(options, written(options, batch(0), rows(7), rows(8, text=BIG)), SCHEMA)
     assert read(options) == [7, 8]
+
+
+def test_a_sweep_that_fails_fails_no_commit_and_the_next_one_makes_up_for_it(
+    store: BlockingStore, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unable(*_: object) -> None:
+        raise QuorumUnavailableError("nobody is there", [])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(committing, "clear_directory", unable)
+        assert commit(options, written(options, batch(0), rows(1, text=BIG)), SCHEMA) is Verdict.APPEND
+    assert len(left_over(store, options)) == 1
+    assert commit(options, written(options, batch(1), rows(2)), SCHEMA) is Verdict.APPEND
+    assert not left_over(store, options)
 
 
 def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: SinkOptions) -> None:

@@ -1,0 +1,114 @@
+"""What tasks put down, read again for the commit: in pieces of several parts, and ahead of who takes them.
+
+Rules of this file: bytes, in order, each part compared with the digest that its task told. Nothing is sent
+here. While a piece is sent the next ones are being read, so that neither waits for the other.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from dos_client import Store
+from dos_protocol.digests import digest64
+from dos_protocol.errors import NotFoundError, PastEndError
+from spark_integration.errors import StagedRowsGoneError
+from spark_integration.limits import SINK_READ_BYTES, SINK_READS_AHEAD
+from spark_integration.writing.staging import Part, Prepared
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Parts that lie side by side in an object from `begin` on, or came with their data. When `ended`: what
+    they hold, or why that cannot be told.
+    """
+
+    prepared: Prepared
+    begin: int
+    parts: list[Part]
+    data: list[bytes] = field(default_factory=list)
+    error: Exception | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class StagedReading:
+    """All parts of what was prepared, in its order. `run` reads, `parts` gives, in tasks of one nursery."""
+
+    def __init__(self, store: Store, prepared: Sequence[Prepared]) -> None:
+        self._store = store
+        self._pieces = [piece for one in prepared for piece in _pieces(one)]
+        self._room = trio.Semaphore(SINK_READS_AHEAD)
+
+    async def run(self) -> None:
+        """Until all is read. What goes wrong is for `parts` to raise."""
+        async with trio.open_nursery() as nursery:
+            for piece in self._pieces:
+                await self._room.acquire()
+                nursery.start_soon(self._read, piece)
+
+    async def parts(self) -> AsyncGenerator[tuple[int, bytes]]:
+        """Rows and data of each part. Raises StagedRowsGoneError, and what reading raises."""
+        for piece in self._pieces:
+            await piece.ended.wait()
+            if piece.error is not None:
+                raise piece.error
+            for part, data in zip(piece.parts, piece.data, strict=True):
+                yield part.rows, data
+            piece.data = []
+            self._room.release()
+
+    async def _read(self, piece: _Piece) -> None:
+        try:
+            piece.data = await staged_data(self._store, piece.prepared, piece.begin, piece.parts)
+        except Exception as error:
+            piece.error = error
+        finally:
+            piece.ended.set()
+
+
+def _pieces(prepared: Prepared) -> Iterator[_Piece]:
+    at, begin, parts = 0, 0, list[Part]()
+    for part in prepared.parts:
+        if parts and at - begin + part.size > SINK_READ_BYTES:
+            yield _Piece(prepared, begin, parts)
+            begin, parts = at, []
+        parts.append(part)
+        at += part.size
+    if parts:
+        yield _Piece(prepared, begin, parts)
+
+
+async def staged_data(store: Store, prepared: Prepared, begin: int, parts: Sequence[Part]) -> list[bytes]:
+    """What such parts hold, which lie from `begin` on if they lie in the store. Raises StagedRowsGoneError,
+    and what reading raises.
+    """
+    here = [part.data for part in parts if part.data is not None]
+    if len(here) == len(parts):
+        return here
+    found = await _bytes_of(store, prepared, begin, sum(part.size for part in parts))
+    data, at = [], 0
+    for part in parts:
+        one = found[at : at + part.size]
+        if digest64(one) != part.digest:
+            where = f"{prepared.directory}/{prepared.name}, {begin + at} to {begin + at + part.size}"
+            raise StagedRowsGoneError(f"{where}: not the bytes that were put there")
+        data.append(one)
+        at += part.size
+    return data
+
+
+async def _bytes_of(store: Store, prepared: Prepared, begin: int, size: int) -> bytes:
+    """Short only where the object is."""
+    found = list[bytes]()
+    left = size
+    try:
+        while left:
+            data = await store.read(prepared.directory, prepared.name, begin + size - left, left)
+            if not data:
+                break
+            found.append(data)
+            left -= len(data)
+    except (NotFoundError, PastEndError) as error:
+        where = f"{prepared.directory}/{prepared.name}"
+        raise StagedRowsGoneError(f"{where} is gone: another attempt took it away ({error})") from error
+    return b"".join(found)
