@@ -58,7 +58,12 @@ def complete_operation(incomplete: str) -> list[str]:
 
 Full = Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")]
 
-app = typer.Typer(name="journal", no_args_is_help=True, help="Look into journals: files, objects and chains.")
+app = typer.Typer(
+    name="journal",
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    help="Look into journals: files, objects and chains.",
+)
 
 
 @app.command()
@@ -120,12 +125,15 @@ def grep(
     token_file: TokenFile = None,
 ) -> None:
     """Print the records in which something is found: in paths, in data, in the JSON of cuts and divisions.
+    An empty pattern is in all.
 
     Examples:
 
         dos journal grep tcp-control my_app-worker3.journal
 
         dos journal grep --op CUT '"step":4[0-9]' dos://h1,h2,h3/wordcount.coord/manifest
+
+        dos journal grep --op SEGMENT_START '' dos://h1,h2,h3/ledger/files
 
     Exit codes: 0 something was found, 1 the journal has a fault (what was found before it is shown), 2 usage
     or no such journal, 3 the store cannot be reached, 4 nothing was found.
@@ -259,7 +267,14 @@ def timeline(
 
 @app.command()
 def status(
-    url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="A chain: dos://HOST[,HOST2..]/DIRECTORY/CHAIN, s3://BUCKET/PREFIX/DIRECTORY/CHAIN, or, of a"
+            " server that does not run, DATA/DIRECTORY/CHAIN.",
+        ),
+    ],
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -276,6 +291,8 @@ def status(
 
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such chain, 3 the store cannot be reached.
     """
+    if not is_url(url):
+        refuse(f"{url} is no chain: a recovery reads a journal file whole; `dos journal verify` does", USAGE)
     with quiet_when_the_pipe_closes():
         with refusing(), progress_of(url, quiet=False) as progress:
             try:

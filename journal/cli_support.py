@@ -1,7 +1,7 @@
 """What the journal commands have in common: their arguments, exit codes, progress, and closed pipes.
 
 Exit codes, the same for all: 0 sound (all that was asked for was done), 1 a fault was found, 2 wrong usage or
-no such journal, 3 the store or the bucket cannot be reached, 4 nothing was found (grep).
+no such journal, 3 the store or the bucket cannot be reached, 4 nothing was found (grep), 130 interrupted.
 """
 
 import os
@@ -26,7 +26,7 @@ from dos_client.errors import BadUrlError, QuorumUnavailableError, StoreNotReady
 from dos_protocol.errors import BrokenConnectionError, DosError
 from journal.core.errors import ArchiveUnavailableError
 
-SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND = 0, 1, 2, 3, 4
+SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 Target = Annotated[
     str,
@@ -59,10 +59,23 @@ def refusing() -> Iterator[None]:
         ArchiveUnavailableError,
     ) as error:
         refuse(str(error), UNREACHABLE)
-    except (BadUrlError, DosError, OSError, ValueError) as error:
+    except OSError as error:
+        refuse(_told(error), USAGE)
+    except (BadUrlError, DosError, ValueError) as error:
         refuse(str(error), USAGE)
     except KeyboardInterrupt:
-        refuse("interrupted", 130)
+        refuse("interrupted", INTERRUPTED)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        refuse("interrupted", INTERRUPTED)
+
+
+def _told(error: OSError) -> str:
+    """Without its number, where the system has words for it."""
+    if error.strerror is None or error.filename is None:
+        return error.strerror or str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror}"
 
 
 def journal_file(target: str) -> Path:
@@ -105,9 +118,14 @@ def progress_of(target: str, *, quiet: bool) -> Iterator[Callable[[int, int | No
 
 @contextmanager
 def quiet_when_the_pipe_closes() -> Iterator[None]:
-    """Whoever reads our output had enough (`| head`): that is an end like any other, without a traceback."""
+    """Whoever reads our output had enough (`| head`): that is an end like any other, without a traceback.
+    Output that cannot be written for another reason (a full disk) ends the command with words.
+    """
     try:
         yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(SOUND) from None
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is held back goes there
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(SOUND) from None
+        refuse(f"the output cannot be written: {_told(error)}", USAGE)

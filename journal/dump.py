@@ -34,7 +34,8 @@ def dumper(
 
 
 class Search:
-    """Whether a record is of that operation (None: any) and one of its strings holds a match of the pattern.
+    """Whether a record is of that operation (None: any) and one of its strings holds a match of the pattern;
+    a record without strings is as one empty string.
 
     Raises ValueError for a pattern that is none.
     """
@@ -51,6 +52,6 @@ class Search:
         record = located.record
         if self._op not in (None, record.op):
             return False
-        found = any(self._pattern.search(string) for string in record.strings)
+        found = any(self._pattern.search(string) for string in record.strings or (b"",))
         self.found += found
         return found

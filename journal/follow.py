@@ -35,7 +35,7 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
     async with chain_in_store(url, token) as (store, directory, state):
         if not isinstance(store, Store):
             raise LocalProtocolError(
-                f"{url} has an archive, which does not grow", remedy="follow the servers"
+                f"{url} is read from an archive or a disk, which does not grow", remedy="follow the servers"
             )
         assert state.end is not None, "something of it is committed"
         at = state.end.size if begin is None else begin

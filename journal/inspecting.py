@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dos_client.errors import BadUrlError
 from dos_client.store import Store, connect, open_store
@@ -43,7 +43,7 @@ from journal.core.record_layout import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
 from journal.limits import file_read_bytes, read_bytes_max
-from journal.ports import StorePort
+from journal.ports import DirectoryViewPort, StorePort
 from journal.reading import Source, span_chunks
 
 Consumer = Callable[[list[Located]], bool]
@@ -73,6 +73,7 @@ class Outcome:
         return self.kind != "object" or parse_segment_name(self.target) is None
 
 
+_NAMES_TOLD_MAX: Final = 10
 offline: Callable[[Path], AbstractContextManager[StorePort]] | None = None
 """What opens the data directory of a server that does not run. The command lends it, because nothing here may
 know a server's files. Raises LocalProtocolError beside a running server.
@@ -147,6 +148,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
             raise LocalProtocolError(f"{place.root} is a data directory: `dos journal` reads these")
         with offline(place.root) as disk:
             view = await disk.look(place.directory)
+            _refuse_unknown(view, place.directory, place.name)
             found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]
             yield disk, place.directory, place.name, max(found, default=None)
         return
@@ -155,7 +157,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
         yield await archived_chain(str(archive), archive.endpoint, directory, chain), directory, chain, None
         return
     servers, plus, bucket = url.partition(f"+{S3_SCHEME}")
-    async with _in_servers(servers, token) as (store, directory, name, size):
+    async with _in_servers(servers, token, known=not plus) as (store, directory, name, size):
         if plus and size is not None:
             raise BadUrlError(f"{servers} is an object: only a chain's segments are in an archive")
         if plus:
@@ -173,18 +175,39 @@ async def archived_chain(url: str, endpoint: str | None, directory: str, chain: 
 
 
 @asynccontextmanager
-async def _in_servers(url: str, token: bytes) -> AsyncIterator[tuple[Store, str, str, int | None]]:
+async def _in_servers(
+    url: str, token: bytes, *, known: bool
+) -> AsyncIterator[tuple[Store, str, str, int | None]]:
+    """known: what servers have nothing of is refused."""
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is None:
         raise LocalProtocolError(
             f"{url} names no journal",
-            remedy="name one: dos://HOST/DIRECTORY/SEGMENT or dos://HOST/DIRECTORY/CHAIN",
+            remedy="name one: dos://HOST/DIRECTORY/CHAIN, or an object; `dos ls` lists what there is",
         )
     async with AsyncExitStack() as stack:
         store = await _open(stack, parsed, token)
         view = await store.look(parsed.directory)
+        if known:
+            _refuse_unknown(view, parsed.directory, parsed.object)
         sizes = [found[parsed.object].synced for found in view.answers.values() if parsed.object in found]
         yield store, parsed.directory, parsed.object, max(sizes, default=None)
+
+
+def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
+    """Raise NotFoundError, with what there is, if no member knows an object or a segment of that name."""
+    objects = {one for found in view.answers.values() for one in found}
+    chains = {parsed.chain for one in objects if (parsed := parse_segment_name(one)) is not None}
+    if name in objects | chains:
+        return
+    there = sorted(chains or objects)
+    if not there:
+        raise NotFoundError(f"there is nothing in directory {directory}", remedy="`dos ls` lists directories")
+    more = ", .." if len(there) > _NAMES_TOLD_MAX else ""
+    raise NotFoundError(
+        f"{directory} has no object and no chain {name}; it has {', '.join(there[:_NAMES_TOLD_MAX])}{more}",
+        remedy="`dos ls` lists all objects",
+    )
 
 
 @asynccontextmanager

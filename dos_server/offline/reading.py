@@ -63,7 +63,8 @@ class DataDirectory:
         except BlockingIOError as error:
             self._disk.shut()
             raise LocalProtocolError(
-                f"a server has {self._root}", remedy="name the server, dos://HOST/DIRECTORY/NAME, or stop it"
+                f"a server is running on {self._root}",
+                remedy="name the server, dos://HOST/DIRECTORY/NAME, or stop it",
             ) from error
         except BaseException:
             self._disk.shut()

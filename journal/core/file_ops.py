@@ -151,6 +151,12 @@ class Stop:
         """Whether this record is the last one taken. Only what names a cut ends so; it must be found."""
         return self.names_a_cut and record.op is Op.CUT and self._number(record) == self._wanted
 
+    def __str__(self) -> str:
+        """What it names, for people."""
+        if self.names_a_cut:
+            return f"cut {self.cut}" if self.cut is not None else f"a cut of step {self.step}"
+        return f"offset {self.size}" if self.size is not None else f"time {self.wall_ms} ms"
+
     @property
     def names_a_cut(self) -> bool:
         return self.cut is not None or self.step is not None

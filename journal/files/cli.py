@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dos_protocol.errors import CorruptDataError, CorruptError, PoisonedError
 from journal.cli_support import (
@@ -30,7 +31,7 @@ from journal.core.errors import FileConflictError, LostBytesError, TornRecordErr
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
 from journal.files.comparing import Change, changes_between
-from journal.files.moments import complete_moment, moment_here, stop_at
+from journal.files.moments import AGO, complete_moment, moment_here, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
 from journal.files.restoring import check_target
@@ -187,9 +188,9 @@ def diff(
 
         dos journal diff dos://h1,h2,h3/ledger/files time:2026-12-31T18:00 time:2027-01-01T00:00
 
-        dos journal diff --strip my_app-worker3.journal 4096
+        dos journal diff dos://h1,h2,h3/ledger/files -2d -1d
 
-    Before an age (-1h) say --, so that it is not taken for an option: dos journal diff FILE -- -1h
+        dos journal diff --strip my_app-worker3.journal 4096
 
     Exit codes: 0 done, whatever differs, 1 a fault was found, 2 usage or no such journal, 3 the store cannot
     be reached.
@@ -213,10 +214,18 @@ def diff(
         sys.stdout.flush()
 
 
+class _TakesAges(TyperCommand):
+    """Its arguments may be ages: -1h, which would be taken for an option, is not with a blank before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f" {one}" if AGO.fullmatch(one) else one for one in args])
+
+
 def add_commands(app: typer.Typer) -> None:
     """Make them commands of that app."""
-    for command in (replay, files, cat, diff, trim):
+    for command in (replay, files, cat, trim):
         app.command()(command)
+    app.command(cls=_TakesAges)(diff)
 
 
 def _printable(path: str) -> str:
@@ -233,7 +242,7 @@ def _change_text(change: Change) -> str:
 
 
 def _stop(at: str | None) -> Any:
-    return stop_at(None if at is None else moment_here(at))
+    return stop_at(None if at is None else moment_here(at.strip()))
 
 
 def _paths(strip: bool) -> Paths:
@@ -258,7 +267,8 @@ def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
 
 def _as_of(taken: FilesReplay) -> str:
     if taken.wall_ms is None:
-        return f"offset {taken.end}"
+        before = ", before the first mark of the time" if taken.stop.wall_ms is not None else ""
+        return f"offset {taken.end}{before}"
     when = datetime.fromtimestamp(taken.wall_ms / 1000, UTC).astimezone()
     return f"offset {taken.end} ({when.isoformat(timespec='seconds')})"
 

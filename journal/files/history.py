@@ -37,6 +37,15 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -
     return state
 
 
+async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: Stop) -> bool:
+    """Whether the cut that a stop names is in the stretch in which it would lie. Raises as reading does."""
+    async with aclosing(read_batches(store, stretch, directory=directory)) as batches:
+        async for batch in batches:
+            if any(stop.ends_with(record) for _, record in batch):
+                return True
+    return False
+
+
 async def stretch_below(
     store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
 ) -> ChainState | None:

@@ -37,7 +37,7 @@ Moment: TypeAlias = int | datetime | AtCut | AtStep | None
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _NUMBERED: Final = re.compile(r"(cut|step):(\d{1,19})", re.ASCII)
-_AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
 
 
 def complete_moment(incomplete: str) -> list[str]:
@@ -58,7 +58,7 @@ def moment(text: str, now: datetime) -> Moment:
         return int(text)
     if numbered := _NUMBERED.fullmatch(text):
         return (AtCut if numbered[1] == "cut" else AtStep)(int(numbered[2]))
-    if ago := _AGO.fullmatch(text):
+    if ago := AGO.fullmatch(text):
         try:
             return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
         except OverflowError as error:

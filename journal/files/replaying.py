@@ -118,13 +118,10 @@ class FilesReplay:
     def finish(self) -> None:
         """All that there is was taken. Raises StopNotFoundError if it was to end with a cut that is none."""
         if self.stop.names_a_cut and not self._found:
-            wanted = (
-                f"cut {self.stop.cut}" if self.stop.cut is not None else f"a cut of step {self.stop.step}"
-            )
             below = "no cut" if self.cut is None else f"cut {self.cut}"
             if self.cut is not None and self.stop.step is not None:
                 below += f" of step {self.step}" if self.step else ", which says no step: name it as cut:N"
-            raise StopNotFoundError(f"the journal has not {wanted}; the one before is {below}")
+            raise StopNotFoundError(f"the journal has not {self.stop}; the one before is {below}")
 
 
 class FileSizes:

@@ -15,10 +15,11 @@ from dos_client.errors import MissingDataError
 from dos_protocol.errors import LocalProtocolError
 from journal.chain import look_committed, take_over
 from journal.core.chain import ChainState, segments_seen
+from journal.core.errors import StopNotFoundError
 from journal.core.file_ops import Stop
 from journal.core.segment import parse_segment_name
 from journal.core.trimming import Floor
-from journal.files.history import stretch_at
+from journal.files.history import has_cut, stretch_at
 from journal.ports import ClaimPort, StorePort
 from journal.writer import ChainWriter
 
@@ -46,12 +47,15 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Stop) 
     """What may go when nobody goes back beyond that moment. Claims nothing, changes nothing.
 
     Raises NotFoundError, LocalProtocolError for a directory with other chains, HistoryTrimmedError for a
-    moment that is not held any more, and what looking and reading raise.
+    moment that is not held any more, StopNotFoundError for a cut that is none, and what looking and reading
+    raise.
     """
     view = await store.look(directory)
     _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
     head = await look_committed(store, directory, chain)
     state = await stretch_at(store, directory, chain, before)
+    if before.names_a_cut and not await has_cut(store, directory, state, before):
+        raise StopNotFoundError(f"{directory} has not {before}: nothing is let go")
     floor, base = _lowest(state)
     seen = [one for one in segments_seen(chain, view.answers) if one.name.order < floor]
     return Trim(

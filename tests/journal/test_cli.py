@@ -337,3 +337,53 @@ def test_grep_says_what_is_wrong_with_what_it_is_asked(arguments: list[str], wor
     done = journal("grep", *arguments, V0)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "more"), [("dump", ()), ("verify", ()), ("timeline", ()), ("files", ("--strip",)), ("grep", ())]
+)
+def test_output_that_cannot_be_written_ends_in_one_line(
+    verb: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = file_of(tmp_path, *(encode(Record(Op.WRITE, ints=(0,), strings=(b"p", b"x"))) for _ in range(9)))
+    words = [verb, *(["x"] if verb == "grep" else []), *more, str(path)]
+    command = [sys.executable, "-m", "dos_cli", "journal", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert (done.stderr.count("\n"), "no space left on device" in done.stderr.lower()) == (1, True), (
+        done.stderr
+    )
+
+
+def test_what_is_not_there_is_said_with_what_is(store_url: str, tmp_path: Path) -> None:
+    unique = f"there{os.getpid()}"
+    trio.run(write_chain, store_url, unique)
+    for verb in ("dump", "files", "status", "follow"):
+        missed = journal(verb, f"{store_url}/{unique}/stat")
+        assert missed.returncode == 2
+        assert f"{unique} has no object and no chain stat; it has state" in missed.stderr
+        nowhere = journal(verb, f"{store_url}/no{unique}/state")
+        assert (nowhere.returncode, f"there is nothing in directory no{unique}" in nowhere.stderr) == (
+            2,
+            True,
+        )
+    gone = journal("dump", tmp_path / "gone.journal")
+    assert (gone.returncode, "gone.journal: No such file or directory" in gone.stderr) == (2, True)
+    plain = journal("status", V0)
+    assert (plain.returncode, "`dos journal verify` does" in plain.stderr) == (2, True)
+
+
+async def write_chain(url: str, directory: str) -> None:
+    async with (
+        open_store(url) as store,
+        await store.claim(directory, 1, os.urandom(16)) as claim,
+        await ChainWriter.open(claim, "state", None, 1) as writer,
+    ):
+        await writer.wait_synced(writer.append(Record(Op.MARK, ints=(1,))))
+
+
+def test_an_empty_pattern_is_in_all_records_of_an_operation(tmp_path: Path) -> None:
+    path = file_of(tmp_path, *(encode(Record(Op.CUT, ints=(number, 10 * number))) for number in (1, 2)))
+    assert len(journal("grep", "--op", "CUT", "", path).stdout.splitlines()) == 2
+    assert journal("grep", "--op", "WRITE", "", path).returncode == 4

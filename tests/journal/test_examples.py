@@ -83,6 +83,16 @@ def test_each_command_has_examples() -> None:
     assert len(COMMANDS) == 12
 
 
+def test_the_help_shows_each_example_as_it_is_written() -> None:
+    """Nothing of it is taken for markup, and no sentence is broken in its middle."""
+    for command in COMMANDS:
+        shown = " ".join(journal(command, "--help").stdout.split())
+        for example in examples(command):
+            assert example in shown, command
+        text = " ".join((inspect.getdoc(COMMANDS[command]) or "").split("\n\n")[0].split())
+        assert text in shown
+
+
 @pytest.mark.process
 def test_every_example_works(
     store_url: str, service: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

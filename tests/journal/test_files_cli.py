@@ -346,7 +346,7 @@ def test_a_chain_of_a_store_is_replayed_and_shown(store_url: str, tmp_path: Path
     assert json.loads(done.stdout)["bytes"] == 30
     absent = journal("files", f"{store_url}/{name}/nothing")
     assert absent.returncode == 2
-    assert "has no chain nothing" in absent.stderr
+    assert "no chain nothing; it has files" in absent.stderr
     told = json.loads(journal("status", url, "--json").stdout)
     assert (told["chain"], told["end_epoch"], told["end"]) == ("files", 1, done_end(url))
     assert 0 < told["recovery_bytes"] <= 4000
@@ -362,3 +362,18 @@ def done_end(url: str) -> int:
     end = json.loads(journal("files", url, "--json").stdout)["end"]
     assert isinstance(end, int)
     return end
+
+
+def test_an_age_is_a_moment_of_a_difference_and_no_option(three: Path) -> None:
+    for words in (("-150m",), ("-150m", "-1s"), ("--json", "-150m")):
+        done = journal("diff", three, *words)
+        assert (done.returncode, "log" in done.stdout) == (0, True), done.stderr
+    assert journal("diff", "--", three, "-150m").returncode == 0
+    assert journal("diff", three, "-150m", "-90m").stdout != journal("diff", three, "-150m").stdout
+    assert "No such option" in journal("diff", three, "-x").stderr
+
+
+def test_a_moment_before_the_first_mark_is_said_so(three: Path) -> None:
+    assert (
+        "as of offset 0, before the first mark of the time" in journal("files", three, "--at", "-9d").stdout
+    )

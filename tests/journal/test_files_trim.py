@@ -320,6 +320,22 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
     assert (missed.exit_code, "has not cut 2" in missed.stderr) == (2, True)
 
 
+@pytest.mark.trio
+async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> None:
+    """A number too high would let go of nearly everything."""
+    store = MemoryStore()
+    async with opened(store, tmp_path / "live", 1, **SMALL) as directory:
+        for number in range(1, 31):
+            await directory.append("log", bytes([number]) * 40)
+            await directory.truncate("log", 40 - number)
+            await directory.cut(number, 10 * number)
+        for none in (AtCut(31), AtCut(99), AtStep(45)):
+            with pytest.raises(StopNotFoundError, match="nothing is let go"):
+                await directory.trim(store, DIRECTORY, before=none)
+        await restore(tmp_path / "first", store, DIRECTORY, at=AtCut(1))
+        assert (await directory.trim(store, DIRECTORY, before=AtStep(290))).segments
+
+
 def test_a_record_of_a_cut_is_shown_in_a_dump(tmp_path: Path) -> None:
     from journal.core.record import encode_v1
 
