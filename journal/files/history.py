@@ -39,7 +39,7 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -
 
 async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: Stop) -> bool:
     """Whether the cut that a stop names is in the stretch in which it would lie. Raises as reading does."""
-    async with aclosing(read_batches(store, stretch, directory=directory)) as batches:
+    async with aclosing(read_plain_batches(store, stretch, directory=directory)) as batches:
         async for batch in batches:
             if any(stop.ends_with(record) for _, record in batch):
                 return True
