@@ -85,6 +85,16 @@ class NoRegionError(DosError):
         self.regions = tuple(regions)
 
 
+class NoInputError(DosError):
+    """Nobody has written to an input handle of that name. `handles`: those of the application."""
+
+    def __init__(self, application: str, handle: str, handles: list[str]) -> None:
+        known = f"it has {', '.join(handles)}" if handles else "it has none"
+        remedy = "check both names; a handle is there when its first rows have come"
+        super().__init__(f"application {application!r} has no input {handle!r}: {known}", remedy=remedy)
+        self.handles = tuple(handles)
+
+
 class CutReleasedError(DosError):
     """The cut cannot be restored any more: the manifest has released it, and what it needed may be deleted.
     `retained`: the cuts that can be.

@@ -31,7 +31,7 @@ from checkpoint.core.staged import (
     parse_staged,
     producers_with_staged,
 )
-from checkpoint.errors import InputClosedError
+from checkpoint.errors import InputClosedError, NoInputError
 from checkpoint.input_log import InputLog, last_recorded
 from checkpoint.input_reading import InputHandle
 from checkpoint.world import wall_time_ms
@@ -67,15 +67,19 @@ class Sweep:
         self._give_up_ms = None if give_up_s is None else int(1000 * give_up_s)
 
     async def look(self) -> list[StagedObject]:
-        """What is there. Claims nothing. Raises BadNameError, QuorumUnavailableError and what reading a chain
-        raises.
+        """What is there. Claims nothing. Raises NoInputError, BadNameError, QuorumUnavailableError and what
+        reading a chain raises.
         """
+        directories = await self._directories()
+        if not directories:
+            await self._refuse_unknown()
+            return []
         closed = await InputHandle(self._store, self._application, self._handle).ends() is not None
         return [
             one
-            for producer, directories in (await self._directories()).items()
+            for producer, of_producer in directories.items()
             for decided in [await self._recorded(producer, closed)]
-            for directory in directories
+            for directory in of_producer
             for one in await self._look(producer, directory, decided)
         ]
 
@@ -98,6 +102,13 @@ class Sweep:
     async def _directories(self) -> dict[str, list[str]]:
         names = await self._store.list_directories(handle_prefix(self._application, self._handle))
         return producers_with_staged(names, self._application, self._handle)
+
+    async def _refuse_unknown(self) -> None:
+        prefix = f"{self._application}.in."
+        names = await self._store.list_directories(prefix)
+        handles = sorted({name.removeprefix(prefix).partition(".")[0] for name in names})
+        if self._handle not in handles:
+            raise NoInputError(self._application, self._handle, handles)
 
     async def _recorded(self, producer: str, closed: bool) -> Decided:
         line = await last_recorded(self._store, self._application, self._handle, producer)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoint.core.manifest import Cut
-from checkpoint.errors import CutReleasedError, ManifestError, NoAnswerError, NoRegionError
+from checkpoint.errors import CutReleasedError, ManifestError, NoAnswerError, NoInputError, NoRegionError
 from checkpoint.manifest_reading import ManifestView, read_manifest, regions_of
 from dos_client import BadUrlError, Store, open_store, parse_url
 from dos_client.cli.support import NEGATIVE, REFUSED, count_text, fail, read_token, run
@@ -95,7 +95,7 @@ async def _told_as_answers(work: Callable[[], Awaitable[T]]) -> T:
     """What is no trouble of the store is a negative answer."""
     try:
         return await work()
-    except (NoRegionError, NoAnswerError, ManifestError, CutReleasedError) as error:
+    except (NoRegionError, NoInputError, NoAnswerError, ManifestError, CutReleasedError) as error:
         fail(str(error), NEGATIVE)
 
 

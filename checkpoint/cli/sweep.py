@@ -70,8 +70,8 @@ def sweep(
 
     Example: dos input sweep dos://h1,h2,h3 shop orders --undecided-older-than 604800 --apply
 
-    Exit codes: 0 shown, or deleted on all members that are there; 1 something was left, for a writer is at
-    work or a member was not done in time; 2 usage; 3 the store cannot be reached.
+    Exit codes: 0 shown, or deleted on all members that are there; 1 no such input, or something was left, for
+    a writer is at work or a member was not done in time; 2 usage; 3 the store cannot be reached.
     """
     _check_names(application, handle)
 

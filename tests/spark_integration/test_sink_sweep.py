@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 import trio
@@ -165,6 +166,17 @@ def test_when_the_input_is_closed_all_of_it_goes_and_a_member_that_is_away_holds
     three_servers[2].kill()
     assert swept(options, "--apply")["deleted"] == 3
     assert not left_over(store, options)
+
+
+def test_an_input_that_nobody_has_written_to_is_no_input_without_garbage(options: SinkOptions) -> None:
+    nothing = dos(options)
+    assert (nothing.exit_code, nothing.stdout) == (1, "")
+    assert "application 'shop' has no input 'orders': it has none" in nothing.stderr
+    commit(options, written(options, batch(0), rows(1)), SCHEMA)
+    assert swept(options)["staged"] == []
+    mistyped = dos(msgspec.structs.replace(options, input="ordres"))
+    assert mistyped.exit_code == 1
+    assert "no input 'ordres': it has orders" in mistyped.stderr
 
 
 @pytest.mark.parametrize(
