@@ -56,6 +56,12 @@ def complete_operation(incomplete: str) -> list[str]:
     return [name for name in Op.__members__ if name.startswith(incomplete.upper())]
 
 
+History = Annotated[
+    bool,
+    typer.Option(
+        "--history", help="Of a chain, also what lies below its newest snapshot, as far down as it is held."
+    ),
+]
 Full = Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")]
 
 app = typer.Typer(
@@ -82,13 +88,15 @@ def dump(
         int | None,
         typer.Option("--to", min=0, help="Show only records that begin before this logical offset."),
     ] = None,
+    history: History = False,
     token_file: TokenFile = None,
 ) -> None:
     """Print a journal's records, one line each: logical offset, name, and the fields as the original showed
     them.
 
-    A chain is shown as a reader may see it: committed records only, from its newest finished snapshot on. A
-    segment, named as an object, is shown as members have it: its end may never have been committed.
+    A chain is shown as a reader may see it: committed records only, from its newest finished snapshot on, or,
+    with --history, from as far down as it is held. A segment, named as an object, is shown as members have
+    it: its end may never have been committed.
 
     Examples:
 
@@ -105,7 +113,7 @@ def dump(
         refuse("--json and --v0-style are two ways to show the same: say one of them", USAGE)
     render = rendering.as_original if v0_style else _render(as_json=as_json, full=full)
     with quiet_when_the_pipe_closes():
-        _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file)
+        _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file, history=history)
 
 
 @app.command()
@@ -122,6 +130,7 @@ def grep(
     ] = None,
     full: Full = False,
     as_json: AsJson = False,
+    history: History = False,
     token_file: TokenFile = None,
 ) -> None:
     """Print the records in which something is found: in paths, in data, in the JSON of cuts and divisions.
@@ -141,21 +150,23 @@ def grep(
     with refusing():
         search = Search(pattern, _operation(op))
     with quiet_when_the_pipe_closes():
-        _show(
-            target, dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search), token_file
-        )
+        show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
+        _show(target, show, token_file, history=history)
         if not search.found:
             raise typer.Exit(NOTHING_FOUND)
 
 
 @app.command()
-def verify(target: Target, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+def verify(
+    target: Target, history: History = False, as_json: AsJson = False, token_file: TokenFile = None
+) -> None:
     """Read a journal whole: every checksum, length, back pointer and digest. Says "sound", or the first
     fault.
 
     A fault is shown with its segment, offset, what was expected, what was found, and a hint. A chain is read
-    as a reader may see it, a segment named as an object as members have it; a record cut off at the end of a
-    file is a fault (kind "torn"), what precedes it is good.
+    as a reader may see it, from its newest finished snapshot on, with --history also below; a segment named
+    as an object as members have it. A record cut off at the end of a file is a fault (kind "torn"), what
+    precedes it is good.
 
     Examples:
 
@@ -166,7 +177,7 @@ def verify(target: Target, as_json: AsJson = False, token_file: TokenFile = None
     Exit codes: 0 sound, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
     """
     with quiet_when_the_pipe_closes():
-        outcome = _inspect(target, accept, token_file)
+        outcome = _inspect(target, accept, token_file, history=history)
         sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
         sys.stdout.flush()
         if outcome.fault is not None:
@@ -223,23 +234,25 @@ def timeline(
         ),
     ] = None,
     as_json: AsJson = False,
+    history: History = False,
     token_file: TokenFile = None,
 ) -> None:
     """A chart of what was appended when: bytes, records, and the segments, resets, cuts, steps and snapshots
     among them. A reset is a segment of another epoch: somebody took the chain over there.
 
-    Time is what records hold of it (marks, steps, outputs, inputs); a journal that holds none is divided by
-    offset. A picture, SVG or PNG by its name, needs matplotlib (the extra `plots` of dos-journal).
+    A chain is read from its newest finished snapshot on; --history goes below it. Time is what records hold
+    of it (marks, steps, outputs, inputs); a journal that holds none is divided by offset. A picture, SVG or
+    PNG by its name, needs matplotlib (the extra `plots` of dos-journal).
 
     Examples:
 
         dos journal timeline dos://h1,h2,h3/wordcount.w0000/steps
 
-        dos journal timeline --lines 60 --json dos://h1,h2,h3/ledger/files
+        dos journal timeline --lines 60 --json --history dos://h1,h2,h3/ledger/files
 
         dos journal timeline --plot ledger.svg dos://h1,h2,h3/ledger/files
 
-        dos journal timeline --plot ledger.png dos://h1,h2,h3/ledger/files
+        dos journal timeline --history --plot ledger.png dos://h1,h2,h3/ledger/files
 
     Exit codes: 0 done, 1 a fault was found (what is good before it is shown), 2 usage or no such journal, 3
     the store cannot be reached.
@@ -249,7 +262,7 @@ def timeline(
             check_drawable(plot)
     found = Timeline()
     with quiet_when_the_pipe_closes():
-        outcome = _inspect(target, timeline_of(found), token_file)
+        outcome = _inspect(target, timeline_of(found), token_file, history=history)
         if plot is not None:
             with refusing():
                 draw_timeline(found, target, plot)
@@ -316,9 +329,9 @@ def _operation(name: str | None) -> Op | None:
     return Op[name.upper()]
 
 
-def _show(target: str, consume: Consumer, token_file: Path | None) -> None:
+def _show(target: str, consume: Consumer, token_file: Path | None, *, history: bool) -> None:
     """Have the records shown, and say what is wrong with them."""
-    outcome = _inspect(target, consume, token_file, quiet=sys.stdout.isatty())
+    outcome = _inspect(target, consume, token_file, history=history, quiet=sys.stdout.isatty())
     if not outcome.committed_only:
         sys.stdout.flush()
         sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
@@ -333,12 +346,20 @@ def _say_fault(outcome: Outcome) -> None:
         raise typer.Exit(FAULT)
 
 
-def _inspect(target: str, consume: Consumer, token_file: Path | None, *, quiet: bool = False) -> Outcome:
+def _inspect(
+    target: str, consume: Consumer, token_file: Path | None, *, history: bool, quiet: bool = False
+) -> Outcome:
     """Read the target, with progress on a terminal. Ends the command if it cannot be read at all."""
     with refusing(), progress_of(target, quiet=quiet) as progress:
         if not is_url(target):
             return inspect_file(journal_file(target), consume, progress)
-        return trio.run(functools.partial(inspect_url, target, token_of(token_file), consume, progress))
+        read = functools.partial(
+            inspect_url, target, token_of(token_file), consume, progress, history=history
+        )
+        outcome = trio.run(read)
+    if outcome.gone:
+        sys.stderr.write(f"dos journal: {outcome.gone}\n")
+    return outcome
 
 
 add_commands(app)

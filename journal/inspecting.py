@@ -14,7 +14,7 @@ is raised.
     dos://..+s3://bucket/prefix        a chain whose older segments are in that archive
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +37,12 @@ from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread,
 from journal.chain import look_chain, look_committed
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import Decoded
-from journal.core.errors import LostBytesError
+from journal.core.errors import HistoryTrimmedError, LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
 from journal.core.record_layout import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
+from journal.files.history import stretch_below
 from journal.limits import file_read_bytes, read_bytes_max
 from journal.ports import DirectoryViewPort, StorePort
 from journal.reading import Source, span_chunks
@@ -64,6 +65,8 @@ class Outcome:
     fault: DosError | None = None
     base: int = 0
     end: str = ""
+    gone: str = ""
+    """Of a chain whose history was asked for: what of it is not held any more."""
 
     @property
     def committed_only(self) -> bool:
@@ -125,16 +128,20 @@ def _inspect_file(path: Path, give: Callable[[Inspector, bytes], bool], progress
     return _outcome(outcome, inspector, ended=True)
 
 
-async def inspect_url(url: str, token: bytes, consume: Consumer, progress: Progress) -> Outcome:
-    """An object or a chain of a store. Raises NotFoundError, LocalProtocolError, and what the client raises
-    if too few servers answer.
+async def inspect_url(
+    url: str, token: bytes, consume: Consumer, progress: Progress, *, history: bool = False
+) -> Outcome:
+    """An object or a chain of a store; history: of a chain also what lies below its newest snapshot, as far
+    down as it is held. Raises NotFoundError, LocalProtocolError, and what the client raises if too few
+    servers answer.
     """
     async with found_in_store(url, token) as (store, directory, name, size):
         if size is not None:
             return await inspect_object(store, directory, name, size, consume, progress)
         state = await _look(store, directory, name, outcome := Outcome(url, "chain"))
         if state is not None:
-            await _inspect_chain(store, directory, state, outcome, consume, progress)
+            below = await _below(store, directory, state, outcome) if history and state.segments else []
+            await _inspect_chain(store, directory, [*below, state], outcome, consume, progress)
         return outcome
 
 
@@ -258,23 +265,37 @@ async def _look(store: StorePort, directory: str, chain: str, outcome: Outcome) 
     return state
 
 
+async def _below(store: StorePort, directory: str, head: ChainState, outcome: Outcome) -> list[ChainState]:
+    """The stretches of history below the newest snapshot, the oldest first; what is gone is noted."""
+    found = [head]
+    try:
+        while (
+            below := await stretch_below(store, directory, head.chain, found[-1], head.released)
+        ) is not None:
+            found.append(below)
+    except HistoryTrimmedError as error:
+        outcome.gone = str(error)
+    return found[:0:-1]
+
+
 async def _inspect_chain(
     store: StorePort,
     directory: str,
-    state: ChainState,
+    states: Sequence[ChainState],
     outcome: Outcome,
     consume: Consumer,
     progress: Progress,
 ) -> None:
-    outcome.end = str(state.end) if state.end is not None else "nothing committed"
+    end, size = states[-1].end, sum(state.bytes for state in states)
+    outcome.end = str(end) if end is not None else "nothing committed"
     before = 0
-    for span in state.segments:
+    for span in (span for state in states for span in state.segments):
         outcome.base = span.base
         outcome.tally.segments += 1
         try:
             async with aclosing(span_records(store, directory, span)) as pieces:
                 async for done, located in pieces:
-                    progress(before + done, state.bytes)
+                    progress(before + done, size)
                     _count(outcome.tally, located)
                     if not consume(located):
                         return

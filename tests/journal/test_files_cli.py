@@ -377,3 +377,45 @@ def test_a_moment_before_the_first_mark_is_said_so(three: Path) -> None:
     assert (
         "as of offset 0, before the first mark of the time" in journal("files", three, "--at", "-9d").stdout
     )
+
+
+@pytest.mark.process
+def test_the_history_of_a_chain_is_read_below_its_newest_snapshot_as_far_as_it_is_held(
+    store_url: str, tmp_path: Path
+) -> None:
+    name = f"history{os.urandom(4).hex()}"
+
+    async def fill() -> int:
+        async with (
+            open_store(store_url) as store,
+            await store.claim(name, 1, os.urandom(16)) as claim,
+            await Directory.open(
+                tmp_path / "live", claim, recovery_bytes=3000, segment_bytes=1000
+            ) as directory,
+        ):
+            for number in range(1, 81):
+                await directory.append("log", b"%02d" % number * 20)
+                await directory.truncate("log", number)
+                await directory.cut(number)
+            await directory.wait_synced()
+            return directory.end.size
+
+    size = trio.run(fill)
+    url = f"{store_url}/{name}/files"
+    newest = json.loads(journal("verify", "--json", url).stdout)
+    every = json.loads(journal("verify", "--json", "--history", url).stdout)
+    assert (every["sound"], every["first_offset"], every["bytes"]) == (True, 0, size)
+    assert newest["first_offset"] > 0
+    assert newest["end_offset"] == every["end_offset"] == size
+    cuts = journal("grep", "--op", "CUT", "", "--json", "--history", url).stdout.splitlines()
+    assert [json.loads(line)["ints"][0] for line in cuts] == list(range(1, 81))
+    drawn = json.loads(journal("timeline", "--json", "--history", url).stdout)["stretches"]
+    assert sum(one.get("cuts", 0) for one in drawn) == 80
+
+    trimmed = journal("trim", "--before", "cut:40", "--apply", "--stopped", url)
+    assert trimmed.returncode == 0, trimmed.stderr
+    left = journal("grep", "--op", "CUT", "", "--json", "--history", url)
+    assert (left.returncode, "was trimmed: it begins at" in left.stderr) == (0, True)
+    numbers = [json.loads(line)["ints"][0] for line in left.stdout.splitlines()]
+    assert numbers == list(range(numbers[0], 81))
+    assert 1 < numbers[0] <= 40
