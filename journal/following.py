@@ -9,7 +9,7 @@ A size must lie on one line of history. So it does in a chain that is never roll
 step), and below a position in a committed cut: `poll(upto)` reads to there.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from dos_client import Bookmark
@@ -28,13 +28,22 @@ from journal.ports import StorePort
 class ChainFollower:
     """Stands at `at`, the logical offset just past the last record given. Not for several tasks at once.
 
-    skip_lost: when the chain begins above `at` (anew, with a snapshot), go on there.
+    skip_lost: when the chain begins above `at` (anew, with a snapshot), go on there. tap: is told all bytes
+    as they are read: the segment, where in it they begin, the bytes.
     """
 
     def __init__(
-        self, store: StorePort, directory: str, chain: str, *, at: int = 0, skip_lost: bool = False
+        self,
+        store: StorePort,
+        directory: str,
+        chain: str,
+        *,
+        at: int = 0,
+        skip_lost: bool = False,
+        tap: Callable[[str, int, bytes], None] | None = None,
     ) -> None:
         self.at = at
+        self._tap = tap
         self._skip_lost = skip_lost
         self._store = store
         self._directory = directory
@@ -116,6 +125,9 @@ class ChainFollower:
             stream = self._store.stream(self._directory, span.name, begin, span.length, self._bookmark)
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
+                    if self._tap is not None:
+                        self._tap(span.name, begin, chunk)
+                        begin += len(chunk)
                     for end, record in decoder.feed(chunk):
                         self.at = span.base + end
                         yield self.at, record

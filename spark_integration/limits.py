@@ -33,6 +33,10 @@ PARTITION_BYTES = 64 * 1024 * 1024
 BATCH_ROWS = 64 * 1024
 BATCH_BYTES = 8 * 1024 * 1024
 """Small record batches are put together until there is so much: each costs Spark a fixed time."""
+HANDED_BYTES_MAX = 256 * 1024
+"""So few bytes of a split travel to the task of a micro-batch with its partition."""
+HANDED_BYTES_KEPT = 2 * 1024 * 1024
+"""So much of what it read last the scan of a split holds for that: more than it reads at a time."""
 STORE_IDLE_S = 10.0
 """So long a Python worker keeps the store of a task open for the next one."""
 READ_BYTES = 1024 * 1024

@@ -20,8 +20,10 @@ from dos_client import Store
 from journal import ChainFollower, ChainState, LostBytesError, Position, Record, look_chain, look_chain_at
 from journal.core.chain import SegmentSpan, segments_seen
 from spark_integration.core.admission import Piece
+from spark_integration.core.recent_bytes import RecentBytes
 from spark_integration.core.source_offsets import BEGINNING, Point
 from spark_integration.errors import DataLossError
+from spark_integration.limits import HANDED_BYTES_KEPT, HANDED_BYTES_MAX
 from spark_integration.reading.origin import Scan
 from spark_integration.reading.ranges import Range, base_of, end_of, epoch_of, follows, ranges_of, resumed
 
@@ -52,7 +54,8 @@ class ChainScan(Scan):
         self._split = split
         self._pieces = origin.piece_reader(split, start)
         directory, chain = origin.directory(split), origin.chain
-        self._follower = ChainFollower(origin.store, directory, chain, at=start.size)
+        recent = origin.recent[split] = RecentBytes(HANDED_BYTES_KEPT)
+        self._follower = ChainFollower(origin.store, directory, chain, at=start.size, tap=recent.take)
         self._poll: AsyncGenerator[tuple[int, Record]] | None = None
 
     async def next(self) -> Piece | None:
@@ -95,6 +98,8 @@ class ChainOrigin(ABC):
         self._tails: dict[str, ChainScan] = {}
         self.ends: dict[str, tuple[Point, str]] = {}
         """Where the last piece of a split ends that was scanned, and in which segment."""
+        self.recent: dict[str, RecentBytes] = {}
+        """Of each split, what its scan read last."""
 
     @abstractmethod
     def directory(self, split: str) -> str:
@@ -180,7 +185,10 @@ class ChainOrigin(ABC):
         base = base_of(segment)
         if start.size < base or end.epoch != scanned.epoch or end.size > scanned.size:
             return None
-        return Range(self.directory(split), segment, start.size - base, end.size - base, base)
+        begin, last = start.size - base, end.size - base
+        few = last - begin <= HANDED_BYTES_MAX
+        data = self.recent[split].given(segment, begin, last) if few else None
+        return Range(self.directory(split), segment, begin, last, base, data=data)
 
     async def scan(self, split: str, start: Point) -> ChainScan:
         state = await self._now(split)

@@ -19,7 +19,7 @@ class Range(NamedTuple):
     """Bytes from `begin` to `end` of an object; `base` is the offset of its first byte in its split.
 
     at_head: they end where a writer was when they were planned, which may be within a record; it does not
-    count then.
+    count then. data: the bytes themselves, if they are few and were at hand when they were planned.
     """
 
     directory: str
@@ -28,6 +28,7 @@ class Range(NamedTuple):
     end: int
     base: int = 0
     at_head: bool = False
+    data: bytes | None = None
 
 
 class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here

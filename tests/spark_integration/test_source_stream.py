@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from checkpoint.core.outputs import Publish
@@ -18,6 +20,7 @@ from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from journal import SegmentSpan
 from spark_integration.core.admission import Admission, Limits, Piece
+from spark_integration.core.recent_bytes import RecentBytes
 from spark_integration.core.source_offsets import Point
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
@@ -48,6 +51,14 @@ def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
 def name(request: pytest.FixtureRequest) -> str:
     """A region, application or directory of the test's own."""
     return f"r{abs(hash(request.node.name)) % 10**8}"
+
+
+@pytest.fixture(autouse=True, params=["handed", "read"])
+def bytes_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How rows of small micro-batches come to tasks: with their partitions, or from the store."""
+    if request.param == "read":
+        monkeypatch.setattr("spark_integration.reading.chains.HANDED_BYTES_MAX", -1)
+    return str(request.param)
 
 
 class Query:
@@ -206,11 +217,66 @@ def test_a_query_that_begins_again_in_the_middle_takes_what_it_would_have_taken(
         assert stream.batches() == [[4, 5, 6], [7, 8]]
 
 
+@pytest.mark.parametrize("limits", [{}, {"maxRowsPerTrigger": "3"}])
+def test_few_rows_travel_with_their_partition_and_are_those_of_the_store(
+    servers: Servers[ThreadedServer],
+    store: BlockingStore,
+    name: str,
+    limits: dict[str, str],
+    bytes_come: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name += str(len(limits))
+    write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 7)}, N)
+    with query(servers, name, output="out", **limits) as stream:
+        first = stream.batch()
+        write_steps(store, name, "out", 0, {step: n(step) for step in range(7, 9)}, N, epoch=2)
+        stream.batch()
+        write_steps(store, name, "out", 0, {9: n(9)}, N, epoch=3)
+        start = stream.at
+        end = stream.reader.latestOffset(start, stream.reader.getDefaultReadLimit())
+        (begun,) = stream.reader.partitions(start, end)
+        assert all(one.data is None for one in begun.ranges), "of another writer's bytes the store is asked"
+        assert first == [1, 2, 3] if limits else [1, 2, 3, 4, 5, 6]
+    with query(servers, name, output="out", maxRowsPerTrigger="1") as stream:
+        stream.batch()
+        start = stream.at
+        end = stream.reader.latestOffset(start, stream.reader.getDefaultReadLimit())
+        (small,) = stream.reader.partitions(start, end)
+        (part,) = small.ranges
+        assert (part.data is None) == (bytes_come == "read")
+        if part.data is not None:
+            assert part.data == store.read(part.directory, part.object, part.begin, part.end - part.begin)
+            monkeypatch.setattr("spark_integration.reading.tasks.KEPT", None)  # nobody opens a store
+            assert stream.between(start, end) == [2]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.binary(max_size=9))), st.data())
+def test_what_a_scan_read_last_is_given_as_it_was_or_not_at_all(
+    reads: list[tuple[str, int, bytes]], data: st.DataObject
+) -> None:
+    recent, held = RecentBytes(8), {"a": b"", "b": b""}
+    begins = {"a": 0, "b": 0}
+    for name, skip, chunk in reads:
+        begins[name] += skip if data.draw(st.booleans()) else 0
+        offset = begins[name]
+        recent.take(name, offset, chunk)
+        held[name] = held[name].ljust(offset, b"?")[:offset] + chunk
+        begins[name] = offset + len(chunk)
+        for one in "ab":
+            begin = data.draw(st.integers(0, len(held[one]) + 1))
+            end = data.draw(st.integers(begin, len(held[one]) + 2))
+            given_ = recent.given(one, begin, end)
+            assert given_ is None or given_ == held[one][begin:end]
+        last = max(offset, begins[name] - 8)
+        assert recent.given(name, last, begins[name]) == held[name][last:], "what came last is there"
+
+
 @pytest.mark.parametrize("limits", [{}, {"maxRowsPerTrigger": "2"}])
 def test_available_now_ends_with_what_was_there(
-    servers: Servers[ThreadedServer], store: BlockingStore, limits: dict[str, str]
+    servers: Servers[ThreadedServer], store: BlockingStore, limits: dict[str, str], bytes_come: str
 ) -> None:
-    name = f"now{len(limits)}"
+    name = f"now{len(limits)}{bytes_come}"
     write_steps(store, name, "out", 0, {1: n(1), 2: n(2), 3: n(3)}, N)
     with query(servers, name, output="out", **limits) as stream:
         stream.reader.prepareForTriggerAvailableNow()
@@ -252,16 +318,16 @@ def test_a_stream_of_lines_gives_those_that_are_finished(
 
 @pytest.mark.parametrize("content", ["length-prefixed", "journal"])
 def test_records_of_objects_are_followed(
-    servers: Servers[ThreadedServer], store: BlockingStore, content: str
+    servers: Servers[ThreadedServer], store: BlockingStore, name: str, content: str
 ) -> None:
     if content == "journal":
-        write_steps(store, "followed", "out", 0, {step: n(step) for step in range(1, 4)}, N)
+        write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 4)}, N)
         wanted = pa.schema([("op", pa.string())])
-        with query(servers, "followed.w0000", wanted, content=content, maxRowsPerTrigger="2") as stream:
+        with query(servers, f"{name}.w0000", wanted, content=content, maxRowsPerTrigger="2") as stream:
             assert stream.batches() == [["SEGMENT_START", "OUTPUT"], ["OUTPUT", "OUTPUT"]]
         return
-    write_objects(store, "prefixed", {"a": b"\0\0\0\1x\0\0\0\2yz\0\0\0\1"})
-    with query(servers, "prefixed", pa.schema([("value", pa.binary())]), content=content) as stream:
+    write_objects(store, name, {"a": b"\0\0\0\1x\0\0\0\2yz\0\0\0\1"})
+    with query(servers, name, pa.schema([("value", pa.binary())]), content=content) as stream:
         assert stream.batches() == [[b"x", b"yz"]]
 
 
