@@ -118,7 +118,10 @@ def dump(
 
 @app.command()
 def grep(
-    pattern: Annotated[str, typer.Argument(help="A regular expression, looked for in the records' strings.")],
+    pattern: Annotated[
+        str,
+        typer.Argument(metavar="PATTERN", help="A regular expression, looked for in the records' strings."),
+    ],
     target: Target,
     op: Annotated[
         str | None,
@@ -173,6 +176,8 @@ def verify(
         dos journal verify my_app-worker3.journal
 
         dos journal verify --json dos://h1,h2,h3/wordcount.coord/manifest
+
+        dos journal verify --history dos://h1,h2,h3/ledger/files
 
     Exit codes: 0 sound, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
     """

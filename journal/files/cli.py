@@ -84,8 +84,7 @@ def replay(
 
         dos journal replay dos://h1,h2,h3/ledger/files --at -1h --into an-hour-ago
 
-        dos journal replay dos://h1,h2,h3/ledger/files --at time:2026-12-31T23:59:59 --only totals --into
-        new-year
+        dos journal replay dos://h1,h2,h3/ledger/files --at time:2027-01-01 --only totals --into new-year
 
     Exit codes: 0 done, 1 a fault was found and nothing was made, 2 usage or no such journal, 3 the store
     cannot be reached.
@@ -112,6 +111,8 @@ def files(
     Examples:
 
         dos journal files dos://h1,h2,h3/ledger/files
+
+        dos journal files dos://h1,h2,h3/ledger/files --at -1h
 
         dos journal files --at 4096 --strip my_app-worker3.journal
 
@@ -175,9 +176,17 @@ def cat(
 def diff(
     target: Target,
     before: Annotated[
-        str, typer.Argument(metavar="X", help="A moment, as --at of the other commands takes.")
+        str,
+        typer.Argument(
+            metavar="X",
+            autocompletion=complete_moment,
+            help="A moment, as --at of other commands: 4096, time:2026-11-22T03:00, -1h, cut:7, step:41.",
+        ),
     ],
-    after: Annotated[str | None, typer.Argument(metavar="Y", help="Another; default: the end.")] = None,
+    after: Annotated[
+        str | None,
+        typer.Argument(metavar="Y", autocompletion=complete_moment, help="Another; default: the end."),
+    ] = None,
     strip: Strip = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
@@ -223,9 +232,10 @@ class _TakesAges(TyperCommand):
 
 def add_commands(app: typer.Typer) -> None:
     """Make them commands of that app."""
-    for command in (replay, files, cat, trim):
+    for command in (replay, files, cat):
         app.command()(command)
     app.command(cls=_TakesAges)(diff)
+    app.command()(trim)
 
 
 def _printable(path: str) -> str:
