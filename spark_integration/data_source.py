@@ -12,6 +12,7 @@ them: a query is planned in fresh Python processes, of which one that reads is n
 is wrong with options shows when `load` is called, or when a write begins.
 """
 
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -42,27 +43,31 @@ from spark_integration.reading.batch_reader import DosReader, PushingReader
 from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
-from spark_integration.sessions import is_connect, use_this_python
+from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python
 
 Options = TypeVar("Options", bound=StoreOptions)
 NAME = "dos"
 PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
+_registering = threading.Lock()
+"""Spark refuses the second of two who make a source known at the same time."""
 
 
 def register(spark: SparkSession) -> None:
     """Let this session read and write `format("dos")`, and look inside with `dos-journal`, `dos-cuts` and
-    `dos-state`. Once is enough; again does no harm.
+    `dos-state`. Once is enough, but a thread that writes must have called it; again does no harm.
 
     Filters of a DataFrame are applied where the bytes are read if the session has
     `spark.sql.python.filterPushdown.enabled` now; when that changes, register again.
     """
     if not is_connect(spark):  # there the server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
+        use_in_this_thread(spark)
     from spark_integration.inside.sources import SOURCES
 
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
-    for source in (PushingDosSource if pushes else DosSource, *SOURCES):
-        spark.dataSource.register(source)
+    with _registering:
+        for source in (PushingDosSource if pushes else DosSource, *SOURCES):
+            spark.dataSource.register(source)
 
 
 class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here

@@ -24,6 +24,7 @@ from checkpoint.core.region import RegionState as State
 from checkpoint.input_reading import InputHandle
 from dataflow.blocking import close_input
 from dataflow.graph import Graph
+from dataflow.parts import parts_of
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
@@ -122,13 +123,18 @@ def through(
     if df.isStreaming and checkpoint is None and spark.conf.get(CHECKPOINT_CONF, None) is None:
         raise NoCheckpointError("df is a stream, and no checkpoint was named for it")
     application = name or (graph.name if df.isStreaming else f"{graph.name}-{uuid.uuid4().hex[:8]}")
+    if len(parts_of(graph, application)) > 1:
+        raise NoSuchEndError(
+            f"graph {graph.name!r} is several regions: start it with `run`, and write into its input with"
+            f" format({NAME!r})"
+        )
     used = _store(master, store, data_dir, token)
     try:
         running = _Running()
+        joined = _Joined(spark, used.url, application, ends, token)
         region = _region(
             spark, graph, running, name=application, workers=workers, store=used.url, token=token, **more
         )
-        joined = _Joined(spark, used.url, application, ends, token)
         try:
             if not df.isStreaming:
                 joined.feed_all(df)
@@ -195,12 +201,7 @@ def _region(spark: SparkSession, graph: Graph, running: _Running, **options: Any
         region = run(spark, graph, on_event=on_event, **options)
     except NotEnoughSlotsError as error:
         raise NotEnoughSlotsError(f"{error}; the stream needs one slot beside the workers'") from error
-    if not isinstance(region, RegionHandle):
-        region.stop()
-        raise NoSuchEndError(
-            f"graph {graph.name!r} is several regions: start it with `run`, and write into its input with"
-            f" format({NAME!r})"
-        )
+    assert isinstance(region, RegionHandle), "the graph is one region"
     return region
 
 

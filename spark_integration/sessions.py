@@ -34,3 +34,11 @@ def use_this_python(spark: SparkSession, master: Master) -> None:
     said = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
     if master.one_machine and not said:
         spark.sparkContext.pythonExec = sys.executable
+
+
+def use_in_this_thread(spark: SparkSession) -> None:
+    """Let this thread write with sources written in Python. Spark looks for them in the session that is
+    active in the thread, which is one only where the session was made.
+    """
+    sessions = SparkSession._get_j_spark_session_class(spark._jvm)  # noqa: SLF001  # no public way to say it
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001

@@ -1,7 +1,9 @@
 """`through` on a real Spark session: a DataFrame in, a region, a DataFrame out; README's second example."""
 
 import re
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,21 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import spark_integration as dos
-from dataflow import FileSink, Graph, InputSource, LogSink
+from checkpoint.errors import RegionFailedError
+from dataflow import FileSink, Graph, InputSource, LogSink, LogSource, UserOperator, consistent
 from dataflow.blocking import close_input
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
-from dos_server.testing import threaded_store
+from dos_server.testing import Servers, ThreadedServer, threaded_store
 from spark_integration.errors import (
     NoCheckpointError,
     NoSuchEndError,
     NotEnoughSlotsError,
     SchemaMismatchError,
+    StoreNotUsableError,
 )
+from spark_integration.frames import CHECKPOINT_CONF
 from spark_integration.graph_ends import ends_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -125,6 +130,93 @@ def test_what_is_missing_is_said_before_anything_is_started(spark: SparkSession)
             dos.through(stream, counting("g"), workers=6, store=servers.url, checkpoint="unused")
         with open_store(servers.url) as store:
             assert store.list_directories() == []
+
+
+def test_a_graph_of_several_regions_is_refused_before_anything_is_started(spark: SparkSession) -> None:
+    graph = counting("parts")
+    graph.stream("words").annotate(consistent(period=0.5))
+    again = graph.source("again", LogSource("totals", "word string, count bigint"))
+    again.annotate(consistent(period=0.5)).sink("more", LogSink())
+    frame = spark.createDataFrame([("one",)], "word string")
+    with threaded_store() as servers, open_store(servers.url) as store:
+        with pytest.raises(NoSuchEndError, match=r"'parts' is several regions: start it with `run`, and"):
+            dos.through(frame, graph, output="totals", workers=1, store=servers.url)
+        assert store.list_directories() == []
+
+
+def test_the_sessions_place_for_checkpoints_will_do_and_a_store_that_is_not_there_will_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
+    spark.conf.set(CHECKPOINT_CONF, str(tmp_path))
+    try:
+        with pytest.raises(StoreNotUsableError, match=r"dos://127\.0\.0\.1:1 .*cannot be made one"):
+            dos.through(stream, counting("g"), workers=1, store="dos://127.0.0.1:1")
+    finally:
+        spark.conf.unset(CHECKPOINT_CONF)
+    assert not list(tmp_path.iterdir())
+
+
+class Unwilling(UserOperator):
+    """Cannot be opened."""
+
+    schema = "word string"
+
+    def open(self, place: Any) -> None:
+        raise ValueError("no model here")
+
+    def process(self, batch: Any) -> Any:
+        return batch
+
+
+def raising(batches: Any) -> Any:
+    yield from batches
+    raise ValueError("a row too many")
+
+
+def test_what_fails_later_ends_the_region_and_the_same_call_goes_on(
+    spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    unwilling = Graph("unwilling")
+    words = unwilling.source("words", InputSource("words", WORDS))
+    words.apply("unwilling", Unwilling()).sink("out", LogSink())
+    stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
+    with pytest.raises(RegionFailedError, match="no model here"):
+        dos.through(stream, unwilling, workers=1, store=servers.url, checkpoint=tmp_path / "checkpoint")
+    assert spark.streams.active == []
+    frame = spark.createDataFrame([("one",), ("two",), ("one",)], "word string")
+    wrong = frame.mapInArrow(raising, frame.schema)
+    with pytest.raises(PySparkException, match="a row too many"):
+        dos.through(wrong, counting("late"), workers=1, store=servers.url, name="late")
+    assert all(not one.numRunningTasks for one in tasks_at_work(spark))
+    counts = dos.through(frame, counting("late"), workers=1, store=servers.url, name="late")
+    assert newest(counts.collect()) == {"one": 2, "two": 1}
+    counts.dos.stop()
+
+
+def tasks_at_work(spark: SparkSession) -> list[Any]:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return [stage for stage in stages if stage is not None]
+
+
+def test_threads_that_did_not_make_the_session_call_it_too_and_at_the_same_time(
+    spark: SparkSession, servers: Servers[ThreadedServer]
+) -> None:
+    together = threading.Barrier(2)
+    fresh = [spark.newSession() for _ in range(5)]
+
+    def call(number: int) -> dict[str, int]:
+        for session in fresh:  # which knows nothing of the format yet
+            together.wait()
+            dos.register(session)
+        frame = spark.createDataFrame([(f"w{number}",)] * 3, "word string")
+        counts = dos.through(frame, counting(f"thread{number}"), workers=1, store=servers.url)
+        counts.dos.stop()
+        return newest(counts.collect())
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(call, range(2))) == [{"w0": 3}, {"w1": 3}]
 
 
 def test_a_struct_type_is_a_schema_wherever_one_is_asked_for(spark: SparkSession) -> None:
