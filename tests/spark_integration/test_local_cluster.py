@@ -117,11 +117,11 @@ spark.stop()
 class SparkProgram:
     """One of Spark's own programs: what `sbin/start-*.sh` would start, which the wheel does not have."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, memory: str = "256m") -> None:
         home = Path(pyspark.__file__).parent
         self.process = subprocess.Popen(
             [str(home / "bin" / "spark-class"), *arguments],
-            env={**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "256m"},
+            env={**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": memory},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

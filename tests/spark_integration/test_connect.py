@@ -1,0 +1,135 @@
+"""A client of Spark Connect: what works through a real Connect server, in a process of its own, and what is
+refused by name.
+
+The client is a program, because a process has one kind of session. It has no JVM.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dos_client.blocking import open_store
+from dos_server.testing import Servers, ThreadedServer
+from tests.spark_integration.test_local_cluster import SparkProgram
+from tests.spark_integration.written import write_cuts, write_state, write_steps
+
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
+COUNTS = pa.schema([("word", pa.string()), ("count", pa.int64())])
+CLIENT = """
+import json, sys
+from pyspark.sql import SparkSession
+import spark_integration as dos
+from dataflow import Graph, InputSource, LogSink
+
+connect, store, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote(connect).getOrCreate()
+dos.register(spark)
+said = {}
+
+def rows(frame):
+    return sorted(map(list, frame.collect()))
+
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def written(writing):
+    query = writing.trigger(availableNow=True).start(f"{store}/shop")
+    assert query.awaitTermination(120)
+
+said["session"] = type(spark).__module__
+said["output"] = rows(spark.read.format("dos").option("output", "out").load(f"{store}/words"))
+orders = spark.range(4).selectExpr("id AS n", "repeat('x', 100000) AS text")
+orders.write.format("dos").option("input", "orders").mode("append").save(f"{store}/shop")
+stream = spark.readStream.format("dos").option("input", "orders").load(f"{store}/shop").select("n")
+written(stream.writeStream.format("dos").options(input="copies", checkpointLocation=checkpoint))
+written(stream.writeStream.format("dos").options(input="copies", checkpointLocation=checkpoint))
+said["copies"] = rows(spark.read.format("dos").option("input", "copies").load(f"{store}/shop"))
+said["cuts"] = rows(spark.read.format("dos-cuts").load(f"{store}/words").select("cut"))
+said["state"] = rows(spark.read.format("dos-state").option("operator", "counts").load(f"{store}/words"))
+records = spark.read.format("dos-journal").load(f"{store}/words.w0000/state")
+said["records"] = rows(records.groupBy("name").count())
+wrong = spark.read.format("dos").option("outptu", "out")
+said["option"] = refused(lambda: wrong.load(f"{store}/words").collect())
+
+graph = Graph("counting")
+lines = graph.source("lines", InputSource("lines", stream.schema))
+lines.key_by("by_n", "n").count("counts").sink("out", LogSink())
+said["run"] = refused(lambda: dos.run(spark, graph, store=store))
+said["through"] = refused(lambda: dos.through(stream, graph, store=store, checkpoint=checkpoint))
+said["through of a batch"] = refused(lambda: dos.through(orders.select("n"), graph, store=store))
+print(json.dumps(said))
+"""
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Connect server on loopback, with executors of its own JVM; its URL."""
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.log.level": "INFO",
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    confs = [text for name, value in settings.items() for text in ("--conf", f"{name}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    submit = ("org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", "--class", server)
+    program = SparkProgram(*submit, *confs, "spark-internal", memory="700m")
+    try:
+        port = program.first(r"Spark Connect server started at: \S*:(\d+)\s*$")
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        program.end()
+
+
+def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
+    servers: Servers[ThreadedServer], tmp_path: Path
+) -> None:
+    with open_store(servers.url) as store:
+        write_steps(store, "words", "out", 0, {1: [{"word": "a", "count": 1}]}, COUNTS)
+        states = [write_state(store, "words", 0, [{"counts": {"a": 1}}, {"counts": {"b": 2}}])]
+        cuts = [dict(enumerate(at)) for at in zip(*states, strict=True)]
+        write_cuts(store, "words", "out", cuts, states=cuts, operators={"counts": "count"}, retain=2)
+        with connect_server(tmp_path) as url:
+            said = run_client(url, servers.url, tmp_path)
+        assert "counting.coord" not in store.list_directories()
+    assert said["session"] == "pyspark.sql.connect.session"
+    assert said["output"] == [["a", 1]]
+    assert said["copies"] == [[0], [1], [2], [3]]
+    assert said["cuts"] == [[1], [2]]
+    assert said["state"] == [["a", 1], ["b", 2]]
+    assert ["STATE_BLOCK", 2] in said["records"]
+    assert "UnknownOptionError" in said["option"]
+    assert "did you mean 'output'?" in said["option"]
+    for call in ("run", "through", "through of a batch"):
+        assert said[call].startswith("ConnectSessionError: a region needs a session that submits jobs"), call
+        assert "in a program with a session of its own" in said[call]
+
+
+def run_client(connect: str, store: str, folder: Path) -> dict[str, Any]:
+    (folder / "client.py").write_text(CLIENT)
+    done = subprocess.run(
+        [sys.executable, folder / "client.py", connect, store, str(folder / "checkpoint")],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "JAVA_HOME": "/there/is/none"},
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return said
