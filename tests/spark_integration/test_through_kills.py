@@ -1,0 +1,230 @@
+"""`through` as a whole, a stream and a batch, on three real servers and a Spark of its own, which are killed:
+the driver with its JVM, workers, a server. Called again with the same arguments it gives what a run without
+any of that gives, byte for byte.
+
+Nobody sleeps here until a moment might have come. Functions of the program wait at places where they are held
+(`through_program`), so that what is to be killed was seen to be where it should.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import pytest
+import trio
+
+from dataflow import collect_output
+from dataflow.testing import Trial
+from dos_client import init_store
+from tests.spark_integration.through_program import (
+    FILES,
+    LINES,
+    LOOK_S,
+    WORKERS,
+    Holds,
+    as_bytes,
+    graph_of,
+    line,
+)
+from tests.support.servers import ServerProcess, three_servers, url_of
+
+__all__ = ["three_servers"]
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(500)]
+ROOT = Path(__file__).parents[2]
+MOMENT_S_MAX = 150.0
+END_S_MAX = 60.0
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of a JVM: it does not live until what it compiles better has paid."""
+
+
+class Killed:
+    """One process of the program, and what it says. A context manager: at the end nothing of it is left."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._own = Path(mkdtemp(prefix="program", dir=folder))
+        with (self._own / "program.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark_integration.through_program", url, folder, self._own],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": SHORT_LIVED},
+            )
+        self.said: list[dict[str, Any]] = []
+        self._family: list[psutil.Process] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.order(*FILES)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.startswith("{"):  # else Spark's own words
+                self.said.append(json.loads(text))
+
+    def order(self, *runs: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("".join(f"{run}\n" for run in runs))
+        self.process.stdin.flush()
+
+    def heard(self, run: str, event: str) -> list[dict[str, Any]]:
+        """What it said of that kind, in order."""
+        return [one for one in list(self.said) if (one["run"], one["event"]) == (run, event)]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a moment. Raises AssertionError if the program fails, or it does not come."""
+        deadline = time.monotonic() + MOMENT_S_MAX
+        while not condition():
+            failed = any(one["event"] == "failed" for one in self.said)
+            alive = self.process.poll() is None and time.monotonic() < deadline
+            assert alive, self._words()
+            assert not failed, self._words()
+            time.sleep(LOOK_S)
+
+    def _words(self) -> str:
+        said = "".join(f"{one}\n" for one in self.said)
+        return f"{said}{(self._own / 'program.log').read_text()[-3000:]}"
+
+    def worker(self, run: str, worker: int) -> psutil.Process:
+        """The process of a worker, as it last joined. It is one of Spark's."""
+        (*_, joined) = [one for one in self.heard(run, "joined") if one["worker"] == worker]
+        process = psutil.Process(joined["pid"])
+        assert "pyspark" in " ".join(process.cmdline())
+        return process
+
+    def kill(self) -> None:
+        """SIGKILL the driver and its JVM. Their workers may outlive them for a while."""
+        driver = psutil.Process(self.process.pid)
+        self._family = driver.children(recursive=True)
+        java = [one for one in self._family if one.name() == "java"]
+        assert len(java) == 1
+        for one in (driver, *java):
+            one.kill()
+        self.process.wait()
+
+    def finish(self) -> None:
+        """No more orders: it ends by itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(END_S_MAX) == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        _, alive = psutil.wait_procs(self._family, END_S_MAX)
+        for one in alive:
+            one.kill()
+        self._reader.join(END_S_MAX)
+        self.process.stdout.close()
+        assert not alive, f"these outlived their driver by {END_S_MAX:.0f} s: {alive}"
+
+
+def undisturbed(folder: Path, run: str) -> bytes:
+    """The output of the same graph with nothing around it that could be killed."""
+    trial = Trial(graph_of(Holds(folder), run, "value string", "cut"))
+    for number in range(FILES[run]):
+        lines = range(number * LINES, (number + 1) * LINES)
+        trial.step({"lines": [{"value": line(one)} for one in lines]})
+    rows = trial.rows("out")
+    assert [row["number"] for row in rows] == list(range(FILES[run] * LINES))
+    return as_bytes([tuple(row.values()) for row in rows])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for run, files in FILES.items():
+        (tmp_path / run).mkdir()
+        for number in range(files):
+            path = tmp_path / run / f"{number}.txt"
+            path.write_text("".join(f"{line(number * LINES + one)}\n" for one in range(LINES)))
+            os.utime(path, (1_700_000_000 + number,) * 2)  # a stream takes the oldest first
+    return tmp_path
+
+
+def under_way(checkpoint: Path) -> tuple[int, set[int]]:
+    """Of a query: how many micro-batches are committed, and which were begun and are not."""
+    begun, committed = (
+        {int(path.name) for path in (checkpoint / log).glob("[0-9]*")} for log in ("offsets", "commits")
+    )
+    return len(committed), begun - committed
+
+
+# EVIDENCE-OF: P-7, P-10
+def test_killed_anywhere_and_called_again_through_gives_what_an_undisturbed_run_gives(
+    three_servers: list[ServerProcess], folder: Path
+) -> None:
+    trio.run(init_store, url_of(three_servers))
+    holds = Holds(folder)
+    with ExitStack() as stack:
+
+        def start() -> Killed:
+            return stack.enter_context(Killed(url_of(three_servers), folder))
+
+        # Of the stream: the table is without rows and its first are on the way, an input is recorded and has
+        # no output, the next one is being written. Of the batch: nothing is recorded.
+        moment = ["stream.reading0", "stream.graph1", "stream.feeding2", "batch.feeding0"]
+        holds.hold(*moment)
+        program = start()
+        program.until(lambda: all(map(holds.reached, moment)))
+        assert len(under_way(folder / "read")[1]) == 1
+        assert under_way(folder / "feed") == (2, {2})
+        program.kill()
+        holds.release(*moment)
+
+        # Of the stream: its workers are given back their state. Of the batch: it is recorded, in the middle.
+        moment = ["stream.restoring", "batch.graph6"]
+        holds.hold(*moment)
+        program = start()
+        program.until(lambda: all(map(holds.reached, moment)) and bool(program.heard("batch", "cut")))
+        assert program.heard("stream", "state")[-1]["state"] == "RESTORING"
+        program.kill()
+        holds.release(*moment)
+
+        # A worker in the middle, and the last one while they restore; then a server.
+        last_but_one, last = (
+            {run: f"{run}.graph{files - at}" for run, files in FILES.items()} for at in (2, 1)
+        )
+        holds.hold(*last_but_one.values())
+        program = start()
+        for run in FILES:
+            program.until(partial(holds.reached, last_but_one[run]))
+            holds.hold(f"{run}.restoring", last[run])
+            program.worker(run, 0).kill()
+            holds.release(last_but_one[run])
+            program.until(partial(holds.reached, f"{run}.restoring"))
+            program.worker(run, WORKERS[run] - 1).kill()
+            holds.release(f"{run}.restoring")
+        program.until(lambda: all(map(holds.reached, last.values())))
+        three_servers[1].kill()
+        holds.release(*last.values())
+        program.until(lambda: all(program.heard(run, "done") for run in FILES))
+        assert all(program.heard(run, "reset") for run in FILES)
+        program.finish()
+
+    for run in FILES:
+        expected = undisturbed(folder, run)
+        log = collect_output(url_of(three_servers), run, "out")
+        assert as_bytes([tuple(row.values()) for row in log.to_pylist()]) == expected
+        assert (folder / f"{run}.rows").read_bytes() == expected
