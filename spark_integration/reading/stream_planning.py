@@ -8,6 +8,7 @@ Without limits a micro-batch goes to the end of what is shown. With limits, and 
 where a piece ends, the driver reads ahead of the tasks; it reads nothing twice, unless a query begins again.
 """
 
+import math
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from spark_integration.core.admission import Admission, Limits, Piece
 from spark_integration.core.source_offsets import BEGINNING, Point, Starting, StartingKind, points_of
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import DataLossError, MalformedOffsetError
+from spark_integration.limits import SEEN_S
 from spark_integration.reading.origin import Origin, Scan
 from spark_integration.reading.planning import check_against
 from spark_integration.reading.ranges import DosPartition, Range, partitions_of
@@ -35,6 +37,9 @@ class StreamPlanner:
         self._scans: dict[str, _Ahead] = {}
         self._target: Points | None = None
         self._checked = False
+        self._latest: Points = {}
+        self._seen: Points = {}
+        self._seen_at = -math.inf
 
     async def initial(self) -> Points:
         """Where a new query begins. Raises MalformedOffsetError, OtherSourceError."""
@@ -58,13 +63,24 @@ class StreamPlanner:
         splits = list(self._target) if self._target is not None else await self._origin.splits()
         self._refuse_gone(start, splits)
         if limits:
-            return {**start, **await self._limited(start, splits, limits)}
-        ends = self._target or {split: await self._origin.end(split) for split in splits}
-        return {**start, **ends}
+            ends = await self._limited(start, splits, limits)
+        else:
+            ends = self._target or {split: await self._origin.end(split) for split in splits}
+        self._latest = {**start, **ends}
+        return self._latest
 
     async def seen(self) -> Points:
-        """How far there is anything now, for people to see how far the stream is behind."""
-        return {split: await self._origin.seen(split) for split in await self._origin.splits()}
+        """How far there is anything, for people to see how far the stream is behind. Spark asks with every
+        micro-batch; the store is asked again after SEEN_S.
+        """
+        if trio.current_time() >= self._seen_at + SEEN_S:
+            self._seen = {split: await self._origin.seen(split) for split in await self._origin.splits()}
+            self._seen_at = trio.current_time()
+        found = dict(self._seen)
+        for split, at in self._latest.items():
+            if at.size > found.get(split, BEGINNING).size:
+                found[split] = at
+        return found
 
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
         """What lies between. Raises DataLossError."""

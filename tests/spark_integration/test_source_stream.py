@@ -251,6 +251,30 @@ def test_few_rows_travel_with_their_partition_and_are_those_of_the_store(
             assert stream.between(start, end) == [2]
 
 
+@pytest.mark.parametrize("age_s", [0.0, 3600.0])
+def test_progress_tells_how_far_there_is_more_and_never_less_than_was_taken(
+    servers: Servers[ThreadedServer],
+    store: BlockingStore,
+    name: str,
+    age_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spark_integration.reading.stream_planning.SEEN_S", age_s)
+    write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 4)}, N)
+    with query(servers, name, output="out", maxRowsPerTrigger="1") as stream:
+
+        def seen() -> int:
+            return int(stream.reader.reportLatestOffset()["splits"]["w0000"]["size"])
+
+        assert stream.batch() == [1]
+        behind = seen()
+        assert behind > stream.at["splits"]["w0000"]["size"]
+        write_steps(store, name, "out", 0, {4: n(4)}, N, epoch=2)
+        assert (seen() > behind) == (age_s == 0)
+        assert stream.batches() == [[2], [3], [4]]
+        assert seen() == stream.at["splits"]["w0000"]["size"] > behind
+
+
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.binary(max_size=9))), st.data())
 def test_what_a_scan_read_last_is_given_as_it_was_or_not_at_all(
     reads: list[tuple[str, int, bytes]], data: st.DataObject
