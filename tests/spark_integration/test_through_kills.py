@@ -185,8 +185,10 @@ def test_killed_anywhere_and_called_again_through_gives_what_an_undisturbed_run_
         # Of the stream: the table is without rows and its first are on the way, an input is recorded and has
         # no output, the next one is being written. Of the batch: nothing is recorded.
         moment = ["stream.reading0", "stream.graph1", "stream.feeding2", "batch.feeding0"]
-        holds.hold(*moment)
+        holds.hold(*moment, "stream.feeding1")
         program = start()
+        program.until(lambda: bool(program.heard("stream", "cut")))  # so that there is something to give back
+        holds.release("stream.feeding1")
         program.until(lambda: all(map(holds.reached, moment)))
         assert len(under_way(folder / "read")[1]) == 1
         assert under_way(folder / "feed") == (2, {2})
