@@ -33,6 +33,8 @@ PARTITION_BYTES = 64 * 1024 * 1024
 BATCH_ROWS = 64 * 1024
 BATCH_BYTES = 8 * 1024 * 1024
 """Small record batches are put together until there is so much: each costs Spark a fixed time."""
+BATCH_ROWS_ALONE = 16 * 1024
+"""One of so many rows goes as it is: to copy it would cost more."""
 SEEN_S = 1.0
 """So old what a query says in its progress of how far there is more may be."""
 HANDED_BYTES_MAX = 256 * 1024

@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_integration.core.row_filter import Comparison, check_filter, passing
 from spark_integration.core.wording import nearest, type_text
 from spark_integration.errors import SchemaMismatchError
-from spark_integration.limits import BATCH_BYTES, BATCH_ROWS
+from spark_integration.limits import BATCH_BYTES, BATCH_ROWS, BATCH_ROWS_ALONE
 
 
 def chosen(there: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -70,13 +70,17 @@ class Shaper:
             one = self._one(batch)
             if not one.num_rows:
                 continue
+            if one.num_rows >= BATCH_ROWS_ALONE:
+                yield from self._together(held)
+                yield one
+                held, rows, size = [], 0, 0
+                continue
             held.append(one)
             rows, size = rows + one.num_rows, size + one.nbytes
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield from self._together(held)
                 held, rows, size = [], 0, 0
-        if held:
-            yield from self._together(held)
+        yield from self._together(held)
 
     def _one(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._checked is None or not self._checked.equals(batch.schema):
@@ -84,11 +88,15 @@ class Shaper:
             check_filter(self._comparisons, batch.schema)
             self._checked = batch.schema
         batch = passing(batch, self._comparisons)
-        columns = [batch.column(field.name).cast(field.type) for field in self.wanted]
+        columns = [_as(batch.column(field.name), field.type) for field in self.wanted]
         return pa.RecordBatch.from_arrays(columns, schema=self.wanted)
 
     def _together(self, held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if len(held) == 1:
             yield held[0]
-        else:
+        elif held:
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
