@@ -1,14 +1,20 @@
 """What a bad service or bucket answers is an error with a name, or tried again."""
 
+import gzip
 import threading
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
 from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import manifest_key
+from journal.core.archive_manifest import decode_manifest, encode_manifest
 from journal.core.errors import (
     ArchiveDamagedError,
     ArchiveNotFoundError,
@@ -47,6 +53,85 @@ def test_what_a_bad_service_answers_while_archiving_is_named(
         archived(store)
     assert manifest_key(DIRECTORY, "files") not in str(keys()), "nothing that was not read back is listed"
     s3.rules.clear()
+    assert archived(store).copied_segments > 0
+    assert restored(tmp_path / "end")["log"]
+
+
+BOMB_BYTES = 64 * 1024 * 1024
+
+
+@contextmanager
+def another_host() -> Iterator[tuple[str, list[str]]]:
+    """A host that is none of ours, and what it was asked for."""
+    asked: list[str] = []
+
+    class Host(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers.get('Authorization')}")
+            self.send_response(200)
+            self.end_headers()
+
+        do_HEAD = do_PUT = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/files", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_who_is_sent_to_another_host_does_not_go_there(
+    s3: FakeS3, tmp_path: Path, code: int, method: str
+) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    with another_host() as (place, asked):
+        s3.rules.append(
+            Rule(method, "files.0", lambda _: (code, {"Location": place, "Content-Length": "0"}, b""))
+        )
+        with pytest.raises(ArchiveRefusedError, match=f"{code}"):
+            archived(store)
+    assert asked == [], "and no credentials either"
+
+
+def test_what_is_packed_on_the_way_is_not_unpacked(s3: FakeS3, tmp_path: Path) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    archived(store)
+    bomb = gzip.compress(bytes(BOMB_BYTES))
+    headers = {"Content-Encoding": "gzip", "Content-Length": str(len(bomb))}
+    s3.rules.append(Rule("GET", "files.0", lambda _: (200, headers, bomb)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArchiveDamagedError, match=r"files\.0"):
+            restored(tmp_path / "end")
+        assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES / 2
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "end").exists()
+
+
+def test_what_a_service_calls_a_version_is_taken_for_no_digest(s3: FakeS3, tmp_path: Path) -> None:
+    def of_parts(answer: Answer) -> Answer:
+        code, headers, body = answer
+        return (
+            code,
+            {name: value for name, value in headers.items() if name.lower() != "etag"}
+            | {"ETag": '"0123456789abcdef0123456789abcdef-7"'},
+            body,
+        )
+
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    s3.rules += [Rule(method, "files.0", of_parts) for method in ("PUT", "GET", "HEAD")]
     assert archived(store).copied_segments > 0
     assert restored(tmp_path / "end")["log"]
 
@@ -126,6 +211,20 @@ def test_a_bucket_that_was_tampered_with_restores_nothing(
     with pytest.raises(ArchiveDamagedError, match=words) as refused:
         restored(tmp_path / "end")
     assert segments[-1] in str(refused.value)
+    assert not (tmp_path / "end").exists()
+
+
+@pytest.mark.parametrize("directory", ["other", "../other", "/etc"])
+def test_the_manifest_of_another_directory_is_refused(s3: FakeS3, tmp_path: Path, directory: str) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    archived(store)
+    (key,) = (one for one in keys() if one.endswith(".archive"))
+    manifest = decode_manifest(client().get_object(Bucket=BUCKET, Key=key)["Body"].read(), key)
+    strange = encode_manifest(msgspec.structs.replace(manifest, directory=directory))
+    client().put_object(Bucket=BUCKET, Key=key, Body=strange)
+    with pytest.raises(ArchiveDamagedError, match=f"that of {directory}/files"):
+        restored(tmp_path / "end")
     assert not (tmp_path / "end").exists()
 
 

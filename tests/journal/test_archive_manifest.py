@@ -52,6 +52,10 @@ def test_every_truncation_and_every_flipped_bit_is_refused() -> None:
         (manifest(Position(2, 700, 5), segment(1, 0, 500)), "an end within a segment"),
         (manifest(Position(1, 501, 5), segment(1, 0, 500)), "an end within a segment"),
         (msgspec.structs.replace(WHOLE, chain="state"), "segments of chain state"),
+        *(
+            (manifest(Position(1, 5, 5), msgspec.structs.replace(segment(1, 0, 5), name=name)), "segments of")
+            for name in ("../files.0000000000000001.0000000000000000", "/etc/passwd", "..", "")
+        ),
         (
             manifest(Position(1, 5, 5), msgspec.structs.replace(segment(1, 0, 5), blocks=b"")),
             "1 block digests",
