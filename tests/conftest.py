@@ -3,6 +3,8 @@ servers are in `tests/support`."""
 
 import os
 import signal
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.support.second_chance"]
 
+ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"
 
 for name, examples in (("near", 100), ("long", 2_000)):
@@ -35,11 +38,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@cache
+def starts_spark(file: str) -> bool:
+    """Whether the tests of a file have the mark `spark`, said before they are collected."""
+    return file.startswith(SPARK_TESTS) and "pytest.mark.spark" in (ROOT / file).read_text()
+
+
 class SparkInOneProcess(LoadScopeScheduling):
     """Each test is handed out by itself, but Spark's all to one process: starting Spark takes seconds."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid
+        return SPARK_TESTS if starts_spark(nodeid.partition("::")[0]) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,4 +60,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOnePr
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spark's tests come first: what takes longest begins first."""
-    items.sort(key=lambda item: not item.nodeid.startswith(SPARK_TESTS))
+    items.sort(key=lambda item: not starts_spark(item.nodeid.partition("::")[0]))
