@@ -227,11 +227,10 @@ class LinesDecoder(ObjectDecoder):
             ) from error
         if b"\r" in data:
             text = pa.compute.replace_substring_regex(text, r"\r\z", "")
-        return self.told(pa.RecordBatch.from_arrays([text], schema=LINES), self._offsets(lines))
+        offsets = self._offsets(lines) if self.wants_offsets else None
+        return self.told(pa.RecordBatch.from_arrays([text], schema=LINES), offsets)
 
-    def _offsets(self, lines: list[bytes]) -> list[int] | None:
-        if not self.wants_offsets:
-            return None
+    def _offsets(self, lines: list[bytes]) -> list[int]:
         offsets, at = [], self.at
         for line in lines:
             offsets.append(at)
@@ -254,8 +253,10 @@ class JsonDecoder(LinesDecoder):
             ) from error
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+        if not self.wants_offsets:
+            return self.told(batch)
         offsets = self._offsets(data.removesuffix(b"\n").split(b"\n"))
-        return self.told(batch, offsets if offsets is None or len(offsets) == batch.num_rows else None)
+        return self.told(batch, offsets if len(offsets) == batch.num_rows else None)
 
 
 class PrefixedDecoder(ObjectDecoder):
