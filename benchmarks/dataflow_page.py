@@ -4,14 +4,12 @@ them.
 Rules of this file: words and places; figures come as records.
 """
 
-import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dataflow_plot import chart
-from page_section import DOCS, Section, rounds_text
+from page_section import DOCS, Section
 
 PLACE = Section("dataflow")
 NAMES = {"ours": "DOS", "spark": "Spark 4.3", "flink": "PyFlink 2.3", "bytewax": "Bytewax 0.21"}
@@ -66,12 +64,9 @@ def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[s
     """The text."""
     tables = [table_of(table, [one for one in records if one["part"] == table]) for table in TITLES]
     tables.append(workers_of([one for one in records if one["part"] == "workers"]))
-    return SECTION.format(
-        begin=PLACE.begin,
-        end=PLACE.end,
-        date=time.strftime("%Y-%m-%d"),
-        rounds=rounds_text(rounds),
-        load=os.getloadavg()[1],
+    return PLACE.filled(
+        SECTION,
+        rounds,
         tables="\n".join(tables),
         plots="".join(f"\n{plot}\n" for plot in plots),
     )

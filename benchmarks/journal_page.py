@@ -3,11 +3,9 @@
 Rules of this file: words and places, no figures.
 """
 
-import os
-import time
 from collections.abc import Sequence
 
-from page_section import Section, rounds_text
+from page_section import Section
 from rows import Row
 
 PLACE = Section("journal")
@@ -28,11 +26,8 @@ restore, for the one that restores, without its server.
 def section_of(rows: Sequence[Row], rounds: int) -> str:
     """The text."""
     lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
-    return SECTION.format(
-        begin=PLACE.begin,
-        end=PLACE.end,
-        date=time.strftime("%Y-%m-%d"),
-        rounds=rounds_text(rounds),
-        load=os.getloadavg()[1],
+    return PLACE.filled(
+        SECTION,
+        rounds,
         rows=lines,
     )

@@ -4,8 +4,11 @@ Rules of this file: where it stands; what it says is its measure's. What a perso
 third comment, stays when the figures are renewed.
 """
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -48,6 +51,19 @@ class Section:
         if sign:
             text = f"{text.removesuffix(self.end).rstrip()}\n\n{sign}{written}"
         return page.replace(before, text)
+
+    def filled(self, text: str, rounds: int, **parts: Any) -> str:
+        """The text between its comments, with the date, how often each was measured, and how busy the machine
+        was, where it names them; `parts` are its measure's.
+        """
+        return text.format(
+            begin=self.begin,
+            end=self.end,
+            date=time.strftime("%Y-%m-%d"),
+            rounds=rounds_text(rounds),
+            load=os.getloadavg()[1],
+            **parts,
+        )
 
     def write(self, text: str) -> None:
         """Renew it in the docs. Raises ValueError if they have no place for it."""

@@ -3,12 +3,10 @@
 Rules of this file: words, aims and places; figures come as records.
 """
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from page_section import Section, rounds_text
+from page_section import Section
 
 PLACE = Section("spark")
 STORED = "committed on two of three servers, synced"
@@ -139,12 +137,9 @@ def told(record: Record) -> str:
 
 def section_of(records: Sequence[Record], rounds: int) -> str:
     """The text."""
-    return SECTION.format(
-        begin=PLACE.begin,
-        end=PLACE.end,
-        date=time.strftime("%Y-%m-%d"),
-        rounds=rounds_text(rounds),
-        load=os.getloadavg()[1],
+    return PLACE.filled(
+        SECTION,
+        rounds,
         stored=STORED,
         rows="\n".join(lines_of(records)),
     )

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from pyspark.sql import SparkSession
 
+from dos_client import init_store
 from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.reading.kept_stores import KEPT
+from spark_integration.writing.committing import release_producers
+from tests.support.servers import ServerProcess, url_of
 
 SLOTS = 6
 
@@ -22,6 +27,14 @@ def servers() -> Iterator[Servers[ThreadedServer]]:
     with threaded_store() as found:
         yield found
         KEPT.close()  # they outlive a test, as they do a task
+
+
+@pytest.fixture
+def options(three_servers: list[ServerProcess]) -> Iterator[SinkOptions]:
+    """Of a sink into the input `orders` of application `shop`, on three real servers."""
+    trio.run(init_store, url_of(three_servers))
+    yield parse_sink_options({"path": url_of(three_servers, "shop"), "input": "orders"})
+    release_producers()
 
 
 @pytest.fixture(scope="session")

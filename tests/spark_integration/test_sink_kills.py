@@ -2,31 +2,21 @@
 steps of write and commit, and do what zombies do. Without Spark: it is in none of these steps.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import trio
 
 from checkpoint.core.staged import Unit
-from dos_client import init_store
 from dos_client.blocking import open_store
-from spark_integration.core.sink_options import SinkOptions, parse_sink_options
-from spark_integration.writing.committing import commit, release_producers
+from spark_integration.core.sink_options import SinkOptions
+from spark_integration.writing.committing import commit
 from spark_integration.writing.staging import Prepared
 from tests.spark_integration.sink_process import SCHEMA, STEPS, Command, Died, SinkProcesses
 from tests.spark_integration.test_sink_store import BIG, batch, left_over, read, rows, written
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import three_servers
 
 __all__ = ["three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def options(three_servers: list[ServerProcess]) -> Iterator[SinkOptions]:
-    trio.run(init_store, url_of(three_servers))
-    yield parse_sink_options({"path": url_of(three_servers, "shop"), "input": "orders"})
-    release_producers()
 
 
 def test_the_driver_that_commits_later_fences_the_zombie_and_neither_doubles_a_row(

@@ -9,34 +9,25 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-import trio
 from click.testing import Result
 from typer.testing import CliRunner
 
 from checkpoint.core.staged import Kind, Unit, staged_name
 from dataflow.blocking import close_input
 from dataflow.cli import app
-from dos_client import init_store
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
 from spark_integration.core.sink_commits import Verdict
-from spark_integration.core.sink_options import SinkOptions, parse_sink_options
+from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
-from spark_integration.writing.committing import commit, release_producers
+from spark_integration.writing.committing import commit
 from spark_integration.writing.staging import Prepared, claim_above, prepare
 from tests.spark_integration.sink_process import SCHEMA, Command, Died, SinkProcesses
 from tests.spark_integration.test_sink_store import BIG, batch, left_over, read, rows, written
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import ServerProcess, three_servers
 
 __all__ = ["three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def options(three_servers: list[ServerProcess]) -> Iterator[SinkOptions]:
-    trio.run(init_store, url_of(three_servers))
-    yield parse_sink_options({"path": url_of(three_servers, "shop"), "input": "orders"})
-    release_producers()
 
 
 @pytest.fixture
