@@ -83,7 +83,7 @@ class FrameDecoder:
     `writable` or `receive`.
 
     Memory: 16 KiB at first, `capacity_grown` once the peer fills that, and never more than one largest frame
-    besides. `capacity_grown` may be changed at any time.
+    besides. A frame that is only announced takes none. `capacity_grown` may be changed at any time.
     """
 
     def __init__(
@@ -112,8 +112,13 @@ class FrameDecoder:
 
     @property
     def needed(self) -> int:
-        """Bytes of the frame that has begun, as far as is known: room for it is taken by `writable`."""
+        """Bytes of the frame that has begun, as far as is known: room for it is taken by `writable`, once the
+        buffer is full."""
         return self._needed
+
+    def allow(self, meta_max: int, payload_max: int) -> None:
+        """From the next frame on, these lengths at most."""
+        self._meta_max, self._payload_max = meta_max, payload_max
 
     def shrink(self) -> None:
         """Give memory back, if no frame has begun."""
@@ -237,8 +242,6 @@ class FrameDecoder:
         count = self._end - self._start
         self._view[:count] = self._view[self._start : self._end]  # they may overlap: it is a move
         self._start, self._end = 0, count
-        if self._needed > len(self._buffer):
-            self._grow(self._needed)
 
     def _grow(self, capacity: int) -> None:
         grown = bytearray(max(capacity, len(self._buffer)))

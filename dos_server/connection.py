@@ -31,6 +31,8 @@ from dos_server.limits import (
     outgoing_bytes_max,
     send_seconds_max,
     shrink_seconds,
+    slow_frame_seconds_max,
+    stalled_seconds_max,
 )
 from dos_server.owner import Owner
 from dos_server.ports import Socket
@@ -66,15 +68,16 @@ class Connection:
         self._owner = owner
         self._outgoing: deque[Buffer] = deque()
         self._blocked_since: float | None = None
-        self._inflow = Inflow(owner.buffers)
+        self._inflow = Inflow(owner.buffers, self.resume)
         self._reading = Reading.PAUSED
         self._connected = trio.current_time()
-        self._deaf = False
+        self._deaf = self._welcome = False
+        self._lacks_room = False
         self._scope = trio.CancelScope()
         self._all_read = trio.Event()
         self._all_sent = trio.Event()
         self._frame_began: float | None = None
-        self._last_read = 0.0
+        self._last_read = self._bytes_came = 0.0
 
     @property
     def peer(self) -> str:
@@ -160,12 +163,14 @@ class Connection:
             self._end_reading()
             self._owner.half_closed(self.session)
             return
+        self._bytes_came = trio.current_time()
         if self._inflow.wrote(count):
             sockets.notice_silence(self._sock)
         self._take_in()
 
     def _take_in(self) -> None:
         """Hand over what is there; go on reading, or pause because of back-pressure."""
+        self._lacks_room = False
         if not self._feed():
             self._pause()
             self._owner.stalled(self)
@@ -173,8 +178,7 @@ class Connection:
             self._read_on()
         else:
             self._pause()
-            self._frame_began = None
-            self._owner.buffers.wait(self.resume)
+            self._lacks_room = True
 
     def resume(self) -> None:
         """What the connection paused for may have changed: look at the end of the round."""
@@ -190,8 +194,13 @@ class Connection:
 
         An idle session may stay for ever, and there may be many: they give memory back.
         """
-        if self._reading is Reading.ON and self._is_late(now):
+        if (self._reading is Reading.ON or self._lacks_room) and self._is_late(now):
             log.info("session %d of %s: no whole frame in time; closed", self.session, self.peer)
+            self.abort()
+        elif self._owner.buffers.wanted and self._keeps_others_waiting(now):
+            log.info(
+                "session %d of %s: others wait for the room its frame has; closed", self.session, self.peer
+            )
             self.abort()
         elif self._blocked_since is not None and now > self._blocked_since + send_seconds_max:
             log.info(
@@ -205,6 +214,13 @@ class Connection:
         if self._frame_began is not None and now > self._frame_began + frame_seconds_max:
             return True
         return now > self._connected + hello_seconds_max and not self._owner.is_welcome(self.session)
+
+    def _keeps_others_waiting(self, now: float) -> bool:
+        """It has room for a frame, is read, and sends nothing, or too slowly for times of want."""
+        if self._reading is not Reading.ON or not self._inflow.holds_room:
+            return False
+        began = now if self._frame_began is None else self._frame_began
+        return now > self._bytes_came + stalled_seconds_max or now > began + slow_frame_seconds_max
 
     def wanted(self) -> bool:
         """Whether more is taken from it. False is back-pressure.
@@ -223,6 +239,9 @@ class Connection:
             while (wanted := self.wanted()) and (frame := decoder.next_frame()) is not None:
                 if frame.opcode != _APPEND:
                     owner.received(session, frame)
+                    if not self._welcome and owner.is_welcome(session):
+                        self._welcome = True
+                        self._inflow.welcome()
                 else:
                     self._hand_over_appends(frame)
         except RemoteProtocolError as error:
@@ -273,7 +292,8 @@ class Connection:
         return wanted
 
     def _watch_frame(self, begun: bool, *, anew: bool) -> None:
-        """The clock of a frame runs from its first byte, and not while the server does not read."""
+        """The clock of a frame runs from its first byte, also while it waits for room; and not while the
+        server does not read for another reason."""
         if not begun:
             self._frame_began = None
         elif anew or self._frame_began is None:

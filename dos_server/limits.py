@@ -27,8 +27,17 @@ buffers_large_bytes_max: Final = 6 * MIB
 """Beyond the first 16 KiB of each, over all connections: no more large buffers are given out;"""
 buffers_wished_bytes_max: Final = 8 * MIB
 """nor any, but for a frame that would not fit;"""
-buffers_total_bytes_max: Final = 10 * MIB
-"""nor for that: the connection waits until others have given back."""
+buffers_needed_bytes_max: Final = 10 * MIB
+"""nor for that: the connection waits until others have given back;"""
+buffers_total_bytes_max: Final = 12 * MIB
+"""unless it has delivered a large frame before: then up to here."""
+hello_bytes_max: Final = 8_160
+"""Of meta, and of payload, before HELLO was answered: such a frame fits the small buffer."""
+stalled_seconds_max: Final = 1.0
+"""While others wait for room to read into: who has room for a frame and sends nothing for so long is
+closed,"""
+slow_frame_seconds_max: Final = 5.0
+"""and so is whose frame is not whole after that."""
 
 requests_in_flight_max: Final = 1_024
 """Unanswered requests of one connection; beyond it the server stops reading from it."""
@@ -126,7 +135,7 @@ if extent_payload_bytes_max % wire.digest_block_bytes:
     raise ValueError("an extent holds whole digest blocks")
 if outgoing_bytes_max < wire.payload_bytes_max:
     raise ValueError("one answer must fit the queue of a connection")
-if buffers_total_bytes_max - buffers_wished_bytes_max < wire.payload_bytes_max + wire.meta_bytes_max + KIB:
+if buffers_needed_bytes_max - buffers_wished_bytes_max < wire.payload_bytes_max + wire.meta_bytes_max + KIB:
     raise ValueError("one largest frame must fit what no wish is granted of")
 if 512 % mark_bytes:
     raise ValueError("a mark must not cross a sector")

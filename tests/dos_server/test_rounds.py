@@ -1,25 +1,30 @@
 """Connections that share rounds, sync threads and the memory they read into."""
 
+import contextlib
 import os
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import trio
 
 from dos_protocol import messages as m
-from dos_protocol.frames import encode_frame
+from dos_protocol.errors import ErrorCode
+from dos_protocol.frames import Frame, encode_frame, frame_head
 from dos_protocol.limits import MIB
 from dos_server.buffers import BufferAccount
 from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     buffers_large_bytes_max,
+    buffers_needed_bytes_max,
     buffers_total_bytes_max,
     buffers_wished_bytes_max,
     connection_buffer_bytes,
     connection_buffer_fair_bytes,
+    hello_bytes_max,
 )
 from dos_server.readiness import Readiness
 from tests.dos_server.test_shell import with_server
@@ -44,15 +49,36 @@ def test_wishes_end_first_then_needs_and_what_is_given_back_wakes_those_who_wait
     assert buffers_large_bytes_max - connection_buffer_bytes < account.held <= buffers_large_bytes_max
     take_all(account.wish, connection_buffer_fair_bytes)
     assert account.held <= buffers_wished_bytes_max
-    assert take_all(account.need, MIB) >= 1, "a largest frame has room when no wish has"
+    assert take_all(partial(account.need, delivered=False), MIB) >= 1, "a frame has room, no wish"
+    assert account.held <= buffers_needed_bytes_max
+    assert account.need(FIRST_BYTES, MIB, delivered=True) == MIB, "some is kept for who delivered before"
     assert account.held <= buffers_total_bytes_max
-    woken: list[int] = []
-    account.wait(lambda: woken.append(1))
+    account.held = buffers_needed_bytes_max
+    woken: list[str] = []
+    waiters = [Waits(woken, *one) for one in (("large", MIB), ("small", MIB // 4), ("known", MIB, True))]
+    for one in waiters:
+        account.wait(one)
     assert account.wanted
     account.give_back(MIB)
-    assert woken == [1]
+    assert woken == ["known"], "who delivered before, and no more than fit"
+    account.give_back(MIB)
+    assert woken == ["known", "small", "large"], "then who needs least"
     assert not account.wanted
-    assert account.need(FIRST_BYTES, MIB) == MIB
+    account.wait(waiters[0])
+    account.leave(waiters[0])
+    assert not account.wanted
+    assert account.need(FIRST_BYTES, MIB, delivered=False) == MIB
+
+
+@dataclass(eq=False)
+class Waits:
+    woken: list[str]
+    name: str
+    lacks_bytes: int
+    delivered: bool = False
+
+    def has_room(self) -> None:
+        self.woken.append(self.name)
 
 
 @pytest.mark.trio
@@ -60,7 +86,10 @@ async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch:
     # EVIDENCE-OF: P-9
     monkeypatch.setattr("dos_server.buffers.buffers_large_bytes_max", 0)
     monkeypatch.setattr("dos_server.buffers.buffers_wished_bytes_max", 0)
+    monkeypatch.setattr("dos_server.buffers.buffers_needed_bytes_max", MIB + 1024)
     monkeypatch.setattr("dos_server.buffers.buffers_total_bytes_max", MIB + 1024)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
 
     def story(address: tuple[str, int]) -> None:
         content = os.urandom(MIB)
@@ -81,6 +110,98 @@ async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch:
             first.sock.sendall(frames[0][-1:])
             first.wait_synced("first", MIB)
             second.wait_synced("second", MIB)
+
+    await with_server(FakeDisk(), story)
+
+
+def room_for_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("large", "wished"):
+        monkeypatch.setattr(f"dos_server.buffers.buffers_{name}_bytes_max", 0)
+    for name in ("needed", "total"):
+        monkeypatch.setattr(f"dos_server.buffers.buffers_{name}_bytes_max", MIB + 1024)
+
+
+def half_a_frame(address: tuple[str, int]) -> Wire:
+    """A session with a frame of 1 MiB begun, of which half is there, and nothing more comes."""
+    wire = Wire(address)
+    wire.ask(m.ChangeDirectory("dir"))
+    wire.sock.sendall(encode_frame(m.encode(m.Append("o", 0, 0, bytes(MIB)), 900))[: MIB // 2])
+    return wire
+
+
+@pytest.mark.trio
+async def test_who_holds_room_and_sends_nothing_is_closed_once_others_wait_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    room_for_one_frame(monkeypatch)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 0.3)
+
+    def story(address: tuple[str, int]) -> None:
+        with half_a_frame(address) as stalled, Wire(address) as honest:
+            honest.ask(m.ChangeDirectory("dir"))
+            stalled.sock.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                stalled.receive()
+            honest.append("honest", b"", bytes(MIB))
+            honest.wait_synced("honest", MIB)
+            stalled.sock.settimeout(30)
+            assert stalled.ends()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    room_for_one_frame(monkeypatch)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 0.5)
+
+    def story(address: tuple[str, int]) -> None:
+        with half_a_frame(address) as slow, Wire(address) as honest:
+            honest.ask(m.ChangeDirectory("dir"))
+            honest.append("honest", b"", bytes(MIB))
+            honest.wait_synced("honest", MIB)
+            assert slow.ends()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_the_clock_of_a_frame_runs_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    # EVIDENCE-OF: P-9
+    room_for_one_frame(monkeypatch)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 1.0)
+
+    def story(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as stack:
+            for one in [stack.enter_context(half_a_frame(address)) for _ in range(5)]:
+                assert one.ends()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_before_hello_no_frame_needs_more_than_the_small_buffer() -> None:
+    # EVIDENCE-OF: P-9
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address, greet=False) as stranger:
+            stranger.sock.sendall(frame_head(Frame(3, 7, bytes(20), bytes(hello_bytes_max + 1)))[:32])
+            assert stranger.receive().code == ErrorCode.TOO_LARGE
+            assert stranger.ends()
+        with Wire(address, greet=False) as hasty:  # what follows a HELLO need not wait for its answer
+            hasty.sock.sendall(
+                encode_frame(m.encode(m.Hello(client="x" * 1000), 1))
+                + encode_frame(m.encode(m.ChangeDirectory("dir"), 2))
+                + encode_frame(m.encode(m.Append("o", 0, 0, bytes(MIB)), 3))
+            )
+            hasty.answer(2)
+            hasty.wait_synced("o", MIB)
 
     await with_server(FakeDisk(), story)
 

@@ -12,11 +12,11 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import RemoteProtocolError
-from dos_protocol.frames import Frame, FrameDecoder, encode_frame, frame_head
+from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 from dos_protocol.limits import payload_bytes_max
 from dos_server.buffers import BufferAccount
 from dos_server.inflow import Inflow
-from dos_server.limits import buffers_total_bytes_max
+from dos_server.limits import buffers_needed_bytes_max
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
@@ -25,20 +25,28 @@ from tests.support.wire import Wire
 pytestmark = pytest.mark.process
 
 
-def test_a_frame_that_was_only_announced_keeps_what_it_was_granted_and_no_other_gets_it() -> None:
+def test_a_frame_that_was_only_announced_holds_nothing_and_what_was_granted_no_other_gets() -> None:
     # EVIDENCE-OF: P-9
     account = BufferAccount()
-    promise = frame_head(Frame(3, 7, b"", bytes(payload_bytes_max)))[:32]
+    begun = encode_frame(Frame(3, 7, b"", bytes(payload_bytes_max)))
     granted = 0
     for _ in range(100):
-        one = Inflow(account)
-        one.writable()[:32] = promise
+        one = Inflow(account, lambda: None)
+        one.welcome()
+        one.writable()[:32] = begun[:32]
         one.wrote(32)
         assert one.decoder.next_frame() is None
-        granted += one.find_room()
+        held = account.held
+        assert one.find_room()
+        assert account.held == held, "of a frame that was only announced"
+        rest = one.writable()
+        rest[:] = begun[32 : 32 + len(rest)]
+        one.wrote(len(rest))
+        assert one.decoder.next_frame() is None
+        granted += one.find_room() and one.lacks_bytes == 0
         one.give_back()
-    assert granted == buffers_total_bytes_max // payload_bytes_max
-    assert account.held <= buffers_total_bytes_max
+    assert granted == buffers_needed_bytes_max // payload_bytes_max
+    assert account.held <= buffers_needed_bytes_max
 
 
 @pytest.mark.parametrize("stranger", [b"x" * 64, b"\xd0\x5e\x01\x09" + bytes(28), b"GET"])
