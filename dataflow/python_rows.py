@@ -6,7 +6,7 @@ an epoch with a zone and a gap are a time with that zone, a hundred times faster
 """
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 
 _SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _FIRST_S: Final = int((datetime.min - datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001, DTZ901
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _END_S: Final = int((datetime(9999, 12, 31) - datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001
 
 
@@ -65,3 +67,23 @@ def _times(column: pa.Array) -> list[Any] | None:
     gaps = numbers.to_numpy().view(np.dtype(f"m8[{column.type.unit}]")).tolist()
     epoch = datetime(1970, 1, 1, tzinfo=column[0].as_py().tzinfo)
     return [epoch + gap for gap in gaps]
+
+
+def time_reader(kind: pa.DataType) -> Callable[[int], datetime]:
+    """Return a function from the integer of one timestamp of this type to what `as_py` returns for it, for
+    timestamps of microseconds or coarser.
+
+    It exists because a scalar of Arrow takes 5 microseconds for what takes 0.5 here.
+    """
+    scale = _MICROS[kind.unit]
+    if kind.tz is None:
+        begin = _EPOCH.replace(tzinfo=None)
+        return lambda number: begin + timedelta(microseconds=number * scale)
+    zone = pa.scalar(0, kind).as_py().tzinfo
+    return lambda number: (_EPOCH + timedelta(microseconds=number * scale)).astimezone(zone)
+
+
+def micros_of_time(time: datetime) -> int:
+    """Return whole microseconds since 1970, as Arrow does: a time without a zone counts as UTC."""
+    gap = (time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH
+    return (gap.days * 86_400 + gap.seconds) * 1_000_000 + gap.microseconds

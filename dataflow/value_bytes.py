@@ -12,19 +12,16 @@ other, reads do not. What comes back is what Arrow would give (`to_pylist`), as 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.migration import Value
+from dataflow.python_rows import time_reader
 
 Cell: TypeAlias = Any
-
-_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 class ValueBytes:
@@ -96,13 +93,8 @@ class _AsInteger(_AsItIs):
         return pa.array(cells, self._integers).cast(self.type)
 
     def _reader(self, kind: pa.DataType) -> Callable[[Cell], Any]:
-        if pa.types.is_timestamp(kind) and kind.unit in _MICROS:
-            scale = _MICROS[kind.unit]
-            if kind.tz is None:
-                begin = _BEGIN.replace(tzinfo=None)
-                return lambda cell: begin + timedelta(microseconds=cell * scale)
-            zone = pa.scalar(0, kind).as_py().tzinfo
-            return lambda cell: (_BEGIN + timedelta(microseconds=cell * scale)).astimezone(zone)
+        if pa.types.is_timestamp(kind) and kind.unit != "ns":
+            return time_reader(kind)
         return lambda cell: pa.scalar(cell, self._integers).cast(kind).as_py()
 
 

@@ -13,7 +13,7 @@ do not.
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,7 +35,7 @@ from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.results import FAULTS, batch_of_rows, say, several
-from dataflow.python_rows import rows_of
+from dataflow.python_rows import micros_of_time, rows_of, time_reader
 from dataflow.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.schema import check_schema
 
@@ -148,6 +148,7 @@ class MapStateOperator(TimedOperator):
         super().__init__(columns)
         self._spec = spec
         self._time_type = pa.timestamp("us", columns.field(spec.time).type.tz)
+        self._read_time = time_reader(self._time_type)
         self._rows = RowTable(columns)
         self._states = spec.states(scratch)
         self._table = spec.table(columns, self._states)
@@ -171,12 +172,12 @@ class MapStateOperator(TimedOperator):
         rows = rows.take(in_order(rows.batch, rows.times))
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
-        run = _Run(self, self._due(mark))
+        run = _Run(self, mark, self._due(mark))
         run.rows(_each(rows.batch), rows.times.tolist(), slots.tolist())
         run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
         self._table.take_touched()
         over = self._states.expire(mark)
-        self._table.change(over)
+        self._table.change(np.concatenate([over, np.array(run.fired, np.int64)]))
         self._forget({*run.called, *over.tolist()})
         self._states.settle()
         made = run.made
@@ -211,11 +212,6 @@ class MapStateOperator(TimedOperator):
         return self._states
 
     @property
-    def table(self) -> KeyedTable:
-        """Keys to slots."""
-        return self._table
-
-    @property
     def spec(self) -> MapStateSpec:
         """As the user wrote it."""
         return self._spec
@@ -224,7 +220,9 @@ class MapStateOperator(TimedOperator):
         """A time as the user's functions see it, as microseconds."""
         if time is None:
             return NONE
-        try:
+        if type(time) is datetime:
+            return micros_of_time(time)
+        try:  # whatever else Arrow takes for a time: one of pandas, an integer
             found: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UserFault(f"a timer is a datetime or None, not {time!r:.80}") from error
@@ -232,7 +230,7 @@ class MapStateOperator(TimedOperator):
 
     def as_time(self, micros: int) -> Any:
         """The other way."""
-        return None if micros == NONE else pa.scalar(micros, self._time_type).as_py()
+        return None if micros == NONE else self._read_time(micros)
 
     def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
         return super().take_side(port) if port == LATE else self._emitter.take(port)
@@ -268,8 +266,10 @@ def _each(batch: pa.RecordBatch) -> Iterator[Row]:
 class _Run:
     """The calls of one punctuation."""
 
-    def __init__(self, operator: MapStateOperator, timers: Iterable[Timer]) -> None:
+    def __init__(self, operator: MapStateOperator, mark: Mark, timers: Iterable[Timer]) -> None:
+        """timers: those that are set for the watermark or before."""
         self._operator = operator
+        self._mark = mark
         self._timers = list(timers)
         heapq.heapify(self._timers)
         self._set = operator.states.timers.values
@@ -279,6 +279,10 @@ class _Run:
         self._begin, self._check, self._end = states.begin, states.check, states.end
         self.made: list[Any] = []
         self.called: set[int] = set()
+        self.fired: list[int] = []
+        """The slots whose timers went off: they differ from the last checkpoint, also where no row came."""
+        self._keys: dict[int, tuple[Any, ...]] = {}
+        """Of the slots that rows came for, once a timer needs one."""
 
     def rows(self, rows: Iterable[Row], times: Sequence[int], slots: Sequence[int]) -> None:
         """The function of rows for each, and timers that come before one of them."""
@@ -320,8 +324,15 @@ class _Run:
         if after == before:
             return
         self._set[slot] = after
-        if after != NONE:
-            heapq.heappush(self._timers, (after, key or operator.keys_of(np.array([slot]))[0], slot))
+        # A later one waits in its slot for the watermark that reaches it; most are set anew before that.
+        if after != NONE and after <= self._mark:
+            heapq.heappush(self._timers, (after, key or self._key_of(slot), slot))
+
+    def _key_of(self, slot: int) -> tuple[Any, ...]:
+        if not self._keys:
+            slots = np.array(sorted(self.called), np.int64)
+            self._keys = dict(zip(slots.tolist(), self._operator.keys_of(slots), strict=True))
+        return self._keys[slot]
 
     def timers_before(self, end: Mark, *, at_end: bool = False) -> None:
         """All that are set for a time before `end`; at the end of all sources, each of them once."""
@@ -340,7 +351,7 @@ class _Run:
         if self._set[slot] != time:
             return  # it was set to another time since, or to none
         self._set[slot] = NONE
-        operator.table.change(np.array([slot]))
+        self.fired.append(slot)
         on_timer: Callable[..., Any] | None = operator.calls.on_timer
         if on_timer is not None:
             named = dict(zip(operator.spec.keys, key, strict=True))

@@ -108,6 +108,21 @@ def test_a_timer_may_set_the_next_one_and_at_the_end_comes_once() -> None:
     ]
 
 
+def tell_and_keep(key: dict[str, Any], time: Any, state: KeyState) -> Iterator[tuple[Any, ...]]:
+    assert state.value is not None
+    yield key["key"], time, time, state.value["rows"]
+
+
+def test_a_timer_that_went_off_is_not_set_any_more_after_a_restore_when_its_key_keeps_its_state() -> None:
+    trial = Trial(sessions(on_timer=tell_and_keep))
+    trial.step({"rows": [row(0), row(1, "b")]}, cut=True)
+    trial.step({"rows": [row(27, "b")]}, cut=True)  # no row of "a": its timer alone has changed
+    assert [one["key"] for one in trial.rows("out")] == ["a", "b"]
+    trial.crash()
+    trial.step({}, end=True)
+    assert [one["key"] for one in trial.rows("out")] == ["a", "b", "b"]
+
+
 def add_and_tell(row: dict[str, Any], state: KeyState, emit: Any) -> None:
     if state.value is None:
         emit("begun", (row["key"], row["at"]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.python_rows import rows_of
+from dataflow.python_rows import micros_of_time, rows_of, time_reader
 
 TIMES = st.datetimes() | st.none()
 
@@ -41,6 +41,26 @@ def test_any_time_that_python_has_comes_back(times: list[datetime | None]) -> No
         )
         assert [row["at"] for row in rows_of(batch)] == given_times
         same(batch)
+
+
+ZONES = [None, "UTC", "Europe/Berlin", "+02:00"]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@given(seconds=st.integers(-(2**35), 2**37), rest=st.integers(0, 999_999))
+def test_one_time_is_read_as_arrow_reads_it(unit: str, zone: str | None, seconds: int, rest: int) -> None:
+    per_s = {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
+    number = seconds * per_s + rest % per_s
+    found, wanted = time_reader(pa.timestamp(unit, zone))(number), pa.scalar(number, pa.timestamp(unit, zone))
+    assert found == wanted.as_py()
+    assert (found.tzinfo, found.fold) == (wanted.as_py().tzinfo, wanted.as_py().fold)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@given(time=st.datetimes(timezones=st.none() | st.timezones(), allow_imaginary=False))
+def test_a_time_has_the_microseconds_that_arrow_gives_it(zone: str | None, time: datetime) -> None:
+    assert micros_of_time(time) == pa.scalar(time, pa.timestamp("us", zone)).cast(pa.int64()).as_py()
 
 
 def test_the_zone_is_the_same_object_that_arrow_gives() -> None:
