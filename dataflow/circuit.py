@@ -318,6 +318,8 @@ class Circuit:
                     self._route(run, consumer, _Input(0, batch, origin))
 
     def _route(self, run: "_Run", consumer: NodePlan, given: _Input) -> None:
+        if not given.batch.num_rows:
+            return  # no operator, and so no function of a user's, ever sees an empty batch
         if consumer.stage == run.stage.index:
             self._push(run, consumer, given)
         else:

@@ -64,6 +64,17 @@ def test_a_batch_function_returns_a_batch_a_table_a_dict_or_an_array(result) -> 
     assert run(FlatMapSpec(result, "batch", parse_schema("n bigint"))) == [{"n": 1}, {"n": 2}]
 
 
+@pytest.mark.parametrize("takes", ["row", "batch", "pandas"])
+def test_a_flat_map_that_returns_none_gives_no_rows(takes: Any) -> None:
+    assert run(FlatMapSpec(lambda given: None, takes, parse_schema("n bigint"))) == []
+
+
+@pytest.mark.parametrize("takes", ["batch", "pandas"])
+def test_a_map_of_batches_that_returns_none_is_refused(takes: Any) -> None:
+    with pytest.raises(UserFault, match="not NoneType"):
+        run(MapSpec(lambda given: None, takes, parse_schema("n bigint")))
+
+
 @pytest.mark.parametrize(
     ("spec", "words", "row"),
     [

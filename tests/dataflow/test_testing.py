@@ -49,6 +49,37 @@ def test_rows_may_be_tables_and_are_checked_against_the_source() -> None:
         trial.step({"orders": trial.table("sold")})
 
 
+class Sizes(UserOperator):
+    """Gives the number of rows of each batch that it is called with."""
+
+    schema = "n bigint"
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[int]:
+        yield batch.num_rows
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_function_and_no_operator_is_called_with_an_empty_batch(workers: int) -> None:
+    sizes: list[int] = []
+
+    def note(batch: pa.RecordBatch) -> pa.RecordBatch:
+        sizes.append(batch.num_rows)
+        return batch.slice(0, 0)
+
+    graph = Graph("shop")
+    orders = graph.source("orders", InputSource("orders", "item string, price bigint"))
+    orders.apply("sizes", Sizes()).sink("sizes_out", CallSink(print))
+    noted = orders.flat_map("noted", note, takes="batch", schema="item string, price bigint")
+    noted.flat_map("again", note, takes="batch", schema="item string, price bigint").sink(
+        "out", CallSink(print)
+    )
+    trial = Trial(graph, workers=workers)
+    trial.step({"orders": []})
+    trial.step({"orders": [[], [{"item": "tea", "price": 3}], []]})
+    assert sizes == [1]
+    assert trial.rows("sizes_out") == [{"n": 1}]
+
+
 def test_a_fault_of_a_function_says_which_row() -> None:
     graph = Graph("shop")
     orders = graph.source("orders", InputSource("orders", "item string, price bigint"))
