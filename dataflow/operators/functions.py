@@ -7,8 +7,9 @@ A row function takes a dict of the columns. It returns one row (map), any number
 truth value (filter); a row is a dict by column name, a tuple in order of the columns, or, for a schema of
 one column, the value. A batch function takes a `pa.RecordBatch` and returns what the schema says as a
 `RecordBatch`, `Table`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
-array; in flat_map, None for no rows. A batch is never empty. A pandas function takes and returns a DataFrame, or a Series where a batch function may return an
-array. Columns of another type are cast if nothing is lost by it. With a control table, that is the second
+array; in flat_map, None for no rows. A batch is never empty. A pandas function takes and returns a DataFrame,
+or a Series where a batch function may return an array. Columns of another type are cast if nothing is lost by
+it. With a control table, that is the second
 argument of all of them; with side outputs, the last one is `emit(port, row)`.
 """
 
