@@ -133,8 +133,10 @@ class Storage(StoredReads):
                     "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
                 )
                 objects[name] = lost(marks[name].synced)
+            epoch_max = max((found.epoch_max for found in objects.values()), default=0)
+            records.check_claim(claim, f"{directory}/.claim", epoch_max)
         except (OSError, CorruptDataError) as error:
-            log.exception("directory %s cannot be used", directory)
+            log.error("directory %s cannot be used: %s", directory, error)
             self.forget(directory)
             return v.DirectoryLoaded(
                 directory, exists=True, claim=NO_CLAIM, objects={}, problem=f"{directory}: {error}"

@@ -81,7 +81,9 @@ class Appends:
                 self._write_and_sync(directory, state)
 
     def _write_and_sync(self, directory: DirectoryState, state: ObjectState) -> None:
-        write = state.next_write(directory.claim.epoch)
+        # not the epoch of a claim that is held and not stored yet: after a crash the extent would contradict
+        # the claim file
+        write = state.next_write(directory.stored.epoch)
         if write is not None:
             self._tables.effects.append(write)
         sync = state.next_sync()

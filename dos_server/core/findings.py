@@ -161,17 +161,6 @@ def of_removed(place: str, *, there: bool) -> Finding:
     return Finding(Verdict.NOTE, place, "nothing", found, means, _NEXT_START)
 
 
-def of_claim(place: str, epoch_max: int, held: int) -> Finding:
-    """Extents of a higher epoch than the claim's."""
-    means = (
-        "a claim that was being stored when the server died; or an older claim file came back, and writers"
-        " that were fenced may write again"
-    )
-    todo = "nothing, unless the data directory was restored: then replace this server"
-    found = f"an extent of epoch {epoch_max}"
-    return Finding(Verdict.NOTE, place, f"epochs up to that of the claim, {held}", found, means, todo)
-
-
 def of_mark(place: str, position: int) -> Finding:
     """256 bytes that are neither a mark nor zeros."""
     means = (
@@ -183,8 +172,15 @@ def of_mark(place: str, position: int) -> Finding:
 
 
 def of_record(place: str, expected: str, found: str, means: str) -> Finding:
-    """Identity, store record or claim: what the server must not go on without."""
+    """Identity or store record: what the server must not go on without."""
     return Finding(Verdict.DAMAGED, place, expected, found, means, REPLACE)
+
+
+def of_claim(place: str, expected: str, found: str) -> Finding:
+    """A claim that cannot be read, or that is older than an extent."""
+    means = "which epoch was held is not known: the server fences nobody, and no client can use the directory"
+    todo = "replace this server: dos store replace URL; alone, with all writers stopped: --raise-claims"
+    return Finding(Verdict.DAMAGED, place, expected, found, means, todo)
 
 
 def of_entry(place: str, entry: Entry) -> Finding:

@@ -105,7 +105,7 @@ class Mends:
             self._tables.send(session, m.Mended(mend.name, mend.size, done=False), request_id)
             return
         create, position = mend.position == 0, mend.position
-        buffers: list[Buffer] = [bytes(one) for one in mend.take(request.payload, directory.claim.epoch)]
+        buffers: list[Buffer] = [bytes(one) for one in mend.take(request.payload, directory.stored.epoch)]
         mend.busy = True
         session.pending += 1
         self._tables.space.spend(sum(map(len, buffers)))

@@ -77,6 +77,18 @@ def decode_claim(data: bytes, where: str) -> Claim:
     return Claim(epoch, writer_id)
 
 
+def check_claim(claim: Claim, where: str, epoch_max: int) -> None:
+    """Raise CorruptDataError if extents carry a higher epoch than the claim.
+
+    A claim is on stable storage before anything is written under it, and epochs never fall: so the claim file
+    was deleted, or an older one took its place. The true epoch may be higher than that of any extent.
+    """
+    if epoch_max > claim.epoch:
+        expected = f"a claim of epoch {epoch_max} or above, under which extents were written"
+        found = f"epoch {claim.epoch}" if claim != NO_CLAIM else "no claim"
+        raise CorruptDataError(where, 0, expected, found, _CLAIM_HINT)
+
+
 _CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the server"
 
 

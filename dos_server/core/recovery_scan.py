@@ -40,7 +40,7 @@ class Found:
     prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched;
     durable: as much as may have been synced at some time, as far as the file shows; uncut_bytes: of a tail
     that is left where it is for want of space; root: of the object, 0 when nobody knows; link: of the next
-    extent, None where nobody knows.
+    extent, None where nobody knows; epoch_max: the highest epoch of its extents.
     """
 
     size: int
@@ -53,6 +53,7 @@ class Found:
     uncut_bytes: int = 0
     root: int = 0
     link: int | None = None
+    epoch_max: int = 0
 
     @property
     def corrupt(self) -> bool:
@@ -99,6 +100,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
                 durable,
                 root=scan.root,
                 link=scan.link,
+                epoch_max=scan.epoch_max,
             )
 
 
@@ -132,6 +134,7 @@ class _Scan:
         self.position = 0
         self.durable = self.mark.synced
         self.reach = 0
+        self.epoch_max = 0
         self.root = self.mark.root
         self.link = self.root or None
         self.at_mark = _Stop(0, 0, self.link) if self.mark.synced == 0 else None
@@ -154,6 +157,7 @@ class _Scan:
             self._follow(placed)
             self.reach = max(self.reach, self.size)
             self.durable = max(self.durable, placed.header.durable)
+            self.epoch_max = max(self.epoch_max, placed.header.epoch)
             self.unsure.append(placed)
             while self.unsure and self.unsure[0].header.end <= self.durable:
                 self.unsure.popleft()
@@ -170,7 +174,7 @@ class _Scan:
         which root the object has, those up to here are perhaps not either."""
         self.other_chain = True
         if not self.mark.root:
-            self.root = 0
+            self.root = self.epoch_max = 0
             self._stop(_Stop(0, 0, None))
             self.unsure.clear()
 

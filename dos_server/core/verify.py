@@ -28,8 +28,8 @@ class Chain(NamedTuple):
     """How far an object was followed: everything below `offset` was read, and is good.
 
     `position`: where the file goes on; `fold`: of the content below `offset`, not to be changed; `proven`:
-    below it a header that came later vouches for the content; `epoch_max`: the highest epoch met; `root`: of
-    the object, 0 when nobody knows; `link`: of the next extent, None: any.
+    below it a header that came later vouches for the content; `root`: of the object,
+    0 when nobody knows; `link`: of the next extent, None: any.
     """
 
     offset: int
@@ -38,7 +38,6 @@ class Chain(NamedTuple):
     root: int
     link: int | None
     proven: int = 0
-    epoch_max: int = 0
 
 
 class Goal(NamedTuple):
@@ -59,7 +58,7 @@ def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: i
     Raises DamagedExtentError where what is to be there is not.
     """
     window = Window(read, part_bytes)
-    offset, position, fold_, root, link, proven, epoch_max = chain
+    offset, position, fold_, root, link, proven = chain
     fold = fold_.copy()
     end = position + max(part_bytes, part_bytes_min)
     while offset < goal.size and extents and position + extent_header_bytes <= end:
@@ -102,9 +101,8 @@ def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: i
             )
         fold.update(payload)
         offset, position, link, extents = header.end, placed.after, placed.link_after, extents - 1
-        epoch_max = max(epoch_max, header.epoch)
     if offset == goal.size and goal.digest not in (None, fold.value):
         raise DamagedExtentError(
             proven, f"content of digest {fold.value:016x}", position, f"content of digest {goal.digest:016x}"
         )
-    return Chain(offset, position, fold, root, link, proven, epoch_max)
+    return Chain(offset, position, fold, root, link, proven)

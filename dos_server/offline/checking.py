@@ -4,15 +4,17 @@ to its end.
 What a file is, the start's own code says (`core.recovery_scan.judge`); what no start reads, the bytes below
 what was synced, is then verified from end to end (`core.verify`). Memory is bounded: one part of one object.
 
-Rules of this file: the order of looking, and the one change that may be asked for, which is the cut that the
-next start would make. Any other damage is told and left alone.
+Rules of this file: the order of looking, and the two changes that may be asked for: the cut that the next
+start would make, and a new claim where the old one is lost. Any other damage is reported and left alone.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dos_protocol.errors import CorruptDataError
+from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
 from dos_protocol.store_record import decode_store_record
 from dos_server import side_files, small_files
@@ -37,14 +39,15 @@ class NotCheckedError(Exception):
 
 @dataclass
 class Report:
-    """What was looked at and found. `cut`: places of torn tails that were cut; `complete`: all was looked
-    at."""
+    """What was looked at and found. `cut`: places of torn tails that were cut; `raised`: claims that were
+    raised, as text; `complete`: all was looked at."""
 
     directories: int = 0
     objects: int = 0
     bytes_verified: int = 0
     findings: list[Finding] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    raised: list[str] = field(default_factory=list)
     complete: bool = False
 
     def of(self, verdict: Verdict) -> list[Finding]:
@@ -69,11 +72,19 @@ Tell = Callable[[str, int, int], None]
 class Check:
     """One look at a data directory. `report` is good at any time, also when the look was interrupted."""
 
-    def __init__(self, root: Path, *, repair: bool = False, tell: Tell = lambda *_: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        repair: bool = False,
+        raise_claims: bool = False,
+        tell: Tell = lambda *_: None,
+    ) -> None:
         """Opens nothing yet."""
         self.report = Report()
         self._root = root
         self._repair = repair
+        self._raise_claims = raise_claims
         self._tell = tell
         self._total = 0
 
@@ -86,7 +97,7 @@ class Check:
         try:
             self._refuse_other_places()
             lock = self._disk.lock_if_there("lock")
-            if lock is None and self._repair:
+            if lock is None and (self._repair or self._raise_claims):
                 lock = self._disk.lock("lock")
             try:
                 self._everything()
@@ -206,11 +217,24 @@ class Check:
         data = self._small(path, "no client can use the directory")
         try:
             claim = NO_CLAIM if data is None else records.decode_claim(data, path)
+            records.check_claim(claim, path, here.epoch_max)
         except CorruptDataError as error:
-            self._found(f.of_record(path, error.expected, error.found, "no client can use the directory"))
-            return
-        if here.epoch_max > claim.epoch:
-            self._found(f.of_claim(path, here.epoch_max, claim.epoch))
+            self._found(f.of_claim(path, error.expected, error.found))
+            if self._raise_claims:
+                self._raise_claim(here)
+
+    def _raise_claim(self, here: _Directory) -> None:
+        """Write a claim above every epoch that any writer can have had, under an id that nobody has.
+
+        Epochs rise by one at each take-over, and by 2^20 where a person forces one.
+        """
+        claim = records.Claim(here.epoch_max + epoch_jump_max, os.urandom(id_bytes))
+        disk = RealDisk(self._root)
+        try:
+            small_files.replace(disk, f"{OBJECTS}/{here.name}", ".claim", records.encode_claim(claim))
+        finally:
+            disk.shut()
+        self.report.raised.append(f"{here.name}: epoch {claim.epoch}")
 
     # An object
 
@@ -241,7 +265,8 @@ class Check:
             return disk.read(handle, position, count)
 
         found = judge(read, size, seed, mark)
-        rot = self._verify(here, place, read, seed, found)
+        here.epoch_max = max(here.epoch_max, found.epoch_max)
+        rot = self._verify(place, read, seed, found)
         finding = f.of_object(place, found, size, mark)
         self._found(rot)
         self._found(finding)
@@ -250,17 +275,15 @@ class Check:
         if self._repair and rot is None and finding is not None and finding.verdict is Verdict.TORN:
             self._cut(here.name, name, found, size)
 
-    def _verify(self, here: _Directory, place: str, read: ReadAt, seed: int, found: Found) -> Finding | None:
+    def _verify(self, place: str, read: ReadAt, seed: int, found: Found) -> Finding | None:
         """Read everything that the start takes to be good."""
-        for step in self._steps(here, read, seed, found):
+        for step in self._steps(read, seed, found):
             if isinstance(step, DamagedExtentError):
                 return f.of_rot(place, step)
             self._tell(place, self.report.bytes_verified, self._total)
         return None
 
-    def _steps(
-        self, here: _Directory, read: ReadAt, seed: int, found: Found
-    ) -> Iterator[DamagedExtentError | None]:
+    def _steps(self, read: ReadAt, seed: int, found: Found) -> Iterator[DamagedExtentError | None]:
         chain, goal = beginning(found.root), Goal(found.size, found.fold.value)
         while chain.offset < goal.size:
             before = chain.position
@@ -277,7 +300,6 @@ class Check:
                 )
                 return
             self.report.bytes_verified += chain.position - before
-            here.epoch_max = max(here.epoch_max, chain.epoch_max)
             yield None
 
     def _cut(self, directory: str, name: str, found: Found, size: int) -> None:

@@ -32,11 +32,19 @@ def fsck(
             help="Cut torn tails, with a copy aside, as the next start would. Nothing else is changed.",
         ),
     ] = False,
+    raise_claims: Annotated[
+        bool,
+        typer.Option(
+            "--raise-claims",
+            help="Where a claim is lost, write one that is 2^20 above every epoch found: all writers are"
+            " fenced, and the next one takes over. For a server that cannot be replaced.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Verify a data directory: identity, store record, claims, marks, every byte.
 
-    Changes nothing, unless --repair is given. What is wrong is listed by object
+    Changes nothing, unless --repair or --raise-claims is given. What is wrong is listed by object
     and offset, with what it means and what to do; damaged objects are mended from
     the other servers, with `dos store repair`.
 
@@ -48,7 +56,7 @@ def fsck(
     """
     problem = ""
     with _Shown(quiet=as_json) as shown:
-        check = Check(data, repair=repair, tell=shown.tell)
+        check = Check(data, repair=repair, raise_claims=raise_claims, tell=shown.tell)
         try:
             check.run()
         except NotCheckedError as error:
@@ -79,6 +87,7 @@ def report_json(report: Report, problem: str = "") -> dict[str, Any]:
         "bytes_verified": report.bytes_verified,
         "findings": [one.as_json() for one in report.findings],
         "cut": report.cut,
+        "raised": report.raised,
     }
 
 
@@ -101,6 +110,8 @@ def _print_report(report: Report) -> None:
         print(finding_text(one))
     for place in report.cut:
         print(f"{place}: its torn tail was cut, as the next start would have done")
+    for claim in report.raised:
+        print(f"{claim} is claimed now by nobody: the next writer takes over above it")
     print(_summary(report))
 
 

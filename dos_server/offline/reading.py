@@ -101,6 +101,8 @@ class DataDirectory:
             for name, seen in self._disk.entries(path).items()
             if is_name(name) and not seen.odd and not (name in marks and marks[name].removed)
         }
+        epoch_max = max((self._found(directory, name).epoch_max for name in found), default=0)
+        records.check_claim(held, f"{path}/.claim", epoch_max)
         return DirectoryOnDisk({self._server_id: found}, {self._server_id: (held.epoch, held.writer_id)})
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:

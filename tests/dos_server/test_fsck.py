@@ -367,11 +367,38 @@ def test_identity_store_record_and_claim_are_verified(data: Path) -> None:
     assert verdicts(data)["identity"][0] is Verdict.DAMAGED
 
 
-def test_a_claim_below_the_extents_is_noted(data: Path) -> None:
+@pytest.mark.parametrize("left", [None, records.Claim(2, b"w" * 16)])
+def test_a_claim_below_the_extents_is_damage_as_it_is_for_a_start(
+    data: Path, tmp_path: Path, left: records.Claim | None
+) -> None:
     path = data / "d" / "dir" / ".claim"
-    path.write_bytes(records.encode_claim(records.Claim(2, b"w" * 16)))
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(records.encode_claim(left))
     (one,) = checked(data).findings
-    assert (one.verdict, one.found) == (Verdict.NOTE, "an extent of epoch 3")
+    assert (one.verdict, one.place) == (Verdict.DAMAGED, "d/dir/.claim")
+    assert "epoch 3" in one.expected
+    storage, _ = started(data, tmp_path / "copy")
+    assert storage.load("dir").problem
+    assert dos("fsck", str(data)).returncode == 1
+
+
+def test_a_claim_that_is_lost_is_raised_above_every_epoch_when_a_person_asks_for_it(
+    data: Path, tmp_path: Path
+) -> None:
+    path = data / "d" / "dir" / ".claim"
+    path.unlink()
+    report = Check(data, raise_claims=True).run()
+    assert [one.verdict for one in report.findings] == [Verdict.DAMAGED]
+    assert report.raised == ["dir: epoch 1048579"]
+    assert checked(data).findings == []
+    storage, _ = started(data, tmp_path / "copy")
+    loaded = storage.load("dir")
+    assert (loaded.claim.epoch, loaded.problem) == (1048579, "")
+    held = path.read_bytes()
+    assert Check(data, raise_claims=True).run().raised == []
+    assert path.read_bytes() == held
 
 
 def test_a_block_of_another_time_is_found_by_its_root(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
-GOOD, TAIL = extents_of([b"abc", bytes(range(256)) * 20], seed=object_seed("dir", "o"))
+GOOD, TAIL = extents_of([b"abc", bytes(range(256)) * 20], seed=object_seed("dir", "o"), epoch=0)
 TORN = TAIL[:-100]
 TOTAL = 4 * MIB
 
