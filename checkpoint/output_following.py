@@ -120,7 +120,9 @@ class OutputFollower:
         """Pass over what is shown by now."""
         self._publish = await self._published()
         if self._publish is Publish.STEP:
-            end = (await look_chain(self._store, self._where, output_chain(self._shown.sink))).end
+            proved = await self._shown.position(self._split)
+            log = await look_chain(self._store, self._where, output_chain(self._shown.sink), proved=proved)
+            end = log.end
             size = 0 if end is None else end.size
         else:
             upto = await self._shown.position(self._split)
@@ -140,13 +142,13 @@ class OutputFollower:
             self._publish = await self._published()
         if self._publish is None:
             return
-        upto = None
-        if self._publish is Publish.CUT:
-            upto = await self._shown.position(self._split)
-            if upto is None:
-                return
+        in_cut = await self._shown.position(self._split)
+        by_cut = self._publish is Publish.CUT
+        if by_cut and in_cut is None:
+            return
         begin = self._chain.at
-        async with aclosing(self._chain.poll(upto)) as records:
+        polled = self._chain.poll(in_cut) if by_cut else self._chain.poll(proved=in_cut)
+        async with aclosing(polled) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._where, at=end)
@@ -175,7 +177,8 @@ class OutputFollower:
     async def _published(self) -> Publish | None:
         """How the log is shown, as its first record says; None while there is none."""
         first = ChainFollower(self._store, self._where, output_chain(self._shown.sink))
-        async with aclosing(first.poll()) as records:
+        proved = await self._shown.position(self._split)
+        async with aclosing(first.poll(proved=proved)) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._where, at=end)

@@ -3,8 +3,9 @@
     table = collect_output("dos://h1,h2,h3", "wordcount", "counts")
 
 Rules of this file: it claims nothing and shows only what is committed: of a log with publish="step" what a
-quorum holds, of one with publish="cut" what the last committed cut covers. A step is shown when all workers'
-parts of it are there.
+quorum holds, of one with publish="cut" what the last committed cut covers. What that cut covers is shown in
+any case, also while a worker's directory is claimed by an attempt that never opened its log. A step is shown
+when all workers' parts of it are there.
 """
 
 from collections.abc import AsyncGenerator
@@ -110,10 +111,11 @@ async def _one_log(
 ) -> AsyncGenerator[Output]:
     """The committed output of one worker above a step, in order."""
     directory, chain_name = worker_directory(region, worker), output_chain(sink)
-    chain = await look_chain(store, directory, chain_name)
+    in_cut = _end_in(cut, worker, sink)
+    chain = await look_chain(store, directory, chain_name, proved=in_cut)
     if not chain.seen:
         raise NoOutputError(region, sink)
-    shown = await _shown(store, directory, chain, _end_in(cut, worker, sink))
+    shown = await _shown(store, directory, chain, in_cut)
     async with aclosing(read_records(store, shown, directory=directory)) as records:
         async for end, record in records:
             if record.op is Op.OUTPUT:

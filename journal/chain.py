@@ -3,7 +3,9 @@
 Rules of this file: it performs what a walk asks for, in the order in which the walk asks, and reports back.
 """
 
+import logging
 from collections import deque
+from typing import Final
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
@@ -29,6 +31,8 @@ from journal.limits import answers_wait_s
 from journal.ports import ClaimPort, StorePort
 from journal.reading import Source, find_snapshot, read_start, survey
 from journal.scratch import Scratch
+
+logger: Final = logging.getLogger("dos.journal")
 
 
 async def take_over(
@@ -64,27 +68,45 @@ async def take_over(
     return await _take_over_once(claim, chain, at, generation, scratch)
 
 
-async def look_chain(store: StorePort, directory: str, chain: str, *, measured: bool = True) -> ChainState:
+async def look_chain(
+    store: StorePort,
+    directory: str,
+    chain: str,
+    *,
+    measured: bool = True,
+    proved: Position | None = None,
+) -> ChainState:
     """The chain as a reader may see it: what is committed, and nothing else (R10). Claims nothing.
 
     `end` is None if nothing of it is committed, or it never existed; `seen` tells the two apart.
     measured: the newest segment is read to find where its last whole record ends. False is quick whatever
     its size, for readers who find that themselves: the last span may end within a record, and its digest
     and that of `end` are 0.
+    proved: a position that a committed checkpoint names. It is committed whatever claims there are, so the
+    chain reaches to it at least, also while a take-over that did not complete keeps the members from proving
+    it (decision 0204). Without it, `unproved` tells how much is there that is not shown for that reason.
     Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
     what the store raises if too few members answer.
     """
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
     walk = Look(chain, store.record, view.answers, claims, view.filled, measured=measured)
-    return await _walk(walk, store, directory)
+    state = await _walk(walk, store, directory)
+    if proved is None or state.holds(proved):
+        return state
+    return await _walk(LookAt(chain, store.record, view.answers, proved, 0), store, directory)
 
 
 async def look_committed(store: StorePort, directory: str, chain: str) -> ChainState:
-    """As `look_chain`, of a chain that must be there. Raises NotFoundError if nothing of it is committed."""
+    """As `look_chain`, of a chain that must be there. Logs a warning if not all of it can be shown. Raises
+    NotFoundError if nothing of it is committed.
+    """
     state = await look_chain(store, directory, chain)
     if state.end is None:
-        raise NotFoundError(f"{directory} has no chain {chain} of which anything is committed")
+        more = f"; {state.unproved_text}" if state.unproved else ""
+        raise NotFoundError(f"{directory} has no chain {chain} of which anything is committed{more}")
+    if state.unproved:
+        logger.warning("%s: %s", directory, state.unproved_text)
     return state
 
 

@@ -179,13 +179,17 @@ def verify(
 
         dos journal verify --history dos://h1,h2,h3/ledger/files
 
-    Exit codes: 0 sound, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
+    While a take-over has not completed, what lies past the end that can be proved committed is not verified,
+    and said so.
+
+    Exit codes: 0 sound, 1 a fault was found or not all could be verified, 2 usage or no such journal, 3 the
+    store cannot be reached.
     """
     with quiet_when_the_pipe_closes():
         outcome = _inspect(target, accept, token_file, history=history)
         sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
         sys.stdout.flush()
-        if outcome.fault is not None:
+        if outcome.fault is not None or outcome.unproved:
             raise typer.Exit(FAULT)
 
 
@@ -340,6 +344,9 @@ def _show(target: str, consume: Consumer, token_file: Path | None, *, history: b
     if not outcome.committed_only:
         sys.stdout.flush()
         sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
+    if outcome.unproved:
+        sys.stdout.flush()
+        sys.stderr.write(f"dos journal: {outcome.unproved}\n")
     _say_fault(outcome)
 
 

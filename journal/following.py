@@ -68,14 +68,21 @@ class ChainFollower:
         """The newest segment known, and how much of it was given; None while there is none."""
         return None if self._head is None else (str(self._head), max(self.at - self._head.base, 0))
 
-    async def poll(self, upto: Position | None = None) -> AsyncGenerator[tuple[int, Record]]:
+    async def poll(
+        self, upto: Position | None = None, *, proved: Position | None = None
+    ) -> AsyncGenerator[tuple[int, Record]]:
         """What is committed now and was not given yet: each record with the offset just past it. Ends.
 
-        upto: a position in a committed cut; what lies past it is not looked at. Raises LostBytesError when
+        upto: a position in a committed cut; what lies past it is not looked at. proved: a position in a
+        committed cut that is given at least, also while the members cannot prove it (see `look_chain`).
+        Raises LostBytesError when
         the chain does not reach to `at`, and what `look_chain` and the store's `stream` raise; nothing is
         passed over then: call it again.
         """
-        for span in await (self._spans() if upto is None else self._spans_to(upto)):
+        spans = await (self._spans() if upto is None else self._spans_to(upto))
+        if proved is not None and proved.size > max((s.base + s.length for s in spans), default=self.at):
+            spans = await self._spans_to(proved)
+        for span in spans:
             async with aclosing(self._records(span)) as records:
                 async for given in records:
                     yield given

@@ -67,6 +67,8 @@ class Outcome:
     end: str = ""
     gone: str = ""
     """Of a chain whose history was asked for: what of it is not held any more."""
+    unproved: str = ""
+    """Of a chain: what lies past its end and cannot be proved committed now."""
 
     @property
     def committed_only(self) -> bool:
@@ -262,6 +264,7 @@ async def _look(store: StorePort, directory: str, chain: str, outcome: Outcome) 
         return None
     if state.end is None and not state.seen:
         raise NotFoundError(f"{directory} has no object and no chain {chain}")
+    outcome.unproved = state.unproved_text
     return state
 
 

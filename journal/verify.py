@@ -17,6 +17,11 @@ def verdict_text(outcome: Outcome) -> str:
     seen = f"{tally.records} records in {tally.segments} segment{'s' * (tally.segments != 1)}"
     extent = f"offsets {tally.first_offset or 0} to {tally.end_offset}, {tally.bytes} bytes"
     version = "" if tally.version is None else f", version {tally.version}"
+    if outcome.fault is None and outcome.unproved:
+        return (
+            f"sound as far as it can be proved: {outcome.target}: {seen}, {extent}{version}\n"
+            f"not verified: {outcome.unproved}"
+        )
     if outcome.fault is None:
         return f"sound: {outcome.target}: {seen}, {extent}{version}"
     return (
@@ -31,7 +36,7 @@ def verdict_json(outcome: Outcome) -> str:
     verdict: dict[str, object] = {
         "target": outcome.target,
         "what": outcome.kind,
-        "sound": outcome.fault is None,
+        "sound": outcome.fault is None and not outcome.unproved,
         "version": tally.version,
         "segments": tally.segments,
         "records": tally.records,
@@ -41,6 +46,8 @@ def verdict_json(outcome: Outcome) -> str:
         "end": outcome.end,
         "committed_only": outcome.committed_only,
     }
+    if outcome.unproved:
+        verdict["unproved"] = outcome.unproved
     if outcome.fault is not None:
         verdict["fault"] = fault_fields(outcome.fault, outcome.base)
     return msgspec.json.encode(verdict).decode()

@@ -49,7 +49,9 @@ class ChainState(msgspec.Struct, frozen=True):
     later ones does the latter. end: None if the journal never existed (or, for a reader, if nothing in it
     is committed); ORIGIN if it was rolled back to nothing. seen: segments of this chain that the members
     named, on the chain or off it. released: segments of the chain below this one, (epoch, base), need not be
-    there any more, as its starts say.
+    there any more, as its starts say. unproved: for a reader, durable bytes past `end` that cannot be proved
+    committed because `claimed`, the epoch of a take-over that has opened no segment that counts, is ahead of
+    the chain; 0 and 0 if there are none.
     """
 
     chain: str
@@ -57,6 +59,8 @@ class ChainState(msgspec.Struct, frozen=True):
     end: Position | None = None
     seen: int = 0
     released: tuple[int, int] = NO_FLOOR
+    unproved: int = 0
+    claimed: int = 0
 
     @property
     def bytes(self) -> int:
@@ -68,6 +72,28 @@ class ChainState(msgspec.Struct, frozen=True):
         """The logical offset just past the snapshot the chain begins with; its beginning if there is none."""
         return self.segments[0].base + self.segments[0].snapshot_end if self.segments else 0
 
+    @property
+    def unproved_text(self) -> str:
+        """What a reader has to know of the bytes that are not shown; "" if there are none."""
+        if not self.unproved:
+            return ""
+        return (
+            f"{self.unproved} more bytes of chain {self.chain} are there and cannot be proved committed now,"
+            f" because a take-over at epoch {self.claimed} did not complete; they are not lost: the next"
+            " writer settles them, and a checkpoint that names them proves them"
+        )
+
+    def holds(self, position: Position) -> bool:
+        """Whether a position lies on this chain. (Its digest shows when it is read.)"""
+        return position == ORIGIN or self._span_of(position) is not None
+
+    def _span_of(self, position: Position) -> int | None:
+        for index, span in enumerate(self.segments):
+            ends_here = span.base < position.size <= span.base + span.length
+            if ends_here and span.end.epoch == position.epoch:
+                return index
+        return None
+
     def up_to(self, stop: Position) -> "ChainState":
         """The same chain, ending at `stop`: what was there then.
 
@@ -76,11 +102,14 @@ class ChainState(msgspec.Struct, frozen=True):
         """
         if stop == ORIGIN:
             return ChainState(self.chain, (), ORIGIN, self.seen)
-        for index, span in enumerate(self.segments):
-            if span.base < stop.size <= span.base + span.length and span.end.epoch == stop.epoch:
-                cut = self._cut_span(span, stop)
-                return ChainState(self.chain, (*self.segments[:index], cut), stop, self.seen)
-        raise StopNotFoundError(f"position {stop} is not in chain {self.chain}, which {self._extent()}")
+        index = self._span_of(stop)
+        if index is None:
+            more = f"; {self.unproved_text}" if self.unproved else ""
+            raise StopNotFoundError(
+                f"position {stop} is not in chain {self.chain}, which {self._extent()}{more}"
+            )
+        cut = self._cut_span(self.segments[index], stop)
+        return ChainState(self.chain, (*self.segments[:index], cut), stop, self.seen)
 
     def _cut_span(self, span: SegmentSpan, stop: Position) -> SegmentSpan:
         length = stop.size - span.base

@@ -11,6 +11,8 @@ chain that is not pipelined, every record that another one follows (R9).
 
 from collections.abc import Mapping
 
+import msgspec
+
 from dos_client.core.quorum import Quorums
 from dos_protocol.store_record import StoreRecord
 from journal.core.chain import Answers, SeenSegment, SegmentSpan
@@ -21,6 +23,7 @@ from journal.core.walk import Walk
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
+    Found,
     Phase,
     ReadStart,
     Settled,
@@ -159,3 +162,19 @@ class Look(Walk):
 
     def _bottom(self) -> list[Effect]:
         return self._found(self._spans[0].end)
+
+    def _found(self, end: Position | None) -> list[Effect]:
+        """Tell also how much lies past the end while a claim is ahead of the chain: nothing there can be
+        proved then, though all of it may have been acknowledged.
+        """
+        (found,) = super()._found(end)
+        assert isinstance(found, Found)
+        past = sum(seen.longest for seen in self._seen[: self._rank + 1])
+        epoch = 0
+        if found.state.segments:
+            head = found.state.segments[-1]
+            past, epoch = past - head.length, head.end.epoch
+        claimed = max(self._claims.values(), default=0)
+        if claimed <= epoch or past <= 0:
+            return [found]
+        return [Found(msgspec.structs.replace(found.state, unproved=past, claimed=claimed))]

@@ -64,7 +64,10 @@ class ChainScan(Scan):
             shown = await self._origin.shown(self._split)
             if shown is None:
                 return None
-            self._poll = self._follower.poll(None if shown is ALL else shown)
+            if shown is ALL:
+                self._poll = self._follower.poll(proved=await self._origin.proved(self._split))
+            else:
+                self._poll = self._follower.poll(shown)
         async for end, record in self._poll:
             if self._pieces.take(begin, end, record):
                 segment = self._follower.segment
@@ -112,6 +115,13 @@ class ChainOrigin(ABC):
     @abstractmethod
     async def shown(self, split: str) -> Position | None:
         """Up to where the chain is shown: a position in a committed cut; ALL; None for nothing yet."""
+
+    async def proved(self, split: str) -> Position | None:
+        """A position in a committed cut: of a chain that is shown as far as a quorum holds it, what is
+        committed even while the members cannot prove it (see `look_chain`). None if no cut knows the chain.
+        """
+        del split
+        return None
 
     @abstractmethod
     def data_of(self, record: Record) -> bytes:
@@ -201,7 +211,8 @@ class ChainOrigin(ABC):
         for span in state.segments[:1]:
             follower = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
             upto = await self.shown(split)
-            async with aclosing(follower.poll(None if upto is ALL else upto)) as records:
+            polled = follower.poll(proved=await self.proved(split)) if upto is ALL else follower.poll(upto)
+            async with aclosing(polled) as records:
                 async for _, record in records:
                     if data := self.data_of(record):
                         yield data
@@ -216,7 +227,8 @@ class ChainOrigin(ABC):
         if shown is None:
             return ChainState(self.chain)
         if shown is ALL:
-            return await look_chain(self.store, directory, self.chain, measured=measured)
+            proved = await self.proved(split)
+            return await look_chain(self.store, directory, self.chain, measured=measured, proved=proved)
         return await look_chain_at(self.store, directory, self.chain, shown)
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: Point) -> Point:

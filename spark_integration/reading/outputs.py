@@ -76,6 +76,9 @@ class OutputOrigin(ChainOrigin):
             return ALL
         return await self._output.position(split)
 
+    async def proved(self, split: str) -> Position | None:
+        return await self._output.position(split)
+
     async def cut(self, number: int) -> dict[str, Point]:
         view = await read_manifest(self.store, self._region)
         for cut in view.cuts:
@@ -100,10 +103,11 @@ class OutputOrigin(ChainOrigin):
 
     async def _publish(self, split: str) -> Publish | None:
         """How the log is shown, as its first record says; None while there is none."""
-        chain = await look_chain(self.store, self.directory(split), self.chain, measured=False)
+        proved = await self.proved(split)
+        chain = await look_chain(self.store, self.directory(split), self.chain, measured=False, proved=proved)
         for span in chain.segments[:1]:
             first = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
-            async with aclosing(first.poll()) as records:
+            async with aclosing(first.poll(proved=proved)) as records:
                 async for end, record in records:
                     if record.op is Op.OUTPUT:
                         output = decode_output(record.ints, record.strings, where=self.chain, at=end)

@@ -1,0 +1,157 @@
+"""Output that a checkpoint covers is readable also after resets that did not complete: the workers'
+directories are claimed then by epochs whose logs were never opened, or were opened and hold a start alone.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.outputs import Publish, output_chain
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.manifest_log import CHAIN, cut_record
+from checkpoint.output_following import OutputFollower, ShownOutput
+from checkpoint.output_log import OutputLog
+from dataflow.outputs import read_output
+from journal import ChainWriter, Op, Position, Record, StopNotFoundError, look_chain, take_over
+from journal.inspecting import Outcome
+from journal.verify import verdict_text
+from spark_integration.core.admission import Piece
+from spark_integration.core.source_offsets import BEGINNING
+from spark_integration.core.source_options import parse_options
+from spark_integration.reading.chains import ChainScan
+from spark_integration.reading.outputs import OutputOrigin
+from tests.journal.memory_store import MemoryStore
+
+REGION = "counts"
+SINK = "x"
+WORKER = worker_directory(REGION, 0)
+STEPS_IN_CUT = [1, 2, 3]
+
+pytestmark = pytest.mark.trio
+
+
+class RegionStore(MemoryStore):
+    """A store in memory that lists its directories."""
+
+    async def list_directories(self, prefix: str = "") -> list[str]:
+        return sorted({name for one in self.servers for name in one.objects if name.startswith(prefix)})
+
+
+async def log_of(store: MemoryStore, epoch: int, publish: Publish, in_cut: Position | None) -> OutputLog:
+    claim = store.claim(epoch, directory=WORKER)
+    after = len(STEPS_IN_CUT) if in_cut else 0
+    return await OutputLog.open(claim, SINK, publish, after_step=after, at=in_cut, generation=1)
+
+
+async def region_whose_resets_failed(publish: Publish) -> RegionStore:
+    """Incarnation 1 commits a cut; 2 and 3 open their logs and fail; 4 and 5 only claim."""
+    store = RegionStore()
+    log = await log_of(store, 1, publish, None)
+    for step in STEPS_IN_CUT:
+        await log.append(SINK, step, 0, step, b"", {"in": {"split": step}})
+    in_cut = await log.synced(STEPS_IN_CUT[-1])
+    manifest = await ChainWriter.open(store.claim(1, directory=coordinator_directory(REGION)), CHAIN, None, 1)
+    part = WorkerCut(state=in_cut, steps=in_cut, sinks={SINK: msgspec.to_builtins(in_cut)})
+    cut = Cut(
+        cut=1,
+        step=STEPS_IN_CUT[-1],
+        incarnation=1,
+        final=False,
+        wall_time_ms=0,
+        workers={0: part},
+        layout=even_layout(1),
+        fingerprint="f",
+        operators={"count": "c"},
+    )
+    await manifest.wait_synced(manifest.append(cut_record(cut)))
+    for epoch in (2, 3):
+        log = await log_of(store, epoch, publish, in_cut)
+    store.claim(4, directory=WORKER)
+    store.claim(5, directory=WORKER)
+    return store
+
+
+@pytest.mark.parametrize("publish", Publish)
+async def test_people_read_all_that_the_last_checkpoint_covers(publish: Publish) -> None:
+    # EVIDENCE-OF: P-6
+    store = await region_whose_resets_failed(publish)
+    assert [step.step async for step in read_output(store, REGION, SINK)] == STEPS_IN_CUT
+
+
+@pytest.mark.parametrize("publish", Publish)
+async def test_another_region_reads_all_that_the_last_checkpoint_covers(
+    publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await region_whose_resets_failed(publish)
+    shown = ShownOutput(store, REGION, SINK)
+    follower = shown.follower("w0000", 0, 0)
+    pieces = await given(follower)
+    in_cut = await shown.position("w0000")
+    assert in_cut is not None
+    assert follower.seen == in_cut.size
+    assert pieces == [], "these steps have no rows"
+    assert await given(follower) == [], "nothing comes twice"
+    skipping = shown.follower("w0000", 0, 0)
+    await skipping.skip()
+    assert skipping.seen == in_cut.size, "a reader that begins at the present passes over what is shown"
+
+
+async def given(follower: OutputFollower) -> list[InputPiece]:
+    async with aclosing(follower.poll()) as pieces:
+        return [piece async for piece in pieces]
+
+
+@pytest.mark.parametrize("publish", Publish)
+async def test_spark_reads_all_that_the_last_checkpoint_covers(publish: Publish) -> None:
+    store = await region_whose_resets_failed(publish)
+    origin = OutputOrigin(store, parse_options({"path": f"dos://m1/{REGION}", "output": SINK}))
+    end = await origin.end("w0000")
+    assert (end.epoch, end.size) == (1, (await ShownOutput(store, REGION, SINK).position("w0000")).size)
+    (one,) = await origin.ranges("w0000", BEGINNING, end)
+    assert one.end == end.size
+    assert [piece.end async for piece in whole(await origin.scan("w0000", BEGINNING))][-1] == end
+
+
+async def whole(scan: ChainScan) -> AsyncGenerator[Piece]:
+    while (piece := await scan.next()) is not None:
+        yield piece
+
+
+async def test_a_reader_without_a_checkpoint_says_what_it_cannot_show() -> None:
+    store = await region_whose_resets_failed(Publish.STEP)
+    state = await look_chain(store, WORKER, output_chain(SINK))
+    there = sum(len(data) for data in store.servers[0].objects[WORKER].values())
+    assert (state.unproved, state.claimed) == (there - state.bytes, 5)
+    words = f"{state.unproved} more bytes of chain out-x are there and cannot be proved committed now,"
+    assert state.unproved_text.startswith(words)
+    assert "a take-over at epoch 5 did not complete" in state.unproved_text
+    with pytest.raises(StopNotFoundError, match="a take-over at epoch 5 did not complete"):
+        state.up_to(Position(1, state.bytes + 1, 0))
+    outcome = Outcome("out-x", "chain", unproved=state.unproved_text)
+    assert verdict_text(outcome).startswith("sound as far as it can be proved: ")
+    log = await OutputLog.open(
+        store.claim(6, directory=WORKER), SINK, Publish.STEP, after_step=3, at=None, generation=1
+    )
+    state = await look_chain(store, WORKER, output_chain(SINK))
+    assert (state.unproved, state.unproved_text) == (0, ""), "the next writer settles them"
+    assert log.last_step == 3
+
+
+async def test_bytes_in_flight_of_a_living_writer_are_not_told_as_unproved() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1)
+    claim.held = True
+    writer.append(Record(Op.OUTPUT, strings=(b"r",)))
+    claim.deliver(1)
+    state = await look_chain(store, claim.directory, "J")
+    assert (state.unproved, state.claimed) == (0, 0)
+    await take_over(store.claim(2, [1, 2]), "J", generation=1)
+    state = await look_chain(store, claim.directory, "J")
+    assert state.unproved > 0
+    assert state.claimed == 2
