@@ -31,7 +31,7 @@ from checkpoint.core.region import (
 )
 from checkpoint.core.request_desk import Asked, DeskEvent, Happened, Looked, Order, Over, RequestDesk, Say
 from checkpoint.core.request_records import Answer, Request, Skipped, encode_record
-from checkpoint.letterbox import LetterReader, write_letters
+from checkpoint.letterbox import LetterCopies, LetterReader, write_letters
 from checkpoint.world import this_driver, wall_time_ms
 from dos_client import Store
 from dos_protocol.errors import DosError
@@ -64,6 +64,11 @@ class Answering:
         self._region = region
         self._desk = RequestDesk(spec.name, without_cuts=spec.without_cuts)
         self._letters = LetterReader(store, requests_directory(spec.name))
+        self._copies = [
+            LetterCopies(store, directory)
+            for directory in (requests_directory(spec.name), answers_directory(spec.name))
+        ]
+        self._repair_at = 0.0
         self._outbox: deque[Say] = deque(maxlen=limits.requests_open_max)
         self._wake = trio.Event()
         self._trouble = ""
@@ -132,6 +137,15 @@ class Answering:
         if self._outbox and held:
             with trio.move_on_after(limits.request_write_s):
                 await self._write(held)
+        await self._repair_copies()
+
+    async def _repair_copies(self) -> None:
+        if trio.current_time() < self._repair_at:
+            return
+        with trio.move_on_after(limits.request_write_s):
+            for copies in self._copies:
+                await copies.repair()
+        self._repair_at = trio.current_time() + limits.letters_repair_s
 
     def _strange(self, found: Answer | Skipped) -> None:
         what = f"{found.count} bytes: {found.why}" if isinstance(found, Skipped) else "an answer"

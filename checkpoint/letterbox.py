@@ -24,7 +24,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.request_records import Found, RecordReader
-from dos_client import Claim, ObjectWriter, Store, chance
+from dos_client import Claim, ObjectWriter, Store, chance, repair_store
 from dos_client.core.backoff import backoff_s
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
@@ -81,6 +81,44 @@ class LetterReader:
         """Each object of ours, its longest copy."""
         view = await self._store.look(self._directory)
         return _longest(view.answers.values())
+
+
+class LetterCopies:
+    """Brings members that were unavailable up to date with a directory's records. On the trio thread of its
+    store.
+
+    A claim for letters lasts for one write. So nobody fills a member that was unavailable then: a later
+    writer goes on with the newest object at most. Whoever reads the letters for long runs this.
+    """
+
+    def __init__(self, store: Store, directory: str) -> None:
+        self._store = store
+        self._directory = directory
+        self._behind: dict[tuple[bytes, str], int] = {}
+
+    async def repair(self) -> None:
+        """Repair copies that lack what a quorum holds, if they lacked just that at the last call too: a
+        writer may be about to fill them.
+
+        Raises QuorumUnavailableError, BrokenConnectionError; call again then.
+        """
+        before, self._behind = self._behind, await self._find_behind()
+        if not any(before.get(copy) == synced for copy, synced in self._behind.items()):
+            return
+        await repair_store(self._store, [self._directory])
+
+    async def _find_behind(self) -> dict[tuple[bytes, str], int]:
+        """(member, object) -> what it has durably, of the newest objects."""
+        answers = (await self._store.look(self._directory)).answers
+        names = sorted(_longest(answers.values()))[-limits.letters_objects_kept :]
+        behind: dict[tuple[bytes, str], int] = {}
+        for name in names:
+            synced = {
+                member: objects.get(name, ObjectInfo(name)).synced for member, objects in answers.items()
+            }
+            held = sorted(synced.values(), reverse=True)[: self._store.record.ack_quorum][-1]
+            behind |= {(member, name): size for member, size in synced.items() if size < held}
+        return behind
 
 
 async def write_letters(

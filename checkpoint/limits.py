@@ -84,6 +84,8 @@ and are taken away.
 """
 letters_tidy_s: Final = 1.0
 """A writer of letters waits so long for older objects to go; a later one takes what is left."""
+letters_repair_s: Final = 5.0
+"""How often a driver looks whether a member that was unavailable lacks requests or answers."""
 requests_open_max: Final = 1_000
 """Accepted and not done. More are refused."""
 request_ids_kept_max: Final = 10_000

@@ -98,6 +98,33 @@ def resets(region):
     return [event for event in region.events if isinstance(event, ResetReport)]
 
 
+def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_missed_while_the_region_runs(
+    three_servers, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(limits, "letters_repair_s", 0.5)
+    url = url_of(three_servers)
+    trio.run(init_store, url)
+    name = "missed"
+
+    async def wait_equal():
+        async with open_store(url) as store:
+            for directory in (requests_directory(name), answers_directory(name)):
+                with trio.fail_after(60):
+                    while True:
+                        copies = list((await store.look(directory)).answers.values())
+                        if len(copies) == 3 and all(copy == copies[0] != {} for copy in copies):
+                            break
+                        await trio.sleep(0.1)
+
+    with ToyRegion(url, tmp_path, name=name, numbers=LONG) as running:
+        running.wait_cuts(1)
+        three_servers[2].kill()
+        for _ in range(2):
+            assert asked(url, name, "status").answer.verdict == "done"
+        three_servers[2].restart()
+        trio.run(wait_equal)
+
+
 # --- the command ------------------------------------------------------------------------------------------
 
 
