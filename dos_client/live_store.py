@@ -33,7 +33,7 @@ from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.limits import u64_max
-from dos_protocol.names import NO_ID, check_name, id_text
+from dos_protocol.names import NO_ID, check_id, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened, StatResult
 
@@ -90,7 +90,7 @@ class Store:
         this one for another writer. When cancelled, members may hold the claim: that fences older writers,
         and nothing else."""
         self._refuse_in_store()
-        if not 1 <= epoch <= u64_max or writer_id == NO_ID:
+        if not 1 <= epoch <= u64_max or check_id(writer_id, "writer_id") == NO_ID:
             raise LocalProtocolError(f"a claim has an epoch from 1 and a writer id that is not zero: {epoch}")
         self.wrote.set()
         claim = await self._begin(Claim(self, directory, epoch, writer_id))

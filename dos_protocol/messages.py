@@ -22,6 +22,8 @@ from typing import Any, Final, NamedTuple
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from dos_protocol.frames import Frame
+from dos_protocol.limits import id_bytes
+from dos_protocol.names import check_id
 from dos_protocol.vocabulary import (
     NO_DIGEST,
     Append,
@@ -168,9 +170,12 @@ TABLE: Final[dict[Opcode, Row]] = {
 }
 
 
+_ID: Final = f"{id_bytes}s"
+
+
 class _Plan(NamedTuple):
     """A row made ready. `names`: of its fixed fields, `values_of`: their values in a message; `flagged`: one
-    of them is 0 or 1."""
+    of them is 0 or 1; `ids`: the fields that are an id."""
 
     opcode: Opcode
     row: Row
@@ -178,6 +183,7 @@ class _Plan(NamedTuple):
     names: tuple[str, ...]
     values_of: Callable[[Any], tuple[Any, ...]]
     flagged: bool
+    ids: tuple[str, ...]
 
 
 def _plan_of(opcode: Opcode, row: Row) -> _Plan:
@@ -188,7 +194,8 @@ def _plan_of(opcode: Opcode, row: Row) -> _Plan:
 
     many = len(names) > 1  # for these the standard library has a faster way
     getter = attrgetter(*names) if many else values_of
-    return _Plan(opcode, row, struct.Struct(">" + codes), names, getter, "?" in codes)
+    ids = tuple(name for name, code in row.fixed if code == _ID)
+    return _Plan(opcode, row, struct.Struct(">" + codes), names, getter, "?" in codes, ids)
 
 
 _PLANS: Final = {int(opcode): _plan_of(opcode, row) for opcode, row in TABLE.items()}
@@ -213,7 +220,9 @@ def encode(message: Message, request_id: int = 0) -> Frame:
     """The frame of a message. Raises LocalProtocolError when a value does not fit its field."""
     if type(message) is Watermark:
         return _encode_watermark(message, request_id)
-    opcode, row, layout, _, values_of, _ = _PLANS_BY_CLASS[type(message)]
+    opcode, row, layout, _, values_of, _, ids = _PLANS_BY_CLASS[type(message)]
+    for field in ids:  # struct would cut a longer one and fill a shorter one up
+        check_id(getattr(message, field), field)
     try:
         parts = [layout.pack(*values_of(message))]
         for field, kind in row.variable:
@@ -283,7 +292,7 @@ def _decode_watermark(frame: Frame) -> Watermark:
 
 
 def _decode_row(frame: Frame, plan: _Plan) -> Message:
-    _, row, layout, names, _, flagged = plan
+    _, row, layout, names, _, flagged, _ = plan
     fixed = layout.unpack_from(frame.meta)
     if flagged and layout.pack(*fixed) != frame.meta[: layout.size]:
         raise ValueError("a field that is 0 or 1 is neither")

@@ -7,7 +7,7 @@ an error. Beginning with a letter or digit keeps `.`, `..`, `-rf` and the server
 import re
 from typing import Final
 
-from dos_protocol.errors import BadNameError
+from dos_protocol.errors import BadNameError, LocalProtocolError
 from dos_protocol.limits import id_bytes
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -27,6 +27,18 @@ def check_name(name: str) -> str:
         shown = ascii(name[:40])
         raise BadNameError(f"a name must match [A-Za-z0-9][A-Za-z0-9._-]{{0,127}}: {shown}, {len(name)} long")
     return name
+
+
+def check_id(identity: bytes, what: str) -> bytes:
+    """Return the id unchanged. Raises LocalProtocolError unless it is 16 bytes.
+
+    Every layout with an id calls this before it packs one: `struct` cuts a longer value and pads a shorter
+    one without a word, and two ids that begin alike would become one.
+    """
+    if not isinstance(identity, bytes) or len(identity) != id_bytes:
+        shown = f"{len(identity)} bytes" if isinstance(identity, bytes) else type(identity).__name__
+        raise LocalProtocolError(f"{what} must be exactly {id_bytes} bytes, got {shown}: {identity!a:.60}")
+    return identity
 
 
 def id_text(identity: bytes) -> str:

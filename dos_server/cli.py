@@ -17,9 +17,10 @@ import trio
 import typer
 
 from dos_protocol.addresses import address_text, is_loopback, parse_listen
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
+from dos_protocol.tokens import token_in
 from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
@@ -56,7 +57,8 @@ def serve(
         ),
     ] = False,
     token_file: Annotated[
-        Path | None, typer.Option(help="File whose first line every client must show as its token.")
+        Path | None,
+        typer.Option(help="File whose first line every client must show as its token; not blank."),
     ] = None,
     no_v0: Annotated[
         bool,
@@ -93,7 +95,7 @@ def serve(
         if not insecure:
             _refuse(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1")
         logging.getLogger("dos.server").warning("listening on %s without TLS, as --insecure says", host)
-    token = token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
+    token = _read_token(token_file)
     _raise_file_limit()
     keep_large_blocks()
     try:
@@ -137,6 +139,17 @@ def _announce(opened: OpenServer, data: Path, *, as_json: bool) -> None:
     else:
         line = f"dos: serving {data} at {address}, server id {server_id}"
     print(line, flush=True)
+
+
+def _read_token(path: Path | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        return token_in(path.read_bytes(), str(path))
+    except OSError as error:
+        _refuse(f"token file {path} cannot be read: {error.strerror}")
+    except LocalProtocolError as error:
+        _refuse(str(error))
 
 
 def _scrub_plan(rate: str, every: str) -> ScrubPlan:

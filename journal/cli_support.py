@@ -24,6 +24,7 @@ from rich.progress import (
 
 from dos_client.errors import BadUrlError, QuorumUnavailableError, StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, DosError
+from dos_protocol.tokens import token_in
 from journal.core.errors import ArchiveUnavailableError
 
 SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -93,8 +94,8 @@ def journal_file(target: str) -> Path:
 
 
 def token_of(token_file: Path | None) -> bytes:
-    """The first line of the file. Raises OSError."""
-    return token_file.read_bytes().split(b"\n")[0].strip() if token_file is not None else b""
+    """Return the token in the file; none without a file. Raises OSError, LocalProtocolError."""
+    return token_in(token_file.read_bytes(), str(token_file)) if token_file is not None else b""
 
 
 def refuse(words: str, code: int) -> NoReturn:

@@ -43,7 +43,7 @@ def _completed(ctx: typer.Context, read: Callable[[Store], Awaitable[list[str]]]
 
     try:
         return [name for name in trio.run(work) if name.startswith(begun)]
-    except (DosError, OSError):
+    except (DosError, OSError, typer.Exit):
         return []
 
 

@@ -34,6 +34,7 @@ from dos_protocol.errors import (
     PoisonedError,
 )
 from dos_protocol.limits import id_bytes
+from dos_protocol.tokens import token_in
 
 T = TypeVar("T")
 
@@ -68,8 +69,15 @@ def fill_help(app: typer.Typer) -> None:
 
 
 def read_token(path: Path | None) -> bytes:
-    """The token in the file; none without a file."""
-    return path.read_bytes().split(b"\n")[0].strip() if path is not None else b""
+    """Return the token in the file; none without a file. A file that holds none ends the program."""
+    if path is None:
+        return b""
+    try:
+        return token_in(path.read_bytes(), str(path))
+    except OSError as error:
+        fail(f"token file {path} cannot be read: {error.strerror}", REFUSED)
+    except DosError as error:
+        fail(str(error), REFUSED)
 
 
 def opened(url: DosUrl, token: bytes) -> AbstractAsyncContextManager[Store]:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import id_bytes, name_bytes_max
-from dos_protocol.names import NO_ID, id_text, is_name, parse_id
+from dos_protocol.names import NO_ID, check_id, check_name, id_text, is_name, parse_id
 from dos_server.limits import mark_bytes
 
 _CLAIM_MAGIC: Final = b"\xd0\x4c"
@@ -60,7 +60,7 @@ class Mark(NamedTuple):
 
 
 def encode_claim(claim: Claim) -> bytes:
-    body = _CLAIM.pack(_CLAIM_MAGIC, 1, 0, claim.epoch, claim.writer_id)
+    body = _CLAIM.pack(_CLAIM_MAGIC, 1, 0, claim.epoch, check_id(claim.writer_id, "writer_id"))
     return body + _DIGEST.pack(digest64(body))
 
 
@@ -94,7 +94,7 @@ _CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the s
 
 def encode_mark(mark: Mark) -> bytes:
     flags = mark.poisoned | mark.damaged << 1 | mark.removed << 2
-    body = _MARK.pack(mark.name.encode("ascii"), mark.synced, flags, mark.root, b"")
+    body = _MARK.pack(check_name(mark.name).encode("ascii"), mark.synced, flags, mark.root, b"")
     return body + _DIGEST.pack(digest64(body))
 
 
@@ -113,7 +113,7 @@ def decode_marks(data: bytes) -> list[Mark | None]:
 
 
 def encode_identity(server_id: bytes) -> bytes:
-    return f"{id_text(server_id)} {digest64(server_id):016x}\n".encode("ascii")
+    return f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n".encode("ascii")
 
 
 def decode_identity(data: bytes, where: str) -> bytes:

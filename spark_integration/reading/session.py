@@ -14,6 +14,8 @@ import msgspec
 
 from dos_client import blocking
 from dos_client.blocking import BlockingStore
+from dos_protocol.errors import LocalProtocolError
+from dos_protocol.tokens import token_in
 from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.core.source_options import SourceOptions
@@ -61,7 +63,9 @@ def with_token(options: Options) -> Options:
     if options.token_file is None:
         return options
     try:
-        token = Path(options.token_file).read_bytes().split(b"\n")[0].strip()
+        token = token_in(Path(options.token_file).read_bytes(), options.token_file)
+    except LocalProtocolError as error:
+        raise BadOptionError(f"option 'tokenFile': {error}") from error
     except OSError as error:
         raise BadOptionError(f"the file of the option 'tokenFile' cannot be read: {error}") from error
     return msgspec.structs.replace(options, token=token, token_file=None)

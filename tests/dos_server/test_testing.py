@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from dos_client import blocking, connect, open_store
 from dos_client.errors import QuorumUnavailableError
 from dos_client.store import init_store
+from dos_protocol.errors import LocalProtocolError
 from dos_server.testing import MemoryServer, memory_server, memory_store, threaded_server, threaded_store
 from journal import ChainWriter, Op, Record, read_records, take_over
 
@@ -154,3 +155,14 @@ def test_the_examples_of_the_manual_run(name: str) -> None:
     found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", manual, re.DOTALL)
     assert found is not None
     exec(compile(found[1], f"docs/testing.md, {name}", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("wrong", [b"a writer's name-A-1", b"a writer's name-B-1", b"short", b""])
+async def test_a_writer_id_of_another_length_is_refused_and_claims_nothing(wrong: bytes) -> None:
+    """Cut to 16 bytes, the first two were one writer, and both were granted one epoch."""
+    # EVIDENCE-OF: P-4
+    async with memory_server() as server, connect(server.url) as store:
+        with pytest.raises(LocalProtocolError, match="exactly 16 bytes"):
+            await store.claim("app", 1, wrong)
+        assert (await store.look("app")).epoch_seen == 0
