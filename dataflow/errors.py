@@ -180,8 +180,8 @@ class SpecError(DosError):
 class PeerLostError(DosError):
     """The link to another worker broke, or could not be made. The region resets."""
 
-    def __init__(self, peer: int, why: str) -> None:
-        super().__init__(f"worker {peer} is lost: {why}")
+    def __init__(self, peer: int, why: str, *, remedy: str = "") -> None:
+        super().__init__(f"worker {peer} is lost: {why}", remedy=remedy)
         self.peer = peer
 
 

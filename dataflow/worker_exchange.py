@@ -21,7 +21,7 @@ from dataflow import limits
 from dataflow.core.heard import Heard
 from dataflow.errors import PeerLostError
 from dataflow.worker_messages import Arrived, Inbox, Shared
-from dataflow.worker_spec import WorkerSpec
+from dataflow.worker_spec import ADVERTISE_HOST, WorkerSpec
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
 logger = logging.getLogger("dos.dataflow")
@@ -81,7 +81,12 @@ class Exchange:
                 peer.host, peer.port, key=spec.job_key, hello=hello, timeout_s=limits.peer_dial_s
             )
         except (BrokenConnectionError, HandshakeError) as error:
-            raise PeerLostError(worker, str(error.args[0])) from error
+            raise PeerLostError(
+                worker,
+                f"worker {spec.worker} cannot connect to it at {peer.host}:{peer.port}: {error.args[0]}",
+                remedy=f"if {peer.host} is not the address at which other hosts reach that worker, set "
+                f"{ADVERTISE_HOST} on its host; if a firewall is between them, open the ports of the workers",
+            ) from error
         outgoing, queue = trio.open_memory_channel[Frames](math.inf)
         self._outgoing[worker] = outgoing
         outgoing.send_nowait((self._heard.mark(FrameType.RESET, step),))

@@ -4,12 +4,18 @@ functions anyway.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.participant import ParticipantSpec
 from dataflow.errors import SpecError
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
+
+ADVERTISE_HOST: Final = "DOS_ADVERTISE_HOST"
+"""In this variable of its environment an executor may say at which address other hosts reach it. Without it,
+a worker advertises the local address of its link to the coordinator.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

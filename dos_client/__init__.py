@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         QuorumUnavailableError,
         ReplacementError,
         StoreNotReadyError,
+        TokenRefusedError,
     )
     from dos_client.live_store import Store
     from dos_client.membership.filling import ReplaceProgress
@@ -63,6 +64,7 @@ __all__ = [
     "ReplacementError",
     "Store",
     "StoreNotReadyError",
+    "TokenRefusedError",
     "VerifyReport",
     "add_member",
     "connect",
@@ -86,6 +88,7 @@ MODULES = {
         "QuorumUnavailableError",
         "ReplacementError",
         "StoreNotReadyError",
+        "TokenRefusedError",
     ),
     "dos_client.live_store": ("Store",),
     "dos_client.membership.filling": ("ReplaceProgress",),

@@ -18,6 +18,10 @@ class StoreNotReadyError(DosError):
         self.missing = tuple(missing)
 
 
+class TokenRefusedError(StoreNotReadyError):
+    """Every server that answered refused the token. Waiting or asking again does not help."""
+
+
 class NotEmptyError(StoreNotReadyError):
     """The servers answer, and cannot be made this store: they hold objects, or are in a store already."""
 

@@ -15,7 +15,7 @@ from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
 from dos_client.limits import open_timeout_s
 from dos_client.live_store import Store
-from dos_client.membership.founding import init_store
+from dos_client.membership.founding import init_store, token_refused
 from dos_client.mending.self_repair import mend_by_itself
 from dos_client.mending.watching import watch_for_damage
 from dos_client.sessions.discovery import Survey, find_membership, probe
@@ -98,10 +98,10 @@ def _not_ready(url: DosUrl, membership: Membership, seen: Survey) -> StoreNotRea
             seen.problems(membership),
             remedy=f"make one: dos store init {url}",
         )
+    if seen.nobody_takes_the_token:
+        return token_refused(url, seen.problems(membership))
     return StoreNotReadyError(
         f"too few servers of {url} confirm a store record",
         seen.problems(membership),
-        remedy="give the token that the servers were started with"
-        if seen.nobody_takes_the_token
-        else "start the others",
+        remedy="start the others",
     )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import trio
 
+from dos_client.errors import TokenRefusedError
 from dos_client.sessions.discovery import hand_over, probe
 from dos_client.store import StoreNotReadyError, init_store, open_store
 from dos_client.urls import parse_url
@@ -92,12 +93,16 @@ async def _make_ready(url: str, token: bytes) -> None:
         try:
             async with open_store(url, token=token, client="driver"):
                 return
+        except TokenRefusedError as error:
+            raise StoreNotUsableError(str(error)) from error
         except StoreNotReadyError as error:
             problem = error
         try:
             record = await init_store(url, token=token)
         except Exception as error:
-            raise StoreNotUsableError(f"{url} is no store and cannot be made one: {error}") from problem
+            raise StoreNotUsableError(
+                f"{url} cannot be used: {problem}; and it cannot be made one now: {error}"
+            ) from problem
         log.info("made a store of %s: %d members, quorum %d", url, len(record.members), record.ack_quorum)
         return
     raise StoreNotUsableError(f"no answer from the store {url} in {STORE_ANSWER_S:.0f} s ({problem})")

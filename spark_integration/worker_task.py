@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.worker import WorkerSpec, run_worker
-
-ADVERTISE_HOST = "DOS_ADVERTISE_HOST"
-"""An executor machine's environment may say under which name others reach it. Without it a worker gives
-the address that its link to the coordinator has on its side.
-"""
+from dataflow.worker_spec import ADVERTISE_HOST
 
 
 def run(graph: bytes, fields: dict[str, Any]) -> str:

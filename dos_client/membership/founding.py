@@ -7,10 +7,12 @@ identity, so a making that died half-way is finished by whoever comes next: the 
 name the others.
 """
 
+from collections.abc import Sequence
+
 import trio
 
 from dos_client import chance
-from dos_client.errors import NotEmptyError, StoreNotReadyError
+from dos_client.errors import NotEmptyError, StoreNotReadyError, TokenRefusedError
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import find_membership, hand_over, survey
 from dos_client.urls import DosUrl, parse_url
@@ -30,6 +32,8 @@ async def init_store(
     again finishes that."""
     parsed = parse_url(url)
     membership, seen = await find_membership(parsed.servers, token=token, client=client)
+    if seen.nobody_takes_the_token:
+        raise token_refused(parsed, seen.problems(membership))
     if seen.errors:
         raise StoreNotReadyError("all servers must answer to make a store", seen.problems(membership))
     ids = [answer.server_id for answer in seen.answers if answer.address in parsed.servers]
@@ -53,6 +57,15 @@ async def init_store(
     await _all_empty(members, token, client)
     record = StoreRecord(chance.fresh_id(), 1, _quorum(ack_quorum, len(members)), members)
     return await _hand_to_all(record, token, client)
+
+
+def token_refused(url: DosUrl, problems: Sequence[str]) -> TokenRefusedError:
+    """The error for a store none of whose servers takes the token."""
+    return TokenRefusedError(
+        f"the servers of {url} refuse the token",
+        problems,
+        remedy="give the token that the servers were started with",
+    )
 
 
 def _quorum(asked: int | None, members: int) -> int:

@@ -8,6 +8,7 @@ import trio
 
 from dos_client.store import open_store
 from dos_server import embedded
+from dos_server.testing import threaded_store
 from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
 from spark_integration.stores import choose_store
 
@@ -78,3 +79,13 @@ def test_a_store_that_is_not_there_is_refused_with_what_is_missing(tmp_path: Pat
         url = gone.url
     with pytest.raises(StoreNotUsableError, match=url.removeprefix("dos://")):
         choose_store(url, one_machine=True, master="local[4]", data_dir=None)
+
+
+def test_a_wrong_token_is_the_reason_that_is_given() -> None:
+    with threaded_store(3, token=b"right") as servers:
+        with pytest.raises(StoreNotUsableError) as refused:
+            choose_store(servers.url, one_machine=False, master="yarn", data_dir=None, token=b"wrong")
+        text = str(refused.value)
+        assert text.startswith(f"the servers of {servers.url} refuse the token")
+        assert "give the token that the servers were started with" in text
+        assert "made" not in text

@@ -1,0 +1,39 @@
+"""Exchange links between workers that cannot reach each other."""
+
+import pytest
+import trio
+
+from checkpoint.core.messages import Peer
+from dataflow.errors import PeerLostError
+from dataflow.graph import Graph
+from dataflow.worker_exchange import Exchange
+from dataflow.worker_failures import failure_of, first_error
+from dataflow.worker_messages import Inbox, Shared
+from dataflow.worker_spec import WorkerSpec
+
+
+def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setting_that_decides_it() -> None:
+    spec = WorkerSpec(
+        region="r",
+        worker=0,
+        workers=2,
+        attempt=1,
+        coordinator=("127.0.0.1", 1),
+        job_key=b"k" * 32,
+        graph=Graph("g"),
+        store_url="dos://127.0.0.1:1",
+    )
+
+    async def main() -> None:
+        exchange = Exchange(spec, 1, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+        async with trio.open_nursery() as nursery:
+            await exchange.dial_all(nursery, [Peer("127.0.0.1", 2), Peer("127.0.0.1", 1)], step=0)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        trio.run(main)
+    error = first_error(failed.value)
+    assert isinstance(error, PeerLostError)
+    report = failure_of(error)
+    assert (report.kind, report.peer) == ("peer", 1)
+    assert "worker 0 cannot connect to it at 127.0.0.1:1" in report.message
+    assert "set DOS_ADVERTISE_HOST on its host" in report.message
