@@ -14,6 +14,7 @@ A message is valid if and only if (1) its opcode has a row, (2) meta is exactly 
 is empty unless the row has it. Opcodes below 128 are requests, from 128 on answers. Numbers are never reused.
 """
 
+import functools
 import struct
 from collections.abc import Callable
 from operator import attrgetter
@@ -319,12 +320,17 @@ def encode_entries(entries: tuple[ObjectInfo, ...]) -> bytes:
     """A payload of entries."""
     parts = [_COUNT.pack(len(entries))]
     for info in entries:
+        name = info.name.encode("latin-1")
         marks = info.appending | info.corrupt << 1 | info.poisoned << 2
-        parts += [
-            _pack_variable("name", info.name),
-            _ENTRY.pack(info.received, info.synced, info.digest, marks),
-        ]
+        entry = _entry_of(len(name))
+        parts.append(entry.pack(len(name), name, info.received, info.synced, info.digest, marks))
     return b"".join(parts)
+
+
+@functools.cache
+def _entry_of(name_bytes: int) -> struct.Struct:
+    """An entry whose name has so many bytes."""
+    return struct.Struct(f">B{name_bytes}sQQQB")
 
 
 def decode_entries(payload: Buffer) -> tuple[ObjectInfo, ...]:

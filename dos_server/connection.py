@@ -12,7 +12,6 @@ import contextlib
 import logging
 import socket
 from collections import deque
-from enum import Enum, auto
 from typing import Final
 
 import trio
@@ -25,17 +24,16 @@ from dos_server import sockets
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import (
-    frame_seconds_max,
-    hello_seconds_max,
     linger_seconds,
     outgoing_bytes_max,
     send_seconds_max,
     shrink_seconds,
-    slow_frame_seconds_max,
-    stalled_seconds_max,
+    turn_seconds,
 )
 from dos_server.owner import Owner
 from dos_server.ports import Socket
+from dos_server.reading import Fed, FrameClock, Reading
+from dos_server.turns import Use
 
 log = logging.getLogger("dos.server")
 
@@ -45,18 +43,11 @@ _APPEND: Final = int(Opcode.APPEND)
 _RUN_FRAMES_MAX: Final = 256
 
 
-class Reading(Enum):
-    """Whether a connection is read from."""
-
-    ON = auto()
-    PAUSED = auto()
-    ENDED = auto()
-
-
 class Connection:
     """See the module.
 
-    `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read.
+    `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read; `use`: see
+    `turns`.
     """
 
     def __init__(self, session: int, sock: Socket, owner: Owner) -> None:
@@ -70,14 +61,14 @@ class Connection:
         self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers, self.resume)
         self._reading = Reading.PAUSED
-        self._connected = trio.current_time()
+        self._clock = FrameClock(trio.current_time())
         self._deaf = self._welcome = False
-        self._lacks_room = False
+        self._lacks_room = self._unread = False
         self._scope = trio.CancelScope()
         self._all_read = trio.Event()
         self._all_sent = trio.Event()
-        self._frame_began: float | None = None
-        self._last_read = self._bytes_came = 0.0
+        self.use = Use()
+        self._last_read = 0.0
 
     @property
     def peer(self) -> str:
@@ -131,6 +122,7 @@ class Connection:
 
     def _end_reading(self) -> None:
         self._pause()
+        self._owner.turns.leave(self)
         self._reading = Reading.ENDED
         self._all_read.set()
 
@@ -148,12 +140,18 @@ class Connection:
         if self._blocked_since is not None:
             self.flush()
         if readable and self._reading is Reading.ON:
-            self._read()
+            if self._owner.turns.may_begin(self):
+                self._read()
+            else:
+                self._pause()
+                self._unread = True
 
     def _read(self) -> None:
+        self._unread = False
         try:
             count = self._sock.recv_into(self._inflow.writable())
         except BlockingIOError:
+            self._read_on()
             return
         except OSError as error:
             log.debug("session %d: %s", self.session, error)
@@ -163,17 +161,23 @@ class Connection:
             self._end_reading()
             self._owner.half_closed(self.session)
             return
-        self._bytes_came = trio.current_time()
+        self._clock.bytes_came = trio.current_time()
         if self._inflow.wrote(count):
             sockets.notice_silence(self._sock)
         self._take_in()
 
     def _take_in(self) -> None:
         """Hand over what is there; go on reading, or pause because of back-pressure."""
-        self._lacks_room = False
-        if not self._feed():
+        turns, self._lacks_room = self._owner.turns, False
+        began = turns.clock()
+        fed = self._feed(began + turn_seconds)
+        self.use.add(began, turns.clock())
+        if fed is Fed.STALLED:
             self._pause()
             self._owner.stalled(self)
+        elif fed is Fed.YIELDED:
+            self._pause()
+            turns.wait(self)
         elif self._inflow.find_room():
             self._read_on()
         else:
@@ -186,7 +190,16 @@ class Connection:
             self._owner.readiness.soon(self._look)
 
     def _look(self) -> None:
-        if self._reading is Reading.PAUSED:
+        if self._reading is Reading.PAUSED and self._owner.turns.may_begin(self):
+            self._take_in()
+
+    def take_turn(self) -> None:
+        """It has waited for its turn: with what is still in the socket, or in the buffer."""
+        if self._reading is not Reading.PAUSED:
+            return
+        if self._unread:
+            self._read()
+        else:
             self._take_in()
 
     def look_at_clock(self, now: float) -> None:
@@ -194,33 +207,24 @@ class Connection:
 
         An idle session may stay for ever, and there may be many: they give memory back.
         """
-        if (self._reading is Reading.ON or self._lacks_room) and self._is_late(now):
-            log.info("session %d of %s: no whole frame in time; closed", self.session, self.peer)
-            self.abort()
-        elif self._owner.buffers.wanted and self._keeps_others_waiting(now):
-            log.info(
-                "session %d of %s: others wait for the room its frame has; closed", self.session, self.peer
-            )
-            self.abort()
+        reads, owner = self._reading is Reading.ON, self._owner
+        if (reads or self._lacks_room) and self._clock.is_late(now, welcome=owner.is_welcome(self.session)):
+            self._abort_because("no whole frame in time")
+        elif (
+            owner.buffers.wanted
+            and reads
+            and self._inflow.holds_room
+            and self._clock.keeps_others_waiting(now)
+        ):
+            self._abort_because("others wait for the room that its frame has")
         elif self._blocked_since is not None and now > self._blocked_since + send_seconds_max:
-            log.info(
-                "session %d of %s: takes nothing for %d s; closed", self.session, self.peer, send_seconds_max
-            )
-            self.abort()
+            self._abort_because(f"takes nothing for {send_seconds_max:g} s")
         elif now - self._last_read > shrink_seconds or self._owner.buffers.wanted:
             self._inflow.give_back()
 
-    def _is_late(self, now: float) -> bool:
-        if self._frame_began is not None and now > self._frame_began + frame_seconds_max:
-            return True
-        return now > self._connected + hello_seconds_max and not self._owner.is_welcome(self.session)
-
-    def _keeps_others_waiting(self, now: float) -> bool:
-        """It has room for a frame, is read, and sends nothing, or too slowly for times of want."""
-        if self._reading is not Reading.ON or not self._inflow.holds_room:
-            return False
-        began = now if self._frame_began is None else self._frame_began
-        return now > self._bytes_came + stalled_seconds_max or now > began + slow_frame_seconds_max
+    def _abort_because(self, why: str) -> None:
+        log.info("session %d of %s: %s; closed", self.session, self.peer, why)
+        self.abort()
 
     def wanted(self) -> bool:
         """Whether more is taken from it. False is back-pressure.
@@ -229,10 +233,11 @@ class Connection:
         """
         return self.outgoing_bytes <= self._owner.outgoing.of_one_max and self._owner.may_read(self.session)
 
-    def _feed(self) -> bool:
-        """Hand over the frames at hand. False: not all of them, because of back-pressure."""
+    def _feed(self, until: float) -> Fed:
+        """Hand over the frames at hand, for as long as the slice lasts."""
         if self._inflow.inlet is not None:
-            return self._feed_version0(self._inflow.inlet)
+            return self._feed_version0(self._inflow.inlet, until)
+        clock, over = self._owner.turns.clock, False
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         before = decoder.buffered
         try:
@@ -244,14 +249,20 @@ class Connection:
                         self._inflow.welcome()
                 else:
                     self._hand_over_appends(frame)
+                if decoder.buffered and clock() >= until:
+                    over = True
+                    break
         except RemoteProtocolError as error:
             owner.bad_frame(session, error)
-            return True
+            return Fed.ALL
         anew = decoder.buffered < before
         if anew:
             self._last_read = trio.current_time()
-        self._watch_frame(wanted and bool(decoder.buffered), anew=anew)
-        return wanted
+        begun = wanted and not over and bool(decoder.buffered)
+        self._clock.watch(trio.current_time(), begun=begun, anew=anew)
+        if over:
+            return Fed.YIELDED
+        return Fed.ALL if wanted else Fed.STALLED
 
     def _hand_over_appends(self, frame: Frame) -> None:
         """Those that follow one another in one go; what comes behind them after that. Raises what decoding
@@ -268,9 +279,10 @@ class Connection:
         if behind is not None:
             owner.received(session, behind)
 
-    def _feed_version0(self, inlet: wire0.Inlet) -> bool:
+    def _feed_version0(self, inlet: wire0.Inlet, until: float) -> Fed:
         """The same for version 0: requests one by one, or bytes as they are."""
         owner, session = self._owner, self.session
+        clock, over = owner.turns.clock, False
         requests = 0
         if inlet.buffered:
             self._last_read = trio.current_time()
@@ -285,19 +297,17 @@ class Connection:
                     requests += 1
                 else:
                     break
+                if inlet.buffered and clock() >= until:
+                    over = True
+                    break
         except wire0.RequestTooLongError as error:
             owner.bad_request(session, error)
-            return True
-        self._watch_frame(wanted and bool(inlet.buffered), anew=bool(requests))
-        return wanted
-
-    def _watch_frame(self, begun: bool, *, anew: bool) -> None:
-        """The clock of a frame runs from its first byte, also while it waits for room; and not while the
-        server does not read for another reason."""
-        if not begun:
-            self._frame_began = None
-        elif anew or self._frame_began is None:
-            self._frame_began = trio.current_time()
+            return Fed.ALL
+        begun = wanted and not over and bool(inlet.buffered)
+        self._clock.watch(trio.current_time(), begun=begun, anew=bool(requests))
+        if over:
+            return Fed.YIELDED
+        return Fed.ALL if wanted else Fed.STALLED
 
     # Writing
 

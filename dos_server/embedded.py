@@ -17,6 +17,7 @@ from dos_protocol.addresses import address_text
 from dos_protocol.names import id_text
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
+from dos_server.limits import connections_waiting_max
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 
@@ -83,7 +84,7 @@ def listen_on(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(128)
+        listener.listen(connections_waiting_max)
     except BaseException:
         listener.close()
         raise

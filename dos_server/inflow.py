@@ -78,13 +78,13 @@ class Inflow:
         waits."""
         inflow = self.inlet or self.decoder
         filled, self._filled = self._filled, False
+        if self._granted_bytes > self._first_bytes >= self.decoder.needed:
+            self.delivered = True
         if not inflow.buffered and (self.inlet is None or not filled):
             if self._account.wanted:
                 self.give_back()
             return True
         have, needed = self._granted_bytes, self.decoder.needed
-        if have > self._first_bytes >= needed:
-            self.delivered = True
         if filled:
             have = self._account.wish(have, connection_buffer_bytes)
             have = self._account.wish(have, connection_buffer_fair_bytes)

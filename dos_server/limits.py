@@ -17,6 +17,8 @@ index_entries_max: Final = 512
 
 connections_max: Final = 1_280
 """An idle one takes some 30 KiB. Fewer where the limit of open files allows fewer."""
+connections_waiting_max: Final = 1_024
+"""Until they are accepted: one more, and its peer tries again after a second."""
 descriptors_reserved: Final = 128
 """Left for the listener, folders, marks of directories and what the libraries open."""
 connection_buffer_bytes: Final = 512 * KIB
@@ -66,6 +68,15 @@ slow_writes_bytes_max: Final = 64 * MIB
 claim_threads_max: Final = 8
 load_threads_max: Final = 4
 mend_threads_max: Final = 4
+
+round_seconds: Final = 0.004
+"""So long requests of all connections are carried out until what came of it is written, synced and sent."""
+turn_seconds: Final = 0.001
+"""So long those of one connection, while others wait; one request may take longer, none is cut in two."""
+turn_memory_seconds: Final = 0.5
+"""After which half of what a connection has cost is forgotten."""
+accepts_of_round_max: Final = 32
+"""Connections that are accepted before those that are there have their turn."""
 
 hello_seconds_max: Final = 5.0
 frame_seconds_max: Final = 30.0

@@ -10,6 +10,7 @@ from dos_protocol.frames import Frame
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core.version0 import wire as wire0
 from dos_server.ports import Rounds
+from dos_server.turns import Turns
 
 
 class Resumable(Protocol):
@@ -34,6 +35,7 @@ class Owner(Protocol):
     readiness: Rounds
     buffers: BufferAccount
     outgoing: OutgoingAccount
+    turns: Turns
 
     def requested(self, session: int, body: bytes) -> None:
         """A whole request of version 0."""

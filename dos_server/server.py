@@ -24,6 +24,7 @@ from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.core.version0 import wire as wire0
 from dos_server.limits import (
+    accepts_of_round_max,
     claim_threads_max,
     connections_max,
     load_threads_max,
@@ -34,9 +35,10 @@ from dos_server.limits import (
 )
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
-from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Socket, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
+from dos_server.turns import Turns
 from dos_server.wording import record_text
 from dos_server.writes import Writes
 
@@ -81,11 +83,11 @@ class ObjectServer:
         self._connections: dict[int, Connection] = {}
         self._last_session = 0
         self._descriptors = sockets.descriptors_for_connections()
-        self._nursery: trio.Nursery | None = None
         self._tick_wanted = trio.Event()
         self._stalled: dict[Resumable, None] = {}  # in the order in which they came to a stop
         self._to_flush: dict[int, Connection] = {}
         self.readiness = ports.rounds()
+        self.turns = Turns(ports.monotonic, self.readiness)
         self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
         self._batch_is_open = False
         self._sync_threads: Workers[v.Sync] = ports.workers(
@@ -132,7 +134,6 @@ class ObjectServer:
         listener.setblocking(False)  # noqa: FBT003
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
                 nursery.start_soon(self.readiness.run, self._round_ended)
                 nursery.start_soon(self._ticker)
                 if self._scrub.bytes_per_s:
@@ -154,21 +155,23 @@ class ObjectServer:
         while True:
             await self.readiness.wait_readable(listener)
             try:
-                sock, _ = listener.accept()
+                for _ in range(accepts_of_round_max):
+                    self._welcome(listener.accept()[0], nursery)
             except BlockingIOError:
                 continue
             except OSError as error:  # out of descriptors, or the peer is gone already: others go on
                 log.warning("accept: %s", error)
                 await trio.sleep(0.1)
-                continue
-            sockets.prepare(sock)
-            if len(self._connections) >= min(connections_max, self._descriptors):
-                sockets.turn_away(sock, len(self._connections))
-                continue
-            self._last_session += 1
-            connection = Connection(self._last_session, sock, self)
-            self._connections[connection.session] = connection
-            nursery.start_soon(self._run_connection, connection)
+
+    def _welcome(self, sock: Socket, nursery: trio.Nursery) -> None:
+        sockets.prepare(sock)
+        if len(self._connections) >= min(connections_max, self._descriptors):
+            sockets.turn_away(sock, len(self._connections))
+            return
+        self._last_session += 1
+        connection = Connection(self._last_session, sock, self)
+        self._connections[connection.session] = connection
+        nursery.start_soon(self._run_connection, connection)
 
     async def _run_connection(self, connection: Connection) -> None:
         self._feed(v.Connected(connection.session))
@@ -241,6 +244,7 @@ class ObjectServer:
         if self._batch_is_open:
             self._batch_is_open = False
             self._feed(_EVENT_BATCH)
+        self.turns.round_ended()
 
     def _feed(self, event: v.Event) -> None:
         """Give an event to the core, perform what it asks for, and send what is to be sent."""

@@ -10,6 +10,7 @@ from dos_protocol.names import id_text
 from dos_protocol.session_states import SessionEvent, SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import Claimant, DirectoryState, Loading, Opening
+from dos_server.core.name_table import ObjectTable
 from dos_server.core.records import Claim
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -43,10 +44,10 @@ class Claims:
         directory.exists = event.exists
         directory.claim = directory.stored = event.claim
         version = self._tables.object_version
-        directory.objects = {
-            name: self._tables.found_object(event.directory, name, found, version)
+        directory.objects = ObjectTable(
+            (name, self._tables.found_object(event.directory, name, found, version))
             for name, found in sorted(event.objects.items())
-        }
+        )
         openings, directory.opening = directory.opening, []
         for opening in openings:
             self._open(directory, opening)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dos_protocol.limits import epoch_jump_max
 from dos_protocol.messages import ChangeDirectory
 from dos_protocol.names import id_text
-from dos_server.core.object_state import ObjectState
+from dos_server.core.name_table import ObjectTable
 from dos_server.core.records import NO_CLAIM, Claim
 from dos_server.core.session import Session
 
@@ -58,7 +58,7 @@ class DirectoryState:
         self.storing: Claim | None = None
         self.holder: Session | None = None
         self.claimant: Claimant | None = None
-        self.objects: dict[str, ObjectState] = {}
+        self.objects = ObjectTable()
         self.sessions: dict[int, Session] = {}
         self.opening: list[Opening] = []
 

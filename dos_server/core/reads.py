@@ -214,18 +214,17 @@ class Reads:
         return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
+        tables, count = self._tables, min(request.entries_max, wire.entries_max)
         if session.directory is not None:
-            directory = self._tables.directory_of(session, request_id)
+            directory = tables.directory_of(session, request_id)
             if directory is None:
                 return
-            infos = {name: state for name, state in directory.objects.items() if state.exists}
-            names: Iterable[str] = infos
+            names, more = directory.objects.page(request.prefix, request.after, count)
+            entries = tuple(directory.objects[name].info() for name in names)
         else:
-            infos, names = {}, self._tables.directory_names
-        found = sorted(name for name in names if name > request.after and name.startswith(request.prefix))
-        page = found[: min(request.entries_max, wire.entries_max)]
-        entries = tuple(infos[name].info() if infos else self._directory_info(name) for name in page)
-        self._tables.send(session, m.Listing(entries, len(found) > len(page)), request_id)
+            names, more = tables.directory_names.page(request.prefix, request.after, count)
+            entries = tuple(self._directory_info(name) for name in names)
+        tables.send(session, m.Listing(entries, more), request_id)
 
 
 def _missed(event: v.GotData | v.GotDigest) -> Refusal | None:

@@ -16,6 +16,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState, Loading
 from dos_server.core.extent import fresh_root
 from dos_server.core.mend import Mend
+from dos_server.core.name_table import NameTable
 from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.recovery_scan import Found
 from dos_server.core.session import Session
@@ -53,7 +54,7 @@ class Tables:
         self.token = token
         self.record_bytes = record
         self.record: StoreRecord | None = decode_store_record(record) if record else None
-        self.directory_names = directory_names
+        self.directory_names = NameTable(directory_names)
         self.sessions: dict[int, Session] = {}
         self.directories: dict[str, DirectoryState] = {}
         self.effects: list[v.Effect] = []

@@ -235,8 +235,8 @@ def test_a_ping_too_large_is_refused(server: embedded.EmbeddedServer) -> None:
 def test_time_outs_end_silent_and_half_sent_logins_but_never_idle_sessions(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dos_server.connection.hello_seconds_max", 0.3)
-    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.reading.hello_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.reading.frame_seconds_max", 0.3)
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(Wire(server.address, greet=False))
         begun = stack.enter_context(Wire(server.address))

@@ -164,8 +164,12 @@ class Version0:
         if directory is None:
             self._answers.refuse(one, NO_DIRECTORY)
             return
-        infos = sorted((state.name, state.info()) for state in directory.objects.values() if state.exists)
-        lines = [f"{name}\t{info.synced}\t{'yes' if info.appending else 'no'}\n" for name, info in infos]
+        states = [directory.objects[name] for name in directory.objects.ordered()]
+        lines = [
+            f"{state.name}\t{state.told[0]}\t{'yes' if state.being_appended else 'no'}\n"
+            for state in states
+            if state.exists
+        ]
         self._answers.reply(one, "".join(lines).encode("ascii"))
 
     def _delete(self, one: Session0, request: r.Delete) -> None:

@@ -1,0 +1,99 @@
+"""Whose requests are carried out next, when there is more to do than one round should take.
+
+A round serves every connection that has something for it, and everybody else waits until it ends. So a round
+has a time, and a connection in it a slice of that. Once the time is over, connections that come are not
+read but wait for their turn; so does one whose slice was not enough for what it had sent. At the end of the
+round, and of each one after it, those that have *used* least come first: the processor time that each has
+cost. Who asks for little is served before who asks for much, whoever came first, and those that ask for
+much share what is left.
+
+What was used is forgotten by and by, half of it in `turn_memory_seconds`: nobody saves time up, and who has
+been connected for long is not behind who has just come.
+
+Rules of this file: order and time. What a turn does is the connection's.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from dos_server.limits import round_seconds, turn_memory_seconds
+from dos_server.ports import Rounds
+
+
+class Use:
+    """What a connection has cost lately, in seconds."""
+
+    __slots__ = ("_at", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds = self._at = 0.0
+
+    def add(self, began: float, ended: float) -> None:
+        self._seconds = self.lately(began) + ended - began
+        self._at = began
+
+    def lately(self, now: float) -> float:
+        lately: float = self._seconds * 0.5 ** ((now - self._at) / turn_memory_seconds)
+        return lately
+
+
+class Turner(Protocol):
+    """A connection."""
+
+    use: Use
+
+    def take_turn(self) -> None:
+        """Go on where it stopped."""
+
+
+class Turns:
+    """See the module. `clock`: seconds, real ones."""
+
+    def __init__(self, clock: Callable[[], float], rounds: Rounds) -> None:
+        self.clock = clock
+        self._rounds = rounds
+        self._ends: float | None = None
+        self._waiting: dict[Turner, None] = {}
+        self._asked = False
+
+    def may_begin(self, one: Turner) -> bool:
+        """Whether it may go on now. False: it waits, and `take_turn` is called."""
+        now = self.clock()
+        if self._ends is None:
+            self._ends = now + round_seconds
+        elif now >= self._ends:
+            self.wait(one)
+        return one not in self._waiting
+
+    def wait(self, one: Turner) -> None:
+        """It has more to do than its slice took, or the round has lasted too long."""
+        if one not in self._waiting:
+            self._waiting[one] = None
+            self._go_on_soon()
+
+    def leave(self, one: Turner) -> None:
+        """Its connection is not read any more."""
+        self._waiting.pop(one, None)
+
+    def round_ended(self) -> None:
+        """The next one has its time."""
+        self._ends = None
+        if self._waiting:
+            self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._rounds.soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Give turns for the time of a round, first to those that have used least."""
+        self._asked = False
+        now = self.clock()
+        ends = now + round_seconds
+        for one in sorted(self._waiting, key=lambda one: one.use.lately(now)):
+            if one in self._waiting:
+                del self._waiting[one]
+                one.take_turn()
+            if self.clock() >= ends:
+                return

@@ -1,0 +1,154 @@
+"""Turns: who is served next when there is more to do than a round should take, and pages of names."""
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_server.core.name_table import NameTable, ObjectTable
+from dos_server.core.object_state import ObjectState
+from dos_server.limits import round_seconds, turn_memory_seconds, turn_seconds
+from dos_server.turns import Turns, Use
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rounds:
+    """Only what `Turns` asks for; `end` is the end of a round."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def end(self, turns: Turns) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+        turns.round_ended()
+
+
+class Peer:
+    """A connection with so many seconds of work at hand; its slice is that of the limits."""
+
+    def __init__(self, name: str, turns: Turns, clock: Clock, served: list[str], work: float) -> None:
+        self.use, self.name, self.work = Use(), name, work
+        self._turns, self._clock, self._served = turns, clock, served
+
+    def comes(self) -> None:
+        if self._turns.may_begin(self):
+            self.take_turn()
+
+    def take_turn(self) -> None:
+        began = self._clock.now
+        self._served.append(self.name)
+        done = min(self.work, turn_seconds)
+        self.work -= done
+        self._clock.now += done
+        self.use.add(began, self._clock.now)
+        if self.work:
+            self._turns.wait(self)
+
+
+def test_who_asks_for_little_is_served_in_the_round_in_which_it_comes_however_many_ask_for_much() -> None:
+    # EVIDENCE-OF: P-10
+    clock, rounds, served = Clock(), Rounds(), list[str]()
+    turns = Turns(clock, rounds)  # type: ignore[arg-type]
+    greedy = [Peer("greedy", turns, clock, served, 60.0) for _ in range(1_000)]
+    for one in greedy:
+        one.comes()
+    rounds.end(turns)
+    for _ in range(50):
+        began = clock.now
+        served.clear()
+        Peer("modest", turns, clock, served, turn_seconds / 10).comes()
+        rounds.end(turns)
+        assert "modest" in served
+        assert clock.now - began <= 2 * round_seconds + 2 * turn_seconds
+    assert sum(60.0 - one.work for one in greedy) > 0.9 * (clock.now - 100.0), (
+        "the rest of the time is theirs"
+    )
+
+
+def test_those_that_ask_for_much_share_and_none_is_left_out() -> None:
+    # EVIDENCE-OF: P-10
+    clock, rounds, served = Clock(), Rounds(), list[str]()
+    turns = Turns(clock, rounds)  # type: ignore[arg-type]
+    greedy = [Peer(f"{number}", turns, clock, served, 60.0) for number in range(20)]
+    for one in greedy:
+        one.comes()
+    for _ in range(200):
+        rounds.end(turns)
+    done = [60.0 - one.work for one in greedy]
+    assert min(done) > 0.8 * max(done) > 0
+
+
+def test_a_connection_that_ended_has_no_turn() -> None:
+    clock, rounds, served = Clock(), Rounds(), list[str]()
+    turns = Turns(clock, rounds)  # type: ignore[arg-type]
+    first, second = (Peer(name, turns, clock, served, 1.0) for name in ("first", "second"))
+    first.comes()
+    second.comes()
+    turns.leave(second)
+    served.clear()
+    rounds.end(turns)
+    assert served == ["first"]
+
+
+def test_what_was_used_is_forgotten_by_and_by() -> None:
+    use = Use()
+    use.add(10.0, 11.0)
+    assert use.lately(10.0) == 1.0
+    assert use.lately(10.0 + turn_memory_seconds) == 0.5
+
+
+names = st.text("ab.", min_size=1, max_size=4)
+
+
+@given(
+    st.lists(names),
+    st.lists(names),
+    st.text("ab.\xff", max_size=3),
+    st.text("ab.\xff", max_size=3),
+    st.integers(0, 5),
+)
+def test_a_page_of_names_is_that_of_sorting_them_all(
+    first: list[str], later: list[str], prefix: str, after: str, count: int
+) -> None:
+    table = NameTable(first)
+    for name in later:
+        table.add(name)
+    found = sorted(name for name in {*first, *later} if name > after and name.startswith(prefix))
+    assert table.page(prefix, after, count) == (found[:count], len(found) > count)
+    assert list(table) == sorted({*first, *later})
+
+
+@given(
+    st.lists(st.tuples(names, st.sampled_from(["add", "absent", "remove", "page"]))),
+    st.text("ab.", max_size=2),
+    st.text("ab.", max_size=2),
+    st.integers(0, 4),
+)
+def test_a_page_of_objects_is_that_of_those_that_exist_whatever_came_and_went(
+    steps: list[tuple[str, str]], prefix: str, after: str, count: int
+) -> None:
+    table = ObjectTable()
+    for name, what in (*steps, ("", "page")):
+        if what == "remove":
+            if name in table:
+                del table[name]
+        elif what == "page":
+            found = sorted(
+                one for one, state in table.items() if state.exists and one > after and one.startswith(prefix)
+            )
+            assert table.page(prefix, after, count) == (found[:count], len(found) > count)
+        else:
+            table[name] = ObjectState("d", name, fresh_root=1)
+            table[name].exists = what == "add"
