@@ -1,8 +1,6 @@
 """The circuit: one worker's copy of the graph, run stage by stage. Single-threaded; knows no links, no
-journal, no clock.
-
-Rules of this file: batches in, batches out, and the words for where a user function failed. When a stage may
-run is decided by `core/schedule.py`, what happens to its output by `worker.py`.
+journal, no clock. When a stage may run is decided by `core/schedule.py`, what happens to its output by
+`worker.py`.
 
 Within a stage rows go from operator to operator as they come; what waits for the end of the step (union,
 count, exchange, sink) does so in the order of the plan. So the result of a step depends on its rows and
