@@ -67,8 +67,18 @@ class RegionControl:
     ended.
     """
 
-    def __init__(self, spec: RegionSpec, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        spec: RegionSpec,
+        *,
+        observer: Observer | None = None,
+        check: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`check` is called once with the store's id, in a thread, before any worker starts; the region FAILS
+        with what it raises.
+        """
         self.spec = spec
+        self._check = check
         self._observer = observer
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -333,7 +343,7 @@ class RegionControl:
                     self._lock.notify_all()
                 await self._go.wait()
                 assert self._launcher is not None
-                end = await run_region(self.spec, shell, self._launcher, self._keep_store)
+                end = await run_region(self.spec, shell, self._launcher, self._keep_store, self._check)
                 with self._lock:
                     self._error = end.error
                 return

@@ -229,11 +229,20 @@ def _nothing(told: object) -> None:
 
 
 async def run_region(
-    spec: RegionSpec, shell: RegionShell, launcher: Launcher, opened: Callable[[Store], None] | None = None
+    spec: RegionSpec,
+    shell: RegionShell,
+    launcher: Launcher,
+    opened: Callable[[Store], None] | None = None,
+    check: Callable[[bytes], None] | None = None,
 ) -> End:
+    """Run the region to its end. `check` is called in a thread with the store's id before anything is claimed
+    or launched; what it raises is raised.
+    """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         if opened is not None:
             opened(store)
+        if check is not None:
+            await trio.to_thread.run_sync(check, store.record.store_id)
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
         async with answering(store, spec, shell) as desk:
             shell.also_told = desk.heard

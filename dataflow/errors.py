@@ -147,7 +147,9 @@ class InputReadError(DosError):
 
 
 class SinkOwnedError(DosError):
-    """The output directory holds what another region wrote. Nothing in it was touched."""
+    """The place where a sink's rows go holds what another run, region or program wrote. Nothing in it was
+    touched.
+    """
 
     remedy = "choose another directory, or remove that one if its content is not needed"
 

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from checkpoint.core.region import RegionSpec
 from dataflow.application import Application
 from dataflow.graph import Graph
 from dataflow.limits import WorkerLimits
-from dataflow.parts import Part, part_options, parts_of
+from dataflow.parts import Part, check_sinks, part_options, parts_of
 from dataflow.standby import Standby
 from dataflow.worker import WorkerSpec, run_worker
 
@@ -115,7 +116,7 @@ def _prepared(
         **plan.stored(),
         **{**part_options(part), **options},
     )
-    control = RegionControl(spec, observer=observer)
+    control = RegionControl(spec, observer=observer, check=partial(check_sinks, part))
     for listener in listeners:
         control.addListener(listener)
     address = control.listen()

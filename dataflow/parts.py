@@ -12,6 +12,7 @@ operator's name. It shows what committed cuts cover, so a reset of the region gi
 two regions the same way, by `LogSink` and `LogSource`.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,14 @@ from dataflow.core.plan import KIND_RULES, Kind, NodeSpec
 from dataflow.core.regions import Consistent, Region, region_options
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
-from dataflow.sinks.base import SinkSpec
+from dataflow.sinks.base import Owner, SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
 from dataflow.sources.log import LogSource
 from dataflow.stream import Node
+from dos_protocol.errors import DosError
+
+logger = logging.getLogger("dos.dataflow")
 
 BRIDGE_SUFFIX = ".leaves"
 """The sink at which OPERATOR's output leaves its region is named OPERATOR.leaves."""
@@ -48,6 +52,20 @@ class Part:
 def part_options(part: Part) -> dict[str, Any]:
     """How a part is run, as fields of `checkpoint.core.region.RegionSpec`."""
     return {"without_cuts": True} if part.settings is None else region_options(part.graph.plan().the_region())
+
+
+def check_sinks(part: Part, store_id: bytes) -> None:
+    """Raise SinkOwnedError if the place of a sink holds output of another run, before any worker starts. A
+    place that the driver cannot read is left to the workers, which check it too.
+    """
+    for node in part.graph.nodes()[0]:
+        if isinstance(node.spec, SinkSpec):
+            try:
+                node.spec.check_place(Owner(part.name, store_id.hex(), node.name))
+            except DosError:
+                raise
+            except Exception as error:
+                logger.info("sink %r: its place cannot be read on the driver: %s", node.name, error)
 
 
 def parts_of(graph: Graph, application: str) -> list[Part]:

@@ -25,10 +25,10 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dataflow.errors import SchemaError
+from dataflow.errors import SchemaError, SinkOwnedError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
-from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
 from dos_protocol.errors import DosError
 
 Delivery: TypeAlias = Literal["exactly-once", "at-least-once", "at-most-once"]
@@ -119,6 +119,38 @@ def check_sink(
     if problems:
         raise SinkCheckError(problems)
     return len(told)
+
+
+def check_refuses_other_run(fresh: Fresh) -> None:
+    """Check that a sink refuses a place where another run has written, instead of adding rows to its rows: in
+    `check_place`, which the driver calls before any worker starts, and again when a worker opens the place;
+    that what was there stays as it is; and that the run that wrote it goes on. Raises SinkCheckError.
+    """
+    columns = parse_schema("id bigint, text string")
+    sink, visible = fresh("another run wrote here")
+    first = _Story(lambda _: (sink, visible), "first", columns, default_row, 2, "exactly-once", "stays")
+    if problem := first.tell(["rows", "prepare", "sync", "commit", "publish"]):
+        raise SinkCheckError([problem])
+    before = Counter(visible())
+    second = OperatorContext("second", "sink", 0, 2, uuid4().bytes, (columns,), None, 2)
+    attempts: dict[str, Callable[[], None]] = {
+        "check_place": lambda: sink.check_place(owner_of(second)),
+        "reset_to": lambda: _opened_and_closed(sink, second),
+    }
+    for what, attempt in attempts.items():
+        with suppress(SinkOwnedError):
+            attempt()
+            raise SinkCheckError([f"{what} of another run raised no SinkOwnedError"])
+    if Counter(visible()) != before:
+        raise SinkCheckError(["rows of the first run were changed by a run that was refused"])
+    same = OperatorContext("first", "sink", 0, 2, first.store, (columns,), None, first.incarnation + 2)
+    sink.check_place(owner_of(same))
+    _opened_and_closed(sink, same, first.committed.prepared[0] if first.committed else None)
+
+
+def _opened_and_closed(sink: SinkSpec, context: OperatorContext, prepared: Any = None) -> None:
+    with closing(sink.open(context)) as writer:
+        writer.reset_to(prepared)
 
 
 def _made_up(chance: random.Random) -> list[str]:
@@ -364,4 +396,4 @@ def _in_thread(function: Callable[[], None]) -> None:
         raise raised[0]
 
 
-__all__ = ["STORIES", "SinkCheckError", "check_sink", "default_row"]
+__all__ = ["STORIES", "SinkCheckError", "check_refuses_other_run", "check_sink", "default_row"]

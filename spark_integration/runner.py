@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from checkpoint.coordinator import RegionControl, RegionListener
 from checkpoint.core.region import RegionEvent, RegionSpec
 from dataflow.application import Application
 from dataflow.graph import Graph
-from dataflow.parts import part_options, parts_of
+from dataflow.parts import check_sinks, part_options, parts_of
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.slots import Enough, Master, Refuse, judge_slots
@@ -121,7 +122,7 @@ def run(
                 **options,
             )
             events = RegionEvents()
-            control = RegionControl(spec, observer=events)
+            control = RegionControl(spec, observer=events, check=partial(check_sinks, part))
             for listener in listeners:
                 control.addListener(listener)
             port = control.listen()[1]

@@ -9,16 +9,36 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+import msgspec
 import pyarrow as pa
 
 from dataflow.core.delivery import Delivery
 from dataflow.core.plan import Kind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+from dos_protocol.digests import digest64
 
 not_once_only: Final = (
     'take a LogSink, a ParquetSink or a sink of two phases; or say consistent(delivery="at-least-once")'
 )
 """What to do about a sink whose rows are seen at once, where they are to be seen exactly once."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose output something is: one sink of one region of one store. A run that resumes has the same."""
+
+    region: str
+    store: str
+    sink: str
+
+    @property
+    def digest(self) -> int:
+        """Part of the names of what it writes."""
+        return digest64(msgspec.json.encode([self.region, self.store, self.sink]))
+
+
+def owner_of(context: OperatorContext) -> Owner:
+    """The owner of what this sink writes."""
+    return Owner(context.region, context.store_id.hex(), context.operator)
 
 
 class SinkWriter(Operator):
@@ -61,6 +81,15 @@ class SinkSpec(OperatorSpec):
 
     def check_input(self, schema: pa.Schema) -> None:
         """Raises SchemaError if rows of this schema cannot be written."""
+
+    def check_place(self, owner: Owner) -> None:
+        """Raise SinkOwnedError if the place where rows go holds output of another owner, which these rows
+        would be added to. Changes nothing. The driver calls it before any worker starts; workers check again
+        when they open the place. Here: nothing, for sinks whose place is the region's own.
+
+        Raises OSError and whatever else the place raises if it cannot be read from here.
+        """
+        del owner
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """How often a reader sees a row, in a consistent region that promises `wanted` (None: its best).

@@ -18,6 +18,7 @@ import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,17 +28,11 @@ from dataflow import limits
 from dataflow.core.delivery import Delivery
 from dataflow.errors import DeliveryError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import SinkSpec, SinkWriter
-from dataflow.sinks.part_file import PartFile, PartPort
+from dataflow.sinks.base import Owner, SinkSpec, SinkWriter, owner_of
+from dataflow.sinks.part_file import PartFile, PartPort, check_owner, part_files
 from dataflow.sinks.tsv import check_columns, tsv_of
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError
-
-
-class _Owner(msgspec.Struct, frozen=True):
-    region: str
-    store: str
-    sink: str
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -68,6 +63,11 @@ class FileSink(SinkSpec):
     def check_input(self, schema: pa.Schema) -> None:
         check_columns(schema)
 
+    def check_place(self, owner: Owner) -> None:
+        """The directory belongs to one sink of one region: a reset cuts its files back."""
+        directory = Path(self.directory)
+        check_owner(directory, msgspec.json.encode(owner), part_files(directory))
+
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Rows are in the file at once; a reset takes them back where that is wanted."""
         if self.truncate_on_reset:
@@ -94,7 +94,7 @@ class FileWriter(SinkWriter):
         self._truncate = truncate
         self._part = part
         self._incarnation = context.incarnation
-        self._owner = _Owner(context.region, context.store_id.hex(), context.operator)
+        self._owner = owner_of(context)
         self._digest = PrefixDigest()
         self._step: list[memoryview] = []
 

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataflow import limits
+from dataflow.core.transactions import parse_name
 from dataflow.errors import SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.part_file import replace_durably, sync_directory
+from dataflow.sinks.base import Owner, owner_of
+from dataflow.sinks.part_file import check_owner, own_directory, replace_durably, sync_directory
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 
 Compression: TypeAlias = Literal["zstd", "snappy", "gzip", "lz4", "none"]
@@ -35,19 +38,28 @@ class ParquetSink(TwoPhaseSink):
 
         ParquetSink("/data/sold", compression="zstd")
 
-    Every worker must reach the directory, also one that is started again elsewhere. Several regions may
-    share it. Raises SchemaError for a compression that is not there, and for columns that Parquet has no
-    type for.
+    Every worker must reach the directory, also one that is started again elsewhere. It belongs to one sink of
+    one region: a directory that holds files of another run or program is refused before any worker starts.
+    shared: True adds files to whatever is there, also to files of other regions that share it. Raises
+    SchemaError for a compression that is not there, and for columns that Parquet has no type for.
     """
 
     directory: str
     compression: Compression
+    shared: bool
 
-    def __init__(self, directory: "str | os.PathLike[str]", *, compression: Compression = "zstd") -> None:
+    def __init__(
+        self,
+        directory: "str | os.PathLike[str]",
+        *,
+        compression: Compression = "zstd",
+        shared: bool = False,
+    ) -> None:
         if compression not in _COMPRESSIONS:
             raise SchemaError(f"compression is one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - made on workers
         object.__setattr__(self, "compression", compression)
+        object.__setattr__(self, "shared", shared)
 
     def check_input(self, schema: pa.Schema) -> None:
         for field in schema:
@@ -59,14 +71,46 @@ class ParquetSink(TwoPhaseSink):
                 ) from error
 
     def open_output(self, context: OperatorContext) -> "ParquetOutput":
-        return ParquetOutput(Path(self.directory), context.inputs[0], self.compression)
+        owner = owner_of(context)
+        self.check_place(owner)
+        marked_as = None if self.shared else owner
+        return ParquetOutput(
+            Path(self.directory), context.inputs[0], self.compression, marked_as, context.worker
+        )
+
+    def check_place(self, owner: Owner) -> None:
+        """Files of another owner would be read together with those of this one."""
+        if not self.shared:
+            directory = Path(self.directory)
+            check_owner(directory, msgspec.json.encode(owner), _unmarked(directory, owner), _REMEDY)
+
+
+_REMEDY = (
+    "choose another directory, or move what is there elsewhere; shared=True adds rows to those that are there"
+)
+
+
+def _unmarked(directory: Path, owner: Owner) -> list[str]:
+    """Names of data files of others, in a directory that is not marked. Versions before the mark wrote none:
+    there, a file with this owner's digest in its name shows that the directory is the owner's.
+    """
+    names = sorted(path.name for path in directory.glob("*") if path.suffix in (".parquet", ".shown"))
+    if any(f"{owner.digest:016x}-w" in name for name in names):
+        return []
+    data = [name for name in names if name.endswith(".parquet")]
+    return [name for name in data if not name.startswith("_") or parse_name(name[1:-8]) is not None]
 
 
 class ParquetOutput(TwoPhaseOutput):
     """One worker's files. Rows wait in memory until they make a row group."""
 
-    def __init__(self, directory: Path, schema: pa.Schema, compression: str) -> None:
+    def __init__(
+        self, directory: Path, schema: pa.Schema, compression: str, owner: Owner | None, worker: int
+    ) -> None:
+        """`owner`: who the directory is marked as belonging to when the first rows come; None: nobody."""
         self._directory = directory
+        self._owner = owner
+        self._worker = worker
         self._schema = schema
         self._compression = compression
         self._writers: dict[str, pq.ParquetWriter] = {}
@@ -84,6 +128,11 @@ class ParquetOutput(TwoPhaseOutput):
         return self._directory / f"_{transaction.partition('-i')[0]}.shown"
 
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
+        if self._owner is not None:
+            owner, self._owner = self._owner, None
+            others = _unmarked(self._directory, owner)
+            text = msgspec.json.encode(owner)
+            own_directory(self._directory, text, others, f"owner-w{self._worker:04d}", _REMEDY)
         self._waiting.setdefault(transaction, []).append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= limits.parquet_group_bytes:

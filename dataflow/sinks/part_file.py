@@ -13,6 +13,7 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -88,7 +89,7 @@ class PartFile:
         if self._fd >= 0:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._own(owner)
+        own_directory(self._directory, owner, part_files(self._directory), self._path.stem)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(fd, self._path)
@@ -97,35 +98,6 @@ class PartFile:
             os.close(fd)
             raise
         self._fd = fd
-
-    def _own(self, owner: bytes) -> None:
-        """Write down whose directory this is, or find that it is ours. The first of several workers writes
-        it.
-        """
-        marker = self._directory / OWNER_FILE
-        if not marker.exists():
-            others = sorted(path.name for path in self._directory.glob("part-w*.tsv"))
-            if others and not marker.exists():
-                raise SinkOwnedError(
-                    f"output directory {str(self._directory)!r} has {others[0]} and no {OWNER_FILE}"
-                )
-            mine = self._directory / f"_{self._path.stem}.{os.getpid()}.tmp"
-            with mine.open("wb") as file:
-                file.write(owner)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(mine, marker)  # whole or not at all, and only once
-            except FileExistsError:
-                pass
-            finally:
-                mine.unlink()
-        found = marker.read_bytes()
-        if found != owner:
-            raise SinkOwnedError(
-                f"output directory {str(self._directory)!r} belongs to {found.decode(errors='replace')}, "
-                f"not to {owner.decode()}"
-            )
 
     def incarnation(self) -> int:
         try:
@@ -181,6 +153,57 @@ def _lock(fd: int, path: Path) -> None:
             time.sleep(_lock_poll_s)
         else:
             return
+
+
+def part_files(directory: Path) -> list[str]:
+    """The names of all parts in a directory, of any owner."""
+    return sorted(path.name for path in directory.glob("part-w*.tsv"))
+
+
+def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: str = "") -> bool:
+    """Whether the directory is marked as the owner's. Raises SinkOwnedError if it is marked as another's, or
+    not marked and holds output (`unmarked`, names of files). Changes nothing.
+    """
+    marker = directory / OWNER_FILE
+    try:
+        found = marker.read_bytes()
+    except FileNotFoundError:
+        if unmarked and not marker.exists():
+            raise SinkOwnedError(
+                f"output directory {str(directory)!r} has {unmarked[0]} and no {OWNER_FILE}: another run or"
+                " program wrote it",
+                remedy=remedy,
+            ) from None
+        return False
+    if found != owner:
+        raise SinkOwnedError(
+            f"output directory {str(directory)!r} belongs to {found.decode(errors='replace')}, "
+            f"not to {owner.decode()}",
+            remedy=remedy,
+        )
+    return True
+
+
+def own_directory(
+    directory: Path, owner: bytes, unmarked: Sequence[str], unique: str, remedy: str = ""
+) -> None:
+    """Mark the directory as the owner's, durably, or find that it is. The first of several workers marks it.
+    `unique`: what no other worker of this process calls its file meanwhile. Raises as `check_owner`.
+    """
+    if check_owner(directory, owner, unmarked, remedy):
+        return
+    mine = directory / f"_{unique}.{os.getpid()}.tmp"
+    with mine.open("wb") as file:
+        file.write(owner)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(mine, directory / OWNER_FILE)  # whole or not at all, and only once
+    except FileExistsError:
+        pass
+    finally:
+        mine.unlink()
+    check_owner(directory, owner, (), remedy)
 
 
 def replace_durably(path: Path, content: bytes) -> None:

@@ -24,12 +24,11 @@ import sqlalchemy as sa
 from dataflow import limits
 from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import TransactionName, parse_name
-from dataflow.errors import DeliveryError, SchemaError, SinkFencedError, SinkWriteError
+from dataflow.errors import DeliveryError, SchemaError, SinkFencedError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
-from dataflow.sinks.sql_tables import UPSERTS, make_tables, staged, target_table, writers
+from dataflow.sinks.base import Owner, SinkSpec, SinkWriter, not_once_only, owner_of
+from dataflow.sinks.sql_tables import UPSERTS, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
-from dos_protocol.digests import digest64
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -39,17 +38,27 @@ class SqlSink(SinkSpec):
     Without `key`, each row appears once, when the cut that covers it is committed. key: columns that tell
     rows apart, unique in the table; a row replaces the one with its key, as soon as it comes. For
     PostgreSQL and SQLite; it is quicker, and for rows such as counts, of which the last one counts. create:
-    make the table if it is not there. The tables `dos_sink_writers` and `dos_sink_staged` are made beside
-    it. Every worker must reach the database under that URL, whose password travels with the graph. Raises
-    SchemaError.
+    make the table if it is not there. The table belongs to one sink of one region: one that holds rows of
+    another run or program is refused before any worker starts; shared: True adds to whatever is there. The
+    tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are made beside it. Every worker must
+    reach the database under that URL, whose password travels with the graph. Raises SchemaError.
     """
 
     url: str = field(repr=False)
     table: str
     key: tuple[str, ...]
     create: bool
+    shared: bool
 
-    def __init__(self, url: str, table: str, *, key: "str | Sequence[str]" = (), create: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        key: "str | Sequence[str]" = (),
+        create: bool = True,
+        shared: bool = False,
+    ) -> None:
         try:
             dialect = sa.make_url(url).get_dialect().name
         except sa.exc.SQLAlchemyError as error:
@@ -62,6 +71,7 @@ class SqlSink(SinkSpec):
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "key", keys)
         object.__setattr__(self, "create", create)
+        object.__setattr__(self, "shared", shared)
 
     def check_input(self, schema: pa.Schema) -> None:
         if missing := [name for name in self.key if name not in schema.names]:
@@ -79,6 +89,17 @@ class SqlSink(SinkSpec):
             raise DeliveryError(text, remedy=f"leave key= out; or {not_once_only}")
         return wanted or "at-least-once"
 
+    def check_place(self, owner: Owner) -> None:
+        """Rows of another owner would stand among those of this one."""
+        if self.shared:
+            return
+        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        try:
+            with engine.connect() as connection:
+                _check_owner(connection, self.table, owner)
+        finally:
+            engine.dispose()
+
     def open(self, context: OperatorContext) -> SinkWriter:
         if self.key:
             return KeyedWriter(self, context)
@@ -88,12 +109,41 @@ class SqlSink(SinkSpec):
         return f"table {self.table}"
 
 
+def _check_owner(connection: sa.Connection, table: str, owner: Owner) -> bool:
+    """Whether the table is recorded as the owner's. Raises SinkOwnedError if it is another's, or holds rows
+    and this owner has not written here (versions before `dos_sink_owners` wrote only `dos_sink_writers`).
+    """
+    inspector = sa.inspect(connection)
+    text = msgspec.json.encode(owner).decode()
+    remedy = "choose another table, or empty that one; shared=True adds rows to those that are there"
+    if inspector.has_table(owners.name):
+        held = connection.scalar(sa.select(owners.c.owner).where(owners.c.target == table))
+        if held is not None and held != text:
+            raise SinkOwnedError(f"table {table!r} belongs to {held}, not to {text}", remedy=remedy)
+        if held is not None:
+            return True
+    if inspector.has_table(writers.name):
+        wrote = writers.c.writer.startswith(f"{owner.digest:016x}-w", autoescape=True)
+        if connection.scalar(sa.select(writers.c.writer).where(wrote).limit(1)) is not None:
+            return False
+    namespace, _, name = table.rpartition(".")
+    if inspector.has_table(name, schema=namespace or None):
+        target = sa.table(name, schema=namespace or None)
+        if connection.scalar(sa.select(sa.literal(1)).select_from(target).limit(1)) is not None:
+            raise SinkOwnedError(
+                f"table {table!r} holds rows, and no sink is recorded as its owner: another run or program"
+                " wrote them",
+                remedy=remedy,
+            )
+    return False
+
+
 class _Database:
     """One worker's way to its tables. Raises SinkFencedError."""
 
     def __init__(self, spec: SqlSink, context: OperatorContext) -> None:
-        words = [context.region, context.store_id.hex(), context.operator]
-        self.writer = f"{digest64(msgspec.json.encode(words)):016x}-w{context.worker:04d}"
+        owner = owner_of(context)
+        self.writer = f"{owner.digest:016x}-w{context.worker:04d}"
         self.schema = context.inputs[0]
         self.target = target_table(spec.table, self.schema, spec.key)
         self._incarnation = context.incarnation
@@ -101,11 +151,26 @@ class _Database:
         waits = {"timeout": limits.sql_lock_wait_s} if is_file else {}
         self.engine = sa.create_engine(spec.url, pool_size=1, max_overflow=1, connect_args=waits)
         try:
-            make_tables(self.engine, writers, staged, *([self.target] if spec.create else []))
+            make_tables(self.engine, writers, staged, owners, *([self.target] if spec.create else []))
+            if not spec.shared:
+                self._own(spec.table, owner)
             self._begin_to_write()
         except BaseException:
             self.engine.dispose()
             raise
+
+    def _own(self, table: str, owner: Owner) -> None:
+        """Record whose table this is, or find that it is ours. The first of several workers records it."""
+        with self.engine.connect() as connection:
+            if _check_owner(connection, table, owner):
+                return
+        try:
+            with self.engine.begin() as connection:
+                row = {"target": table, "owner": msgspec.json.encode(owner).decode()}
+                connection.execute(owners.insert().values(row))
+        except sa.exc.IntegrityError:
+            with self.engine.connect() as connection:
+                _check_owner(connection, table, owner)
 
     def _begin_to_write(self) -> None:
         """No earlier incarnation writes here any more. Raises SinkFencedError."""

@@ -1,10 +1,11 @@
-"""The tables of a SQL sink: the one that rows go to, from their Arrow schema, and two of its own.
+"""The tables of a SQL sink: the one that rows go to, from their Arrow schema, and three of its own.
 
 Rules of this file: descriptions of tables, and making them. What is written into them is `sql.py`'s.
 
 `dos_sink_writers` has a row for each sink and worker: the incarnation that may write, and the last
-transaction that was shown. `dos_sink_staged` has rows of transactions that are not shown yet, as Arrow
-streams: data there is of any columns, and is read by nobody else.
+transaction that was shown. `dos_sink_owners` names, for each table that rows go to, the sink that it
+belongs to. `dos_sink_staged` has rows of transactions that are not shown yet, as Arrow streams: data there
+is of any columns, and is read by nobody else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,13 @@ staged: Final = sa.Table(
     sa.Column("transaction_name", sa.String(80), primary_key=True),
     sa.Column("piece", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+owners: Final = sa.Table(
+    "dos_sink_owners",
+    OWN,
+    sa.Column("target", sa.String(200), primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
 )
 
 UPSERTS: "Final[Mapping[str, Callable[[sa.Table], postgresql.Insert | sqlite.Insert]]]" = {

@@ -32,8 +32,7 @@ import pyarrow as pa
 from dataflow.core.transactions import Transactions
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import SinkSpec, SinkWriter
-from dos_protocol.digests import digest64
+from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
 from dos_protocol.errors import CorruptDataError, DosError
 
 
@@ -93,7 +92,7 @@ class TwoPhaseWriter(SinkWriter):
     """
 
     def __init__(self, open_output: Callable[[], TwoPhaseOutput], context: OperatorContext) -> None:
-        owner = digest64(msgspec.json.encode([context.region, context.store_id.hex(), context.operator]))
+        owner = owner_of(context).digest
         self._open_output = open_output
         self._where = f"sink {context.operator!r}"
         self._transactions = Transactions(owner, context.worker, context.incarnation)

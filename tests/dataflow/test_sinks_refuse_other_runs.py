@@ -1,0 +1,156 @@
+"""Every sink refuses a place where another run has written, before any worker starts."""
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from checkpoint.coordinator import RegionControl
+from checkpoint.core.region import RegionState
+from dataflow import CallSink, FileSink, FileSource, Graph, LogSink, ParquetSink, TwoPhaseSink, sinks
+from dataflow.errors import SinkOwnedError
+from dataflow.local import run_local
+from dataflow.sink_testing import SinkCheckError, check_refuses_other_run
+from dataflow.sinks.base import Owner, SinkSpec
+from dataflow.sinks.sql import SqlSink
+from tests.dataflow.test_parquet_sink import ids_in, opened, rows
+from tests.dataflow.test_sql_sink import opened as opened_table
+from tests.dataflow.test_sql_sink import rows_in, told
+
+Made = tuple[SinkSpec, Callable[[], Iterable[int]]]
+_numbers = count(1)
+OTHER = Owner("other", "00" * 16, "out")
+
+
+def files(place: Path) -> Made:
+    return FileSink(place), lambda: [
+        int(line.split("\t")[0])
+        for path in place.glob("part-*.tsv")
+        for line in path.read_text().splitlines()
+    ]
+
+
+def parquet(place: Path) -> Made:
+    return ParquetSink(place), lambda: ids_in(place)
+
+
+def table(place: Path, key: str = "") -> Made:
+    place.mkdir(exist_ok=True)
+    url = f"sqlite:///{place / 'rows.db'}"
+    name = f"t{next(_numbers)}"
+    return SqlSink(url, name, key=key or ()), lambda: [row[0] for row in rows_in(url, name)]
+
+
+def keyed_table(place: Path) -> Made:
+    return table(place, "id")
+
+
+REFUSE: dict[type[SinkSpec], list[Callable[[Path], Made]]] = {
+    FileSink: [files],
+    ParquetSink: [parquet],
+    SqlSink: [table, keyed_table],
+}
+HAVE_NO_PLACE = {
+    LogSink: "its log is in the store, under the region's own name: another run of that name resumes it",
+    CallSink: "it calls a function, and what that does is the user's",
+    TwoPhaseSink: "the base of sinks of one's own; its example is in docs/sources-and-sinks.md",
+}
+
+
+# EVIDENCE-OF: P-7
+@pytest.mark.parametrize("made", [one for several in REFUSE.values() for one in several])
+def test_a_place_that_another_run_wrote_is_refused_and_the_run_itself_goes_on(
+    made: Callable[[Path], Made], tmp_path: Path
+) -> None:
+    check_refuses_other_run(lambda _: made(tmp_path / "place"))
+
+
+def test_every_sink_is_in_one_of_the_two_tables() -> None:
+    def below(kind: type[SinkSpec]) -> set[type[SinkSpec]]:
+        return {kind, *(found for one in kind.__subclasses__() for found in below(one))}
+
+    ours = [kind for kind in below(SinkSpec) - {SinkSpec} if kind.__module__.startswith(sinks.__name__)]
+    assert {kind.__name__ for kind in ours} == {kind.__name__ for kind in (*REFUSE, *HAVE_NO_PLACE)}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("made", [files, parquet, table])
+def test_a_region_whose_sink_would_add_to_other_rows_fails_before_any_worker_starts(
+    made: Callable[[Path], Made], shared_store: str, tmp_path: Path
+) -> None:
+    sink, visible = made(tmp_path / "place")
+    check_refuses_other_run(lambda _: (sink, visible))
+    before = sorted(visible())
+    (tmp_path / "rows.txt").write_text("8\n9\n")
+    graph = Graph("again")
+    lines = graph.source("lines", FileSource(tmp_path / "rows.txt"))
+    ids = lines.map("ids", lambda row: (int(row["line"]), "again"), schema="id bigint, text string")
+    ids.sink("out", sink)
+    logs = tmp_path / "logs"
+    control = run_local(graph, name=f"{tmp_path.name}-again", store=shared_store, logs=logs, standby=0)
+    assert control.wait(60)
+    assert isinstance(control, RegionControl)
+    assert isinstance(control.exception(), SinkOwnedError)
+    assert control.status().state is RegionState.FAILED
+    assert not logs.exists(), "no worker was started"
+    assert sorted(visible()) == before
+
+
+def test_the_kit_finds_a_sink_that_adds_to_the_rows_of_another_run(tmp_path: Path) -> None:
+    def fresh(_: str) -> Made:
+        return ParquetSink(tmp_path, shared=True), lambda: ids_in(tmp_path)
+
+    with pytest.raises(SinkCheckError, match="check_place of another run raised no SinkOwnedError"):
+        check_refuses_other_run(fresh)
+
+
+def test_a_sink_that_shares_its_place_is_told_to(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [7]}), tmp_path / "of_a_program.parquet")
+    with pytest.raises(SinkOwnedError, match=r"has of_a_program\.parquet and no _region\.json.*shared=True"):
+        ParquetSink(tmp_path).check_place(OTHER)
+    ParquetSink(tmp_path, shared=True).check_place(OTHER)
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    told(url, "CREATE TABLE sold (id integer)")
+    SqlSink(url, "sold").check_place(OTHER)
+    told(url, "INSERT INTO sold VALUES (7)")
+    with pytest.raises(SinkOwnedError, match="table 'sold' holds rows, and no sink is recorded"):
+        SqlSink(url, "sold").check_place(OTHER)
+    SqlSink(url, "sold", shared=True).check_place(OTHER)
+
+
+def test_files_and_tables_that_an_earlier_version_wrote_are_still_their_regions(tmp_path: Path) -> None:
+    """It left no mark: the digest of the owner in the names is what tells."""
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    writer.process(rows(1))
+    writer.prepare(1)
+    writer.sync()
+    writer.publish(1)
+    writer.close()
+    (tmp_path / "_region.json").unlink()
+    ParquetSink(tmp_path).check_place(Owner("r", bytes(16).hex(), "out"))
+    with pytest.raises(SinkOwnedError, match=r"has part-\w+.* and no _region\.json"):
+        ParquetSink(tmp_path).check_place(OTHER)
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    sink = SqlSink(url, "seen", key="id")
+    mine = Owner("seen", bytes(16).hex(), "out")
+    told(url, "CREATE TABLE seen (id bigint primary key)")
+    told(url, "INSERT INTO seen VALUES (1)")
+    told(url, "CREATE TABLE dos_sink_writers (writer varchar(64) primary key, incarnation bigint)")
+    told(url, f"INSERT INTO dos_sink_writers VALUES ('{mine.digest:016x}-w0000', 1)")
+    sink.check_place(mine)
+    with pytest.raises(SinkOwnedError):
+        sink.check_place(OTHER)
+
+
+def test_two_regions_that_begin_at_once_cannot_both_have_a_table(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    sink = SqlSink(url, "sold")
+    sink.check_place(OTHER)
+    sink.check_place(Owner("mine", "00" * 16, "out"))
+    opened_table(sink).close()
+    with pytest.raises(SinkOwnedError, match="table 'sold' belongs to"):
+        sink.check_place(OTHER)
