@@ -101,7 +101,9 @@ class InputFollower:
                     async for end, record in records:
                         if record.op is Op.INPUT:
                             part = decode_part(record.ints, record.strings, where=self._directory, at=end)
-                            yield InputPiece(self._producer, begin, end, part.digest, part.rows, part.data)
+                            yield InputPiece(
+                                self._producer, begin, end, part.digest, part.rows, part.data, part.last
+                            )
                         begin = end
                         if begin >= batch.end:
                             return

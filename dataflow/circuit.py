@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from checkpoint.core.layout import Layout
-from dataflow.circuit_time import CircuitTime
+from dataflow.circuit_time import CircuitTime, StepTime
 from dataflow.core.event_time import Mark
 from dataflow.core.plan import KIND_RULES, Kind, NodePlan, StagePlan
 from dataflow.directory import OperatorDirectory
@@ -28,28 +28,10 @@ from dataflow.operators.control import ControlOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.key_by import KeyBySpec, wire_schema
 from dataflow.operators.side import SideSpec
+from dataflow.origins import Origin
 from dataflow.sinks.base import SinkWriter
 from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.base import SourceBatch, SourceReader
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a batch came from, for people. `exact`: its rows are the source's rows one by one."""
-
-    words: str
-    reader: SourceReader | None = None
-    source: SourceBatch | None = None
-    exact: bool = False
-
-    def say(self, row: int | None) -> str:
-        if self.reader is None or self.source is None:
-            return self.words
-        return f"{self.words}, {self.reader.describe(self.source, row if self.exact else None)}"
-
-    def coarse(self) -> "Origin":
-        """The origin of what an operator made of the batch: other rows, the same place."""
-        return Origin(self.words, self.reader, self.source) if self.exact else self
 
 
 @dataclass(slots=True)
@@ -140,9 +122,13 @@ class Circuit:
                 )
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)
+        for name, reader in self.sources.items():
+            reader.reached = self.time.reached_by(name)
         self._held: dict[int, dict[str, list[_Input]]] = {}
         """Step -> operator -> rows that wait for a later stage."""
         self._to_send: dict[str, list[_Input]] = defaultdict(list)
+        self._unions: dict[str, list[_Input]] = defaultdict(list)
+        """Union -> its rows, which wait for the end of the step."""
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
         operator = self.graph.specs[node.name].open(context)
@@ -220,12 +206,13 @@ class Circuit:
         """Stage 0: rows of a source, as they are read."""
         reader = self.sources[source]
         self._rows_in += batch.batch.num_rows
-        origin = Origin(f"source {source!r}", reader, batch, exact=True)
+        origin = Origin(f"source {source!r}", reader, batch, exact=True, name=source)
         self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
+        self.time.fed(source, batch)
 
-    def end_sources(self, step: int, marks: Mapping[str, Mark] | None = None) -> Sends:
+    def end_sources(self, step: int, now: StepTime | None = None) -> Sends:
         """Stage 0: all rows of the step are fed; and how far event time is at each source."""
-        self.time.sources(step, marks or {})
+        self.time.sources(step, StepTime({}) if now is None else now)
         return self._finish(_Run(step, self.graph.plan.stages[0]), cut=False)
 
     def run_stage(
@@ -331,6 +318,11 @@ class Circuit:
         operator = self._operators[node.name]
         if node.kind is Kind.SINK:
             self._rows_out += given.batch.num_rows
+        if node.kind is Kind.UNION:
+            self._unions[node.name].append(given)
+            return
+        if self.time.flows and given.origin.source is not None:
+            self.time.coming(node.name, given.origin.name, given.origin.source.split)
         try:
             made = operator.process_of(given.port, given.batch)
         except UserFault as fault:
@@ -356,6 +348,9 @@ class Circuit:
     def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
         operator = self._operators[node.name]
         origin = Origin(f"the end of step {run.step}")
+        # In the order of the inputs, so that it does not depend on how the step was cut into batches.
+        for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
+            self._emit(run, node.name, given.batch, given.origin.coarse())
         try:
             made = [*operator.end_step()]
             if self.time.flows:

@@ -3,19 +3,38 @@
 Rules of this file: marks by step and name; no rows. What marks are is `core/event_time.py`'s, what an
 operator does with them its own. Without an `event_time` in the graph nothing happens here, nothing is sent.
 
-Theory (docs/decisions/0120). A step is the interval of punctuations: marks move at the end of a step only.
-Those of sources are recorded with the step's division or follow from it; those of exchanges come in with
-the step's markers, one from each sender. So a replay of the same steps sees the same marks.
+Theory (docs/decisions/0120, 0190). A step is the interval of punctuations: marks move at the end of a step
+only. An `event_time` runs in stage 0, and rows reach it with the name of their split. Its mark is the least
+over the splits that count; which do is known to the sources alone, and changes with time, so the mark is
+recorded with the step's division, and a replay takes it from there. Marks of exchanges come in with the
+step's markers, one from each sender. So a replay of the same steps sees the same marks.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from dataflow.core.event_time import IDLE, UNKNOWN, Mark, together
-from dataflow.core.plan import NodePlan
+from checkpoint.core.divisions import Division, Sources
+from checkpoint.core.manifest import SplitPosition
+from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark, SourceTime, further, together
+from dataflow.core.plan import Kind, NodePlan
 from dataflow.graph_plan import GraphPlan
 from dataflow.operators.base import Operator
 from dataflow.operators.event_time import EventTimeOperator
+from dataflow.sources.base import Positions, SourceBatch
+
+ONE_SPLIT: Final = SourceTime(caught_up_holds=False)
+"""Of a source of which nothing is known: its event time is that of the latest row."""
+
+
+class StepTime(NamedTuple):
+    """What is known of the sources at the end of a step."""
+
+    sources: Mapping[str, SourceTime]
+    idle: frozenset[str] = frozenset()
+    """Sources of which nothing was ever read."""
+    recorded: Division | None = None
+    """Of a step that is replayed."""
 
 
 class CircuitTime:
@@ -25,20 +44,86 @@ class CircuitTime:
         self.flows = graph.has_event_time
         """Whether marks are sent and heard at all."""
         self._operators = operators
-        self._assigning = [
-            (node.stage, one)
+        self._timing = {
+            node.name: one
             for node in graph.plan.nodes
             if isinstance(one := operators.get(node.name), EventTimeOperator)
-        ]
+        }
+        self._sources = {name: _sources_above(graph, name) for name in self._timing}
+        """An `event_time` -> the sources whose rows it gets."""
         self._exchanges = {node.exchange: node.name for node in graph.plan.nodes if node.exchange is not None}
         self._last = graph.plan.stages[-1].index
         self._marks: dict[int, dict[str, Mark]] = defaultdict(dict)
         self._to_send: dict[int, dict[int, Mark]] = defaultdict(dict)
+        self._now: dict[int, StepTime] = {}
+        self._fed: dict[tuple[str, str], bool] = {}
+        """Source and split that gave rows in this step -> whether the last of them ended a unit."""
 
-    def sources(self, step: int, marks: Mapping[str, Mark]) -> None:
-        """How far each source is at the end of a step."""
+    # --- splits ---------------------------------------------------------------------------------------------
+
+    @property
+    def idle_after_s(self) -> float | None:
+        """The shortest time after which a silent split does not count, None: it always does."""
+        given = [one.idle_after_s for one in self._timing.values() if one.idle_after_s is not None]
+        return min(given, default=None)
+
+    def reached_by(self, source: str) -> "Callable[[str], Mark] | None":
+        """The watermark of a split of this source, for whoever reads it; None: no event time is taken from
+        it.
+        """
+        timing = [one for name, one in self._timing.items() if source in self._sources[name]]
+        if not timing:
+            return None
+        return lambda split: min(one.splits.reached(source, split) for one in timing)
+
+    def coming(self, name: str, source: str, split: str) -> None:
+        """The rows that the operator `name` is given next are of this split."""
+        if (timing := self._timing.get(name)) is not None:
+            timing.rows_of = source, split
+
+    def fed(self, source: str, batch: SourceBatch) -> None:
+        """A batch of a source went through stage 0; a union holds its rows until the end of the step."""
         if self.flows:
-            self._marks[step].update(marks)
+            self._fed[source, batch.split] = batch.ends_unit
+            if batch.ends_unit:
+                self._units_ended(source, batch.split)
+
+    def _units_ended(self, source: str, split: str) -> None:
+        for name, timing in self._timing.items():
+            if source in self._sources[name]:
+                timing.splits.unit_ended(source, split)
+
+    def positions(self) -> dict[str, Positions]:
+        """What a checkpoint holds of the splits: `event_time` -> SOURCE/SPLIT -> its watermark as position,
+        and as digest that of the unit which is being read; both counted from UNKNOWN, so never negative.
+        """
+        return {
+            name: {
+                split: SplitPosition(promised - UNKNOWN, coming - UNKNOWN)
+                for split, (promised, coming) in timing.splits.stored().items()
+            }
+            for name, timing in self._timing.items()
+        }
+
+    def restore(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
+        """Stand where a checkpoint says. One of an older version knows nothing of splits: event time stays
+        where it was until each has given a row.
+        """
+        for name, timing in self._timing.items():
+            stored = positions.get(name, {}).items()
+            timing.splits.restore(
+                {split: (at.position + UNKNOWN, at.digest + UNKNOWN) for split, at in stored}
+            )
+
+    # --- marks ----------------------------------------------------------------------------------------------
+
+    def sources(self, step: int, now: StepTime) -> None:
+        """The step has all its rows: how far each source is."""
+        if not self.flows:
+            return
+        self._now[step] = now
+        for name, source in now.sources.items():
+            self._marks[step][name] = END if source.at_end else IDLE if name in now.idle else UNKNOWN
 
     def heard(self, step: int, marks: Mapping[int, Sequence[Mark]]) -> None:
         """What all senders said of the channels of a stage."""
@@ -54,11 +139,46 @@ class CircuitTime:
         """The operator has seen all rows of the step: how far its output is."""
         if not self.flows:
             return
-        mark = together(self.inputs(step, node)) if node.inputs else self._marks[step].get(node.name, IDLE)
+        if node.name in self._timing:
+            mark = self._least(step, node.name)
+        else:
+            mark = (
+                together(self.inputs(step, node)) if node.inputs else self._marks[step].get(node.name, IDLE)
+            )
         if node.exchange is not None:
             self._to_send[step][node.exchange] = mark
         else:
             self._marks[step][node.name] = self._operators[node.name].passes_on(mark)
+
+    def _least(self, step: int, name: str) -> Mark:
+        """The mark of an `event_time`: as the division has it, or as the splits are now."""
+        now, timing = self._now.get(step, StepTime({})), self._timing[name]
+        for (source, split), ends_unit in self._fed.items():
+            if ends_unit and source in self._sources[name]:
+                timing.splits.unit_ended(source, split)
+        if now.recorded is not None:
+            part = now.recorded.sources.get(name, {}).get("")
+            return self._as_before_0190(now, name) if part is None else part[2]
+        states = [(source, now.sources.get(source, ONE_SPLIT)) for source in self._sources[name]]
+        return together(timing.splits.of_source(*state, timing.idle_after_s) for state in states)
+
+    def _as_before_0190(self, now: StepTime, name: str) -> Mark:
+        """The rule when divisions did not hold the mark: the largest of all splits."""
+        timing = self._timing[name]
+        given = together(self._marks_of_sources(now, name))
+        newest = [timing.splits.newest(source) for source in self._sources[name]]
+        own = further(timing.mark, max(newest, default=UNKNOWN))
+        return given if given == END or own == UNKNOWN else own
+
+    def _marks_of_sources(self, now: StepTime, name: str) -> list[Mark]:
+        return [
+            END if now.sources[source].at_end else IDLE if source in now.idle else UNKNOWN
+            for source in self._sources[name]
+        ]
+
+    def division(self, step: int) -> Sources:
+        """What the division of a step says of event time: an `event_time` -> its mark."""
+        return {name: {"": (0, 0, self._marks[step][name])} for name in self._timing}
 
     def to_send(self, step: int, channel: int) -> Mark:
         """The mark that ends a step on a channel, once."""
@@ -70,15 +190,29 @@ class CircuitTime:
 
     def stage_over(self, step: int, stage: int) -> None:
         """A stage has run; what nobody asks for any more goes."""
-        for runs_in, operator in self._assigning:
-            if runs_in == stage:
-                operator.remember(step)
+        for timing in self._timing.values():
+            if stage == 0:
+                timing.remember(step)
             if stage == self._last:
-                operator.forget(step)
+                timing.forget(step)
+        if stage == 0:
+            self._now.pop(step, None)
+            self._fed.clear()
         if stage == self._last:
             self._marks.pop(step, None)
 
     def cut_at(self, step: int) -> None:
         """The state as of the end of this step is asked for next."""
-        for _, operator in self._assigning:
-            operator.look_at(step)
+        for timing in self._timing.values():
+            timing.look_at(step)
+
+
+def _sources_above(graph: GraphPlan, name: str) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    todo = [name]
+    while todo:
+        node = graph.plan.node(todo.pop())
+        if node.kind is Kind.SOURCE:
+            found[node.name] = None
+        todo += node.inputs
+    return tuple(found)

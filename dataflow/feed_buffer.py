@@ -7,10 +7,11 @@ and waits for room; the circuit takes them out, and never waits.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from checkpoint.core.inputs import InputPiece
 from dataflow import limits
+from dataflow.core.event_time import SourceTime
 
 
 class FeedBuffer:
@@ -31,6 +32,10 @@ class FeedBuffer:
         self._wanted: dict[str, int] = {}
         """Split -> position: a replay cannot go on before all up to there is here."""
         self._complete = False
+        self._known: set[str] | None = None
+        """Splits of this worker that are not known to be at their end; None: they were not listed yet."""
+        self._caught_up: set[str] = set()
+        """Those of them of which nothing more was there when they were asked last."""
 
     # --- the link thread ------------------------------------------------------------------------------------
 
@@ -52,6 +57,21 @@ class FeedBuffer:
             self._total += len(piece.data)
             self._count += 1
         self._woken()
+
+    def known(self, splits: Iterable[str]) -> None:
+        """The splits were listed, and these are new. Before anything of them is put in."""
+        with self._lock:
+            self._known = {*(self._known or ()), *splits}
+
+    def polled(self, split: str, *, caught_up: bool) -> None:
+        """A split was asked for more: whether all that is there is put in."""
+        with self._lock:
+            (self._caught_up.add if caught_up else self._caught_up.discard)(split)
+
+    def at_end(self, split: str) -> None:
+        """All of a split is put in, and no more will come."""
+        with self._lock:
+            (self._known or set()).discard(split)
 
     def complete(self) -> None:
         """Nothing more will come: all splits are at their end."""
@@ -77,6 +97,16 @@ class FeedBuffer:
         """Whether everything was taken, and nothing more will come."""
         with self._lock:
             return self._complete and not self._count
+
+    def time_now(self) -> SourceTime:
+        """Which splits hold event time back: also those of which nothing was recorded yet."""
+        with self._lock:
+            waiting = {split for split, pieces in self._pieces.items() if pieces}
+            known = self._known or set()
+            quiet = dict.fromkeys((known & self._caught_up) - waiting, 0.0)
+            behind = waiting | (known - self._caught_up)
+            over = self._complete and not self._count
+            return SourceTime(over, self._known is not None, behind=behind, caught_up=quiet)
 
     def reaches(self, split: str, position: int) -> bool:
         """Whether all of a split up to a position is here. If not, it is fetched without regard to room."""

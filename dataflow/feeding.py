@@ -87,10 +87,12 @@ class Feed:
         while True:
             ends = await _patiently(self._origin.ends)
             found = await _patiently(self._origin.splits)
-            for split in sorted({*found, *self._positions, *(ends or ())} - known):
-                known.add(split)
-                if self._source.owner(split, self._workers) == self._worker:
-                    nursery.start_soon(self._follow, split)
+            new = sorted({*found, *self._positions, *(ends or ())} - known)
+            known.update(new)
+            ours = [split for split in new if self._source.owner(split, self._workers) == self._worker]
+            self.buffer.known(ours)
+            for split in ours:
+                nursery.start_soon(self._follow, split)
             if ends is not None:
                 self._ends = ends
                 return
@@ -111,7 +113,9 @@ class Feed:
                 async with aclosing(follower.poll()) as pieces:
                     async for piece in pieces:
                         await self._put(piece)
+                self.buffer.polled(split, caught_up=True)
             except _AWAY as error:
+                self.buffer.polled(split, caught_up=False)
                 logger.debug("%s of %s waits: %s", split, self._name, error)
             except CorruptDataError as error:
                 where = f"{self._name}, {split}"
@@ -121,6 +125,7 @@ class Feed:
             pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
             if not self._at_end(split):
                 await follower.wait(pause_s)
+        self.buffer.at_end(split)
 
     def _at_end(self, split: str) -> bool:
         return self._ends is not None and self._reached[split] >= self._ends.get(split, 0)

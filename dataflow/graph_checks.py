@@ -11,7 +11,7 @@ from checkpoint.core.outputs import Publish
 from checkpoint.directory_store import directory_name_bytes_max
 from dataflow.core.delivery import Delivery
 from dataflow.core.determinism import not_deterministic
-from dataflow.core.plan import Kind, NodeSpec, in_order
+from dataflow.core.plan import EXCHANGES, KIND_RULES, Kind, NodeSpec, in_order
 from dataflow.core.regions import Choice
 from dataflow.errors import DeliveryError, SchemaError
 from dataflow.operators.base import OperatorSpec
@@ -21,12 +21,26 @@ from dataflow.sinks.log import LogSink
 
 
 def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
-    """Who waits for event time must get it: an `event_time` on every way to it from a source."""
+    """Who waits for event time must get it: an `event_time` on every way to it from a source. And it gets the
+    right one: lateness is promised for each split of a source, so an `event_time` must know the split of each
+    row, which nobody knows behind an exchange or an operator with state.
+    """
     without: dict[int, str | None] = {}
     """Operator -> a source from which its input comes without event time, if there is one."""
+    mixed: dict[int, str | None] = {}
+    """Operator -> what mixes the rows of splits above its output, if anything does."""
     problems = []
     for index in in_order(nodes):
         node = nodes[index]
+        mixes = node.kind in EXCHANGES or KIND_RULES[node.kind].has_effect
+        above = next((name for above in node.inputs if (name := mixed[above])), None)
+        mixed[index] = above or (node.name if mixes else None)
+        if node.kind is Kind.EVENT_TIME and above is not None:
+            problems.append(
+                f"event_time {node.name!r} is behind {above!r}, where the rows of several splits are mixed,"
+                " and lateness is promised for each split; put event_time between the source and it, or let"
+                " a region of its own read the rows from a LogSink"
+            )
         found = next((name for above in node.inputs if (name := without[above])), None)
         if node.kind is Kind.SOURCE:
             found = node.name

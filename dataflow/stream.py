@@ -190,18 +190,22 @@ class Stream:
         *,
         lateness: timedelta | None = None,
         punctuation: str | None = None,
+        idle_after: timedelta | None = None,
     ) -> "Stream":
-        """The same rows; `column`, a timestamp, is their event time, and from here on it moves.
+        """The same rows; `column`, a timestamp, is their event time, and from here on it moves. The watermark
+        is the least over all splits (files, producers, ...) that are not read to their end.
 
-        lateness: a promise, that no row comes more than this behind the latest one that its worker has read.
+        lateness: a promise, that no row is more than this behind the latest one before it in its split.
         punctuation: a column of timestamps, null in most rows; where it is not, it promises that all later
-        rows of its worker have larger times. A row that breaks the promise is late.
+        rows of its split have larger times. A row that breaks the promise is late.
+        idle_after: a split that gives nothing for so long, though all of it was read, does not count until
+        it gives rows again; these may be late. None: a silent split holds event time back.
 
             sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
             sent.event_time("by_rows", "at", punctuation="all_before")
         """
-        return self._then(name, EventTimeSpec(column, lateness, punctuation))
+        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after))
 
     def sort(self, name: str, time: str) -> "Stream":
         """The same rows in the order of their event time, those of one time in the order of all columns, as

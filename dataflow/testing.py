@@ -7,6 +7,9 @@
     trial.step({"orders": [{"item": "tea", "price": 4}]})
     assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
 
+    trial = Trial(graph, workers=2, splits={"orders": ["a", "b", "c"]})       # as files or producers are
+    trial.step({"orders": {"b": orders_of_b, "a": orders_of_a}}, done={"orders": ["b"]})
+
     assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
 
 Rules of this file: the circuits of all workers are the real ones, so are their exchanges and the bytes of
@@ -15,7 +18,7 @@ for it, every sink keeps what it gets.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
@@ -26,11 +29,12 @@ from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.layout import even_layout
 from checkpoint.state_blocks import decode_block, encode_block
 from dataflow.circuit import Checkpoint, Circuit, Sends
-from dataflow.core.event_time import END, IDLE
+from dataflow.circuit_time import ONE_SPLIT, StepTime
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import SchemaError
 from dataflow.graph import Graph, GraphPlan
 from dataflow.snapshot_spool import SnapshotSpool
-from dataflow.sources.base import SourceBatch, SourceSpec
+from dataflow.sources.base import Piece, Positions, SourceBatch, SourceSpec
 from dataflow.trial_directories import TrialDirectories
 from dataflow.trial_ends import Keeping, KeepingSpec, stand_in
 
@@ -41,10 +45,22 @@ Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
 class Trial:
     """All workers of a graph, driven step by step. Raises GraphError, and OperatorError from `step`."""
 
-    def __init__(self, graph: Graph, *, workers: int = 1) -> None:
+    def __init__(
+        self, graph: Graph, *, workers: int = 1, splits: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """splits: of a source, the names of its splits, which are dealt to the workers in turn. Each has a
+        watermark of its own, and holds event time back until `step` has it in `done`. A source without: its
+        rows on one worker are one split.
+        """
         if workers < 1:
             raise ValueError(f"a graph runs on one worker or more, not {workers}")
         self._take(graph.plan())
+        self._splits = {name: tuple(names) for name, names in (splits or {}).items()}
+        self._check_sources(self._splits)
+        self._left = {name: set(names) for name, names in self._splits.items()}
+        """Source -> splits that are not read to their end."""
+        self._cut_left = {name: set(left) for name, left in self._left.items()}
+        self._cut_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
         self._workers = workers
         self._step = 0
         self._cut_step = 0
@@ -60,30 +76,35 @@ class Trial:
 
     def step(
         self,
-        inputs: Mapping[str, "Rows | Sequence[Rows]"],
+        inputs: Mapping[str, "Rows | Sequence[Rows] | Mapping[str, Rows]"],
         *,
         cut: bool = False,
         snapshot: bool = False,
         end: bool = False,
+        done: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """One step: what each source gives in it, and whether it ends with a cut.
 
-        A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn.
+        A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn;
+        or, where the source has splits, the rows of each split that is read. done: splits that give nothing
+        after this step.
         snapshot: the cut is all of the state, as a journal has it when it forgets what came before. end: no
         source gives anything after this step.
         """
-        unknown = sorted(set(inputs) - set(self._schemas))
-        if unknown:
-            known = ", ".join(map(repr, sorted(self._schemas)))
-            raise SchemaError(f"{', '.join(map(repr, unknown))} is no source of this graph; it has {known}")
+        self._check_sources(inputs)
         self._step += 1
         for name, given in inputs.items():
+            if name in self._splits:
+                self._feed_splits(name, given)
+                continue
             for index, rows in enumerate(_batches(given)):
                 batch = _batch_of(rows, self._schemas[name])
                 self._circuits[index % self._workers].feed(
                     self._step, name, SourceBatch(batch, (), batch.nbytes)
                 )
         taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
+        for name, ended in (done or {}).items():
+            self._left[name] -= set(ended)
         self._directories.ask_for_snapshots(due=snapshot)
         self._run(cut=cut, taken=taken, end=end)
         for circuit in self._circuits:
@@ -93,6 +114,23 @@ class Trial:
                 batches += [(self._step, batch) for batch in sink.take()]
         if cut:
             self._commit(taken)
+
+    def _check_sources(self, named: Iterable[str]) -> None:
+        unknown = sorted(set(named) - set(self._schemas))
+        if unknown:
+            known = ", ".join(map(repr, sorted(self._schemas)))
+            raise SchemaError(f"{', '.join(map(repr, unknown))} is no source of this graph; it has {known}")
+
+    def _feed_splits(self, name: str, given: Any) -> None:
+        if not isinstance(given, Mapping):
+            raise SchemaError(f"source {name!r} has splits: give a step its rows as {{split: rows}}")
+        for split, rows in given.items():
+            if split not in self._left[name]:
+                raise SchemaError(f"source {name!r} has no split {split!r}, or it was done before")
+            batch = _batch_of(rows, self._schemas[name])
+            worker = self._splits[name].index(split) % self._workers
+            piece = Piece(split, 0, batch.num_rows, 0)
+            self._circuits[worker].feed(self._step, name, SourceBatch(batch, (piece,), batch.nbytes))
 
     def _take(self, plan: GraphPlan) -> None:
         self._schemas = {
@@ -122,6 +160,7 @@ class Trial:
         self._step = self._cut_step
         for name, batches in self._kept.items():
             self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
+        self._left = {name: set(left) for name, left in self._cut_left.items()}
         self._circuits = self._open()
         return self._step
 
@@ -179,14 +218,18 @@ class Trial:
         for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
             for operator, data in blocks:
                 circuit.restore(operator, decode_block(data), self._cuts)
+            circuit.time.restore(self._cut_times[worker])
             self._directories.hand_to(circuit, self._plan, worker)
             circuit.restored()
         return circuits
 
     def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:
-        # Workers are dealt rows as they come: who got none holds nobody up.
-        marks = dict.fromkeys(self._schemas, END if end else IDLE)
-        sends = [circuit.end_sources(self._step, marks) for circuit in self._circuits]
+        sends = [
+            circuit.end_sources(self._step, self._time_of(worker, end=end))
+            for worker, circuit in enumerate(self._circuits)
+        ]
+        if cut:
+            self._cut_times = [circuit.time.positions() for circuit in self._circuits]
         for stage in range(1, len(self._plan.plan.stages)):
             received = [_received(sends, worker) for worker in range(self._workers)]
             times = {
@@ -201,10 +244,19 @@ class Trial:
                 for circuit, into in zip(self._circuits, taken, strict=True):
                     circuit.take_checkpoint(stage, into)
 
+    def _time_of(self, worker: int, *, end: bool) -> StepTime:
+        # Workers are dealt rows of sources without splits as they come: who got none holds nobody up.
+        now = dict.fromkeys(self._schemas, ONE_SPLIT._replace(at_end=end))
+        for name, splits in self._splits.items():
+            left = [split for split in splits[worker :: self._workers] if split in self._left[name]]
+            now[name] = SourceTime(end or not left, behind=left)
+        return StepTime(now, idle=frozenset(self._schemas))
+
     def _commit(self, taken: Sequence[Checkpoint]) -> None:
         self._cuts += 1
         self._cut_operators = self._plan.operators
         self._cut_step = self._step
+        self._cut_left = {name: set(left) for name, left in self._left.items()}
         self._directories.commit()
         for blocks, made in zip(self._blocks, taken, strict=True):
             if made.snapshot is not None:

@@ -6,12 +6,14 @@ schedule. How much one call reads follows the time the last one took, so that us
 that take them some tens of milliseconds.
 """
 
+from collections.abc import Container
 from typing import Final
 
 from checkpoint.core.divisions import Division, Sources
 from dataflow import limits
 from dataflow.circuit import Circuit
-from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark
+from dataflow.circuit_time import StepTime
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError
 from dataflow.limits import WorkerLimits
 from dataflow.sources.base import SourceReader, SplitDivision
@@ -37,6 +39,10 @@ class Reading:
         self._clock = clock
         self._incarnation = incarnation
         self._batch_bytes = limits.batch_bytes_min * 16
+        self._quiet_since: dict[tuple[str, str], float] = {}
+        """Source and split of which nothing waited at the end of the last step, and since when."""
+        self._counted_idle: set[tuple[str, str]] = set()
+        """Those of them that did not count then."""
 
     def can_replay(self, recorded: Division) -> bool:
         """Whether all sources have at hand what the division says."""
@@ -51,21 +57,50 @@ class Reading:
                 if not dropped:
                     self._circuit.feed(step, name, batch)
 
-    def take_division(self, recorded: Division | None) -> tuple[Sources, dict[str, Mark]]:
-        """What the step took, and how far event time is at each source: at its end, as the recorded division
-        says, or as it is now. It must be recorded: a handle may be closed between two steps.
+    def take_division(self, recorded: Division | None) -> tuple[Sources, StepTime]:
+        """What the step took, and how far event time is at each source: whether it is at its end, as the
+        recorded division says, or as it is now. It must be recorded: a handle may be closed between two
+        steps.
         """
         taken: Sources = {}
-        marks: dict[str, Mark] = {}
+        now: dict[str, SourceTime] = {}
         for name, reader in self._circuit.sources.items():
             taken[name] = dict(reader.take_division())
-            at_end = reader.exhausted
             if recorded is not None:
-                at_end = _AT_ITS_END in recorded.sources.get(name, {})
-            if at_end and self._circuit.time.flows:
+                now[name] = SourceTime(_AT_ITS_END in recorded.sources.get(name, {}))
+            elif self._circuit.time.flows:
+                now[name] = self._timed(name, reader.time_now(), taken[name])
+            if name in now and now[name].at_end and self._circuit.time.flows:
                 taken[name][_AT_ITS_END] = (0, 0)
-            marks[name] = END if at_end else IDLE if reader.is_idle else UNKNOWN
-        return taken, marks
+        idle = frozenset(name for name, reader in self._circuit.sources.items() if reader.is_idle)
+        return taken, StepTime(now, idle, recorded)
+
+    def _timed(self, name: str, now: SourceTime, read: Container[str]) -> SourceTime:
+        """The same, with how long its silent splits were silent. read: those that the step read."""
+        idle_after_s = self._circuit.time.idle_after_s
+        if idle_after_s is None:
+            return now
+        seconds = self._clock.seconds()
+        since = {
+            (name, split): seconds if split in read else self._quiet_since.get((name, split), seconds)
+            for split in now.caught_up
+        }
+        others = {key: at for key, at in self._quiet_since.items() if key[0] != name}
+        self._quiet_since = others | since
+        caught_up = {split: seconds - at for (_, split), at in since.items()}
+        self._counted_idle = {key for key in self._counted_idle if key[0] != name}
+        self._counted_idle |= {(name, split) for split, s in caught_up.items() if s >= idle_after_s}
+        return now._replace(caught_up=caught_up)
+
+    def idle_in(self) -> float | None:
+        """Seconds until a split has been silent for so long that it counts no more: a step says so to all
+        workers. None: there is none.
+        """
+        idle_after_s = self._circuit.time.idle_after_s
+        since = [at for key, at in self._quiet_since.items() if key not in self._counted_idle]
+        if idle_after_s is None or not since:
+            return None
+        return max(0.0, min(since) + idle_after_s - self._clock.seconds())
 
     def fill(self, step: int) -> None:
         """Read until the step is full, late, ended by a peer, or no input is wanted any more; one batch at
@@ -98,6 +133,8 @@ class Reading:
         self._shared.bytes_in += batch.bytes_read
         self._circuit.feed(step, name, batch)
         took_ms = (self._clock.seconds() - begin) * 1000
+        if 2 * batch.bytes_read < bytes_max and took_ms < limits.batch_ms_aim:
+            return batch.bytes_read  # too little to tell how long a whole batch takes
         aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
         aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
         self._batch_bytes = max(int(aim), limits.batch_bytes_min)

@@ -80,6 +80,7 @@ class Incarnation:
         self._schedule = Schedule(graph.plan, first, order.cut, order.step, ahead)
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
+        self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
         self._once_at_most = graph.delivery == "at-most-once"
         self._handovers: tuple[Handover, ...] = ()
@@ -132,6 +133,7 @@ class Incarnation:
             reader.reset_to({} if part is None else part.sources.get(name, {}))
             if isinstance(reader, FedReader):
                 reader.attach(order.feeds[name])
+        self._circuit.time.restore({} if part is None else part.sources)
         for name, writer in self._circuit.sinks.items():
             writer.reset_to(None if part is None else part.sinks.get(name))
             if order.cut:
@@ -210,7 +212,7 @@ class Incarnation:
         """Do the next thing, if there is one. Raises OperatorError and whatever else stops the circuit."""
         action = self._schedule.next_action(
             self._is_complete,
-            input_waits=any(reader.has_input for reader in self._circuit.sources.values()),
+            input_waits=self._input_waits(),
             room=self._shared.room,
             peers_at=self._shared.peers_at,
         )
@@ -227,9 +229,15 @@ class Incarnation:
         self._shared.busy_s += self._clock.seconds() - begin
         return True
 
+    def _input_waits(self) -> bool:
+        if any(reader.has_input for reader in self._circuit.sources.values()):
+            return True
+        return self._reading.idle_in() == 0  # not input, but it is as good a reason for a step
+
     def wakes_in(self) -> float | None:
         """Seconds after which `advance` is to be called though no message came, None: never."""
         waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
+        waits.append(self._reading.idle_in())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
@@ -246,9 +254,11 @@ class Incarnation:
             self._reading.replay(step, recorded, dropped=self._once_at_most)
         elif not self._schedule.paused:
             self._reading.fill(step)
-        taken, marks = self._reading.take_division(recorded)
-        sends = self._circuit.end_sources(step, marks)
+        taken, now = self._reading.take_division(recorded)
+        sends = self._circuit.end_sources(step, now)
+        taken |= self._circuit.time.division(step)
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        self._split_times[step] = self._circuit.time.positions()
         mark = self._schedule.step_produced()
         frames = self._sending.end_step(0, step, sends, mark)
         sources = None if action.replay else taken
@@ -350,7 +360,7 @@ class Incarnation:
 
     def _step_over(self, step: int) -> None:
         self._note_exhausted()
-        positions = self._positions.pop(step)
+        positions, split_times = self._positions.pop(step), self._split_times.pop(step)
         del self._waits_since[step]
         mark = self._schedule.forget(step)
         self._shared.rows_out += self._circuit.take_rows_out()
@@ -367,6 +377,16 @@ class Incarnation:
         phases["write"] += self._clock.seconds() - begin
         writers = tuple(self._circuit.sinks.values())
         self._post(
-            CutTaken(self.number, step, mark, blocks, taken.snapshot, positions, taken.sinks, writers, phases)
+            CutTaken(
+                self.number,
+                step,
+                mark,
+                blocks,
+                taken.snapshot,
+                positions | split_times,
+                taken.sinks,
+                writers,
+                phases,
+            )
         )
         self._shared.cuts += 1

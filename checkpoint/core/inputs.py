@@ -147,6 +147,8 @@ class InputPiece(NamedTuple):
     """Of everything up to `end`."""
     rows: int
     data: bytes
+    last: bool = True
+    """Whether it ends its batch: the rows of one batch are in no order of time."""
 
 
 class TooLarge(NamedTuple):
@@ -216,7 +218,7 @@ class InputLine:
             self._begin = begin
         self._of, self._count = part.batch, part.part + 1
         self._running = part.digest
-        self._hold(InputPiece(self._split, begin, end, part.digest, part.rows, part.data))
+        self._hold(InputPiece(self._split, begin, end, part.digest, part.rows, part.data, part.last))
         if not part.last:
             return []
         return self._whole(part, end)

@@ -1,10 +1,11 @@
 """event_time: says what time the rows of a stream have, and how far it is: from here on windows can close.
 
-Rules of this file: rows to a mark; rows go on as they are.
+Rules of this file: rows to watermarks of splits; rows go on as they are.
 
-The mark (punctuation, replication-transparency IV-A) is either promised by the user, that no row is more than
-`lateness` behind the largest time its worker has read, or comes in the rows themselves, in a column that is
-null or says: all later rows have larger times. It moves at the end of a step.
+The watermark of a split (punctuation, replication-transparency IV-A) is either promised by the user, that no
+row is more than `lateness` behind the largest time read before from its split, or comes in the rows
+themselves, in a column that is null or says: all later rows of the split have larger times. That of the
+output is the least over the splits that count (`core/event_time.py`), and moves at the end of a step.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 
 from checkpoint.key_hash import hash_keys
 from checkpoint.state_blocks import block_schema, make_block
-from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark, behind, further
+from dataflow.core.event_time import UNKNOWN, Mark, SplitWatermarks, behind, further, is_time
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
@@ -67,6 +68,7 @@ class EventTimeSpec(OperatorSpec):
     column: str
     lateness: timedelta | None
     punctuation: str | None
+    idle_after: timedelta | None = None
 
     def __post_init__(self) -> None:
         if (self.lateness is None) == (self.punctuation is None):
@@ -76,6 +78,8 @@ class EventTimeSpec(OperatorSpec):
             )
         if self.lateness is not None:
             micros_of(self.lateness, "lateness")
+        if self.idle_after is not None and not micros_of(self.idle_after, "idle_after"):
+            raise SchemaError("idle_after is a timedelta above 0: shorter than that no split can be silent")
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         for name in (self.column, self.punctuation):
@@ -130,13 +134,19 @@ class MarkTable(StateTable):
 
 
 class EventTimeOperator(Operator):
-    """Its mark is state. In stage 0 it runs ahead of the cut, so it remembers the mark of each step."""
+    """Its mark is state. It runs in stage 0, ahead of the checkpoint, so it remembers the mark of each step.
+    The watermarks of splits are stored with the positions of the splits (`circuit_time.py`).
+    """
 
     def __init__(self, spec: EventTimeSpec) -> None:
         self._column = spec.column
         self._punctuation = spec.punctuation
         self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
         self._state = _RememberedMark()
+        self.splits = SplitWatermarks()
+        self.idle_after_s = None if spec.idle_after is None else spec.idle_after.total_seconds()
+        self.rows_of = ("", "")
+        """Source and split of the rows that `process` is given next."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._column), self._column)
@@ -144,22 +154,28 @@ class EventTimeOperator(Operator):
             said = batch.column(self._punctuation)
             newest = pc.max(said.cast(pa.timestamp("us", said.type.tz)).cast(pa.int64())).as_py()
             if newest is not None:
-                self._state.reach(newest, 0)
+                self.splits.saw(*self.rows_of, newest)
         elif len(times):
-            self._state.reach(behind(int(times.max()), self._lateness), 0)
+            self.splits.saw(*self.rows_of, behind(int(times.max()), self._lateness))
         return [batch]
 
     def passes_on(self, mark: Mark) -> Mark:
-        own = self._state.marks[0]
-        if mark == END or own == UNKNOWN:
-            return mark if mark in (END, IDLE) else UNKNOWN
-        return own
+        """`mark`: the least over the splits. What was promised before stays promised."""
+        if is_time(mark):
+            self._state.reach(mark, 0)
+        return self._state.marks[0] if is_time(mark) or mark == UNKNOWN else mark
 
     def tables(self) -> dict[str, StateTable]:
         return {"~time": self._state}
 
     def reset(self) -> None:
         self._state.reset()
+        self.splits = SplitWatermarks()
+
+    @property
+    def mark(self) -> Mark:
+        """What was promised so far."""
+        return self._state.marks[0]
 
     def remember(self, step: int) -> None:
         """The step is over here."""

@@ -6,13 +6,14 @@ Given the same division, `replay` gives the same rows, or fails; it never gives 
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
+from dataflow.core.event_time import Mark, SourceTime
 from dataflow.core.plan import Kind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 
@@ -49,6 +50,13 @@ class SourceBatch:
     bytes_read: int
     data: bytes = b""
     """What the rows were made of, for a source that needs it to say where a row stands."""
+    ends_unit: bool = True
+    """Whether the last row ends a unit of its split: rows within a unit are in no order of time."""
+
+    @property
+    def split(self) -> str:
+        """The split of the rows, where a reader reads by time: then a batch has rows of one split."""
+        return self.pieces[0].split if self.pieces else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,11 @@ class Piece:
 
 class SourceReader(Operator):
     """A running source: the splits of one worker, and how far each is read."""
+
+    reached: Callable[[str], Mark] | None = None
+    """Set where the graph takes event time from this source: the watermark of a split. Then a batch has rows
+    of one split, and the split whose watermark is least is read next (`turns.py`).
+    """
 
     @abstractmethod
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
@@ -97,10 +110,14 @@ class SourceReader(Operator):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was ever read here, and others may be ahead without waiting for it. Follows from
-        what divisions and cuts hold.
+        """Whether nothing was ever read here. Event time asks for it where a step is replayed whose division
+        does not hold the watermark: it was recorded by an older version.
         """
         return False
+
+    def time_now(self) -> SourceTime:
+        """Which splits hold event time back now. By default all that is not read may have any time."""
+        return SourceTime(at_end=self.exhausted, is_known=False)
 
     @property
     def has_input(self) -> bool:

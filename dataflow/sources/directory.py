@@ -6,7 +6,9 @@ directories is told by `watched.py`, bytes to lines is `line_batches.py`'s.
 A split is a file, under its path. It belongs to the worker that the hash of its path says, so no worker has
 to be told of a new one. Files are read in turns, in the order of their paths, each at most once in a step, so
 that the division alone (file, from, to; in order) says in which order rows came; no busy file holds up the
-others.
+others. Where event time is taken from the lines, each turn is that of the file whose watermark is least
+(`turns.py`). A file holds event time back while it has lines that wait. One that is read to its present end
+does not, because nobody knows which files still grow.
 
 A cut holds the position of every file that is there, with a digest of what lies just before it. A file is
 read on only if that is still there: one that is shorter, or other before the position, is refused by name.
@@ -25,6 +27,7 @@ import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputGoneError, InputReadError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
@@ -36,11 +39,21 @@ from dataflow.sources.base import (
     SplitDivision,
 )
 from dataflow.sources.fed import owner_by_name
-from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes, open_bytes
+from dataflow.sources.file_bytes import GZIP_SUFFIX, open_bytes
 from dataflow.sources.given import Paths, check_errors, paths_of
 from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
 from dataflow.sources.text import LINE_SCHEMA, Errors
-from dataflow.sources.watched import Seen, Watched, gzip_is_whole, list_files, mark_of, watched
+from dataflow.sources.turns import Turns, begin_bytes
+from dataflow.sources.watched import (
+    FilePart,
+    OpenFile,
+    Seen,
+    Watched,
+    WholeGzips,
+    list_files,
+    mark_of,
+    watched,
+)
 from dos_protocol.digests import PrefixDigest, digest64
 
 Gone: TypeAlias = Literal["stop", "forget"]
@@ -105,23 +118,6 @@ class DirectorySource(SourceSpec):
         return DirectoryReader(self, context.worker, context.workers)
 
 
-@dataclass(slots=True)
-class _OpenFile:
-    """Invariant: `tail` is what lies before the position, `_tail_bytes` of it at most."""
-
-    held: FileBytes
-    tail: bytes
-
-
-@dataclass(slots=True)
-class _Part:
-    """What a step took of one file."""
-
-    begin: int
-    digest: PrefixDigest
-    done: bool = False
-
-
 class DirectoryReader(SourceReader):
     """A worker's files, in turns."""
 
@@ -135,7 +131,7 @@ class DirectoryReader(SourceReader):
         self._spec = spec
         self._worker, self._workers = worker, workers
         self._clock = clock
-        self._open: dict[str, _OpenFile] = {}
+        self._open: dict[str, OpenFile] = {}
         """The last used at the end."""
         self.reset()
 
@@ -144,10 +140,9 @@ class DirectoryReader(SourceReader):
     def reset(self) -> None:
         self.close()
         self._at: Positions = {}
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, FilePart] = {}
         self._seen: dict[str, Seen] = {}
-        self._whole: dict[str, tuple[int, bool]] = {}
-        """Gzip file -> its size when it was last judged, and whether it was whole."""
+        self._gzips = WholeGzips()
         self._halves: dict[str, int] = {}
         """File -> its size when no line was whole behind the position."""
         self._ready: deque[str] = deque()
@@ -156,6 +151,8 @@ class DirectoryReader(SourceReader):
         """The file that was read last; `_more`: it has more."""
         self._more = False
         self._look_at = 0.0
+        self._listed = False  # in this incarnation
+        self._turns = Turns()
         self._ending = self._over = False
 
     def close(self) -> None:
@@ -177,6 +174,11 @@ class DirectoryReader(SourceReader):
     @property
     def exhausted(self) -> bool:
         return self._over
+
+    def time_now(self) -> SourceTime:
+        behind = {*self._ready, self._last} if self._more else {*self._ready}
+        quiet = {path: 0.0 for path, at in self._at.items() if path not in behind and not at.done}
+        return SourceTime(self._over, self._listed, behind=behind, caught_up=quiet, caught_up_holds=False)
 
     @property
     def has_input(self) -> bool:
@@ -212,6 +214,7 @@ class DirectoryReader(SourceReader):
         if self._last in ready and not self._more:
             self._ready.append(self._last)
         self._over = ending and not ready
+        self._listed = True
         self._look_at = self._clock() + self._spec.poll_s
 
     def _owns(self, path: str) -> bool:
@@ -227,7 +230,7 @@ class DirectoryReader(SourceReader):
     def _forget(self, path: str) -> None:
         """Another file of this name is read from its beginning."""
         self._at.pop(path, None)
-        self._whole.pop(path, None)
+        self._gzips.forget(path)
         self._halves.pop(path, None)
         self._shut(path)
 
@@ -249,27 +252,19 @@ class DirectoryReader(SourceReader):
                 raise InputChangedError(
                     path, at.position, f"the file that was read ({at.digest:016x})", found
                 )
-            return not at.done and (ending or self._is_whole(path, seen, last))
+            return not at.done and (ending or self._gzips.is_whole(path, seen, last))
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
         return seen.size > (at.position if ending else max(at.position, self._halves.get(path, 0)))
 
-    def _is_whole(self, path: str, seen: Seen, last: Seen | None) -> bool:
-        """A file that is being written is judged again when it has stood still."""
-        size, whole = self._whole.get(path, (-1, False))
-        if size != seen.size and last in (None, seen):
-            whole = gzip_is_whole(path)
-            self._whole[path] = (seen.size, whole)
-        return whole
-
     # --- open files -----------------------------------------------------------------------------------------
 
-    def _opened(self, path: str) -> _OpenFile:
+    def _opened(self, path: str) -> OpenFile:
         """The file, if what lies before the position is what was there. Raises InputChangedError."""
         file = self._open.pop(path, None)
         if file is None:
             at = self._at.get(path, _NOWHERE)
-            file = _OpenFile(open_bytes(path), b"")
+            file = OpenFile(open_bytes(path), b"")
             size = min(at.position, _tail_bytes)
             file.tail = file.held.read(at.position - size, size) if size else b""
             if size and (len(file.tail) < size or digest64(file.tail) != at.digest):
@@ -285,7 +280,7 @@ class DirectoryReader(SourceReader):
             self._shut(next(iter(self._open)))
         return file
 
-    def _checked(self, path: str) -> _OpenFile:
+    def _checked(self, path: str) -> OpenFile:
         """The same, when a step begins to read of it: it may have been written anew in its place."""
         if path not in self._parts and not path.endswith(GZIP_SUFFIX):
             self._shut(path)
@@ -296,9 +291,13 @@ class DirectoryReader(SourceReader):
     def read(self, bytes_max: int) -> SourceBatch | None:
         self._look()
         taken = self._chunks()
-        while taken.size < bytes_max and (path := self._next()) is not None:
+        by_time = self.reached is not None
+        choose = self._by_time if by_time else self._next
+        while taken.size < (1 if by_time else bytes_max) and (path := choose()) is not None:
             begin = self._at.get(path, _NOWHERE).position
             want = max(bytes_max - taken.size, min(_chunk_bytes_min, bytes_max))
+            if by_time and not begin and self._ready:
+                want = min(want, begin_bytes)
             lines, rest, at_end = whole_lines(self._checked(path).held, path, begin, want)
             packed = path.endswith(GZIP_SUFFIX)
             chunk = lines + rest if self._ending or packed else lines
@@ -322,13 +321,22 @@ class DirectoryReader(SourceReader):
             self._ready.append(path)
         return None
 
+    def _by_time(self) -> str | None:
+        assert self.reached is not None
+        waiting = [self._last, *self._ready] if self._more else [*self._ready]
+        path = self._turns.next(waiting, self.reached)
+        if path is not None:
+            self._ready = deque(other for other in waiting if other != path)
+            self._last, self._more = path, True
+        return path
+
     def _chunks(self) -> LineChunks:
         return LineChunks(self._spec.errors, lambda path: path)
 
     def _note(self, path: str, chunk: bytes, *, done: bool) -> None:
         """The step has taken the next bytes of a file."""
         file, at = self._open[path], self._at.get(path, _NOWHERE)
-        part = self._parts.setdefault(path, _Part(at.position, PrefixDigest()))
+        part = self._parts.setdefault(path, FilePart(at.position, PrefixDigest()))
         part.digest.update(chunk)
         part.done = done
         file.tail = (file.tail + chunk)[-_tail_bytes:]
@@ -344,7 +352,7 @@ class DirectoryReader(SourceReader):
         taken = self._chunks()
         for path, part in division.items():
             taken.add(path, part.begin, self._replayed(path, part))
-            if taken.size >= limits.batch_bytes_max:
+            if taken.size >= limits.batch_bytes_max or self.reached is not None:
                 batches.append(taken.take())
         batches.append(taken.take())
         return [batch for batch in batches if batch is not None]
@@ -374,6 +382,7 @@ class DirectoryReader(SourceReader):
 
     def take_division(self) -> Division:
         parts, self._parts = self._parts, {}
+        self._turns.step_over()
         if self._more:  # the next step begins with the next file
             self._ready.append(self._last)
             self._more = False

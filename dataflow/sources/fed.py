@@ -8,7 +8,8 @@ waits for no network: what is not there yet is read in a later step. Who reads a
 A position in a split is where its last piece ended, with the digest of everything up to there. Within a step
 the splits come one after the other and none comes twice, so that the division alone (split, from, to; in
 order) says in which order the rows came: a replay gives them in the same. The next step begins with the next
-split: no busy writer holds up the others.
+split: no busy writer holds up the others. Where event time is taken from the rows, each turn is that of the
+split whose watermark is least (`turns.py`).
 """
 
 from abc import abstractmethod
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.feed_buffer import FeedBuffer
 from dataflow.operators.base import OperatorContext
@@ -32,6 +34,7 @@ from dataflow.sources.base import (
     SourceSpec,
     SplitDivision,
 )
+from dataflow.sources.turns import Turns
 from dos_client import Store
 from dos_protocol.digests import digest64
 
@@ -126,6 +129,7 @@ class FedReader(SourceReader):
         self._division: Division = {}
         self._split = ""
         """The one that is being read."""
+        self._turns = Turns()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self.reset()
@@ -145,11 +149,20 @@ class FedReader(SourceReader):
     def exhausted(self) -> bool:
         return self._buffer.is_over
 
+    def time_now(self) -> SourceTime:
+        return self._buffer.time_now()
+
     def read(self, bytes_max: int) -> SourceBatch | None:
         pieces: list[InputPiece] = []
         rows: list[pa.RecordBatch] = []
         size = 0
-        while size < bytes_max and (piece := self._next_piece()) is not None:
+        split = None if self.reached is None else self._turns.next(self._buffer.splits(), self.reached)
+        if split is None and self.reached is not None:
+            return None
+        while size < bytes_max:
+            piece = self._next_piece() if split is None else self._buffer.take(split)
+            if piece is None:
+                break
             self._note(piece)
             pieces.append(piece)
             found = self._rows_of(piece)
@@ -178,6 +191,7 @@ class FedReader(SourceReader):
 
     def take_division(self) -> Division:
         division, self._division = self._division, {}
+        self._turns.step_over()
         return division
 
     def positions(self) -> Positions:
@@ -217,7 +231,8 @@ class FedReader(SourceReader):
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
         where = tuple(Piece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
-        return SourceBatch(batch, where, sum(len(piece.data) for piece in pieces))
+        size = sum(len(piece.data) for piece in pieces)
+        return SourceBatch(batch, where, size, ends_unit=pieces[-1].last)
 
     def _rows_of(self, piece: InputPiece) -> list[pa.RecordBatch]:
         try:

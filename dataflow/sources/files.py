@@ -4,11 +4,15 @@ Rules of this file: which bytes a step takes, and the proof that they are still 
 `text.py`.
 
 Splits are dealt to workers by index: file f of pass p belongs to worker (f + p) mod workers, so that passes
-even out what unequal files do not. A worker reads its splits one after the other, in order; so (number of
-splits done, position in the next one) says everything, and that is what a cut holds, with digests: of the
-names of the splits done, and of the bytes read of the next. On restore a file that grew is accepted and read
-to its new end, one that shrank or whose first bytes differ is refused. A split that was read to its end is
-over: what is appended to the file later waits for the next pass.
+even out what unequal files do not. A worker begins its splits in order. Without event time it reads one after
+the other; where event time is taken from them it begins all of them, and goes on with the one whose watermark
+is least (`turns.py`).
+
+A checkpoint holds how many splits are done from the first on, with a digest of their names; the ranges of
+those done behind them, as ">RANGES", with a digest of theirs; and of each split under way the position, with
+a digest of what was read. On restore a file that grew is accepted and read to its new end, one that shrank or
+whose first bytes differ is refused. A split that was read to its end is over: what is appended to the file
+later waits for the next pass.
 """
 
 import glob
@@ -21,6 +25,7 @@ import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputListChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
@@ -36,11 +41,19 @@ from dataflow.sources.base import (
 from dataflow.sources.file_bytes import FileBytes, open_bytes
 from dataflow.sources.given import Paths, check_errors, paths_of
 from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
+from dataflow.sources.ranges import ranges_of_text, text_of_ranges
 from dataflow.sources.text import LINE_SCHEMA, Errors
+from dataflow.sources.turns import Turns, begin_bytes
 from dos_protocol.digests import PrefixDigest, digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
 """When less than this is left of a batch, so much is read nevertheless: no reads of a few bytes."""
+_DONE_LATER: Final = ">"
+"""Begins the key under which a checkpoint names splits that are done, though an earlier one is not."""
+_files_open_max: Final = 256
+_splits_begun_max: Final = 10_000
+"""Splits that are read by time at once: a checkpoint holds the position of each. Event time waits for those
+that are not begun."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -105,24 +118,31 @@ def _expanded(entry: str) -> list[str]:
 
 @dataclass(slots=True)
 class _OpenSplit:
-    """The split being read. Invariant: `digest.size` is the position."""
+    """A split that was begun and is not done. Invariant: `digest.size` is the position."""
 
+    index: int
     name: str
     path: str
-    bytes: FileBytes
     digest: PrefixDigest
     begin: int
     """Where the step's division of it begins."""
+    bytes: FileBytes | None = None
+    identity: tuple[int, int] | None = None
+    """Of the file that was opened first."""
 
 
 class FileReader(SourceReader):
-    """A worker's splits, one after the other."""
+    """A worker's splits. Invariant: of its list, the first `_done_count` are done, `_later` and `_reading`
+    follow in any order, and then come those that are not begun, of which `_next` is the first.
+    """
 
     def __init__(self, spec: FileSource, worker: int, workers: int, *, cut_after_file: bool = False) -> None:
         self._spec = spec
         self._cut_after_file = cut_after_file
         self._worker, self._workers = worker, workers
-        self._current: _OpenSplit | None = None
+        self._reading: dict[str, _OpenSplit] = {}
+        self._files: dict[str, FileBytes] = {}
+        """Open files by split; the last used at the end."""
         self.reset()
 
     # --- where it stands ------------------------------------------------------------------------------------
@@ -131,21 +151,30 @@ class FileReader(SourceReader):
         self.close()
         self._splits = self._spec.splits_of(self._worker, self._workers)
         self._next = next(self._splits, None)
+        self._begun = 0
+        self._reading = {}
+        self._at: Positions = {}
+        self._later: dict[int, str] = {}
+        self._later_key = ""
+        """The key of `_later` in a checkpoint; "": to be made."""
+        self._later_names = 0
+        """The digests of their names, folded so that the order does not matter."""
         self._done_count = 0
         self._done_names = 0
         self._division: Division = {}
+        self._turns = Turns()
         self._wants_cut = False
 
     def close(self) -> None:
-        if self._current is not None:
-            self._current.bytes.close()
-            self._current = None
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self.reset()
         done = positions.get(DONE_SPLITS, SplitPosition(0, done=True))
-        while self._done_count < done.position and self._next is not None:
-            self._finish_next()
+        while self._begun < done.position and self._next is not None:
+            self._finish(self._begin_next())
         if (self._done_count, self._done_names) != (done.position, done.digest):
             raise InputListChangedError(
                 f"the {done.position} inputs that worker {self._worker} has read to their end are not "
@@ -154,9 +183,23 @@ class FileReader(SourceReader):
                 "with "
                 f"{self._done_names:016x}"
             )
-        for name, at in positions.items():
-            if name != DONE_SPLITS:
-                self._stand_in(name, at)
+        later = next((key for key in positions if key.startswith(_DONE_LATER)), "")
+        finished = ranges_of_text(later[1:])
+        under_way = {name: at for name, at in positions.items() if name not in (DONE_SPLITS, later)}
+        while finished or under_way:
+            if self._begun in finished and self._next is not None:
+                finished.discard(self._begun)
+                self._finish(self._begin_next())
+                continue
+            name = (
+                self._next[0] if self._next and self._next[0] in under_way else next(iter(under_way), later)
+            )
+            self._stand_in(name, under_way.pop(name, positions[name]))
+        if later and self._later_names != positions[later].digest:
+            raise InputListChangedError(
+                f"the inputs {later[1:]} of worker {self._worker}'s list, which it has read to their end,"
+                f" have other names now: expected digest {positions[later].digest:016x}"
+            )
 
     def _stand_in(self, name: str, at: SplitPosition) -> None:
         if self._next is None or self._next[0] != name:
@@ -164,8 +207,8 @@ class FileReader(SourceReader):
             raise InputListChangedError(
                 f"the input being read was {name!r} at byte {at.position}, now it is {found!r}"
             )
-        split = self._open_next()
-        size = split.bytes.size()
+        split = self._begin_next()
+        size = self._file(split).size()
         if size is not None and size < at.position:
             raise InputChangedError(split.path, at.position, f"at least {at.position} bytes", f"{size}")
         while split.digest.size < at.position:
@@ -176,39 +219,60 @@ class FileReader(SourceReader):
                 split.path, at.position, f"content with digest {at.digest:016x}", f"{split.digest.value:016x}"
             )
         split.begin = at.position
+        self._at[name] = at
 
     def positions(self) -> Positions:
-        positions = {DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
-        if self._current is not None and self._current.digest.size:
-            positions[self._current.name] = SplitPosition(
-                self._current.digest.size, self._current.digest.value
-            )
-        return positions
+        found = {DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
+        if self._later:
+            self._later_key = self._later_key or _DONE_LATER + text_of_ranges(sorted(self._later))
+            found[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
+        return found | self._at
 
     @property
     def exhausted(self) -> bool:
-        return self._next is None
+        return self._next is None and not self._reading
+
+    def time_now(self) -> SourceTime:
+        return SourceTime(self.exhausted, unbegun=self._next is not None, behind=self._reading)
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, bytes_max: int) -> SourceBatch | None:
         taken = self._chunks()
-        while taken.size < bytes_max and self._next is not None and not self._wants_cut:
-            split = self._current or self._open_next()
+        by_time = self.reached is not None
+        while taken.size < bytes_max and not (by_time and taken.size) and not self._wants_cut:
+            if (split := self._by_time() if by_time else self._in_order()) is None:
+                break
             begin = split.digest.size
             want = max(bytes_max - taken.size, min(_tail_bytes_min, bytes_max))
-            lines, rest, at_end = whole_lines(split.bytes, split.path, begin, want)
+            if by_time and not begin and (self._next is not None or len(self._reading) > 1):
+                want = min(want, begin_bytes)
+            lines, rest, at_end = whole_lines(self._file(split), split.path, begin, want)
             split.digest.update(lines + rest)
             taken.add(split.name, begin, lines + rest)
             self._note(split, done=at_end)
         return taken.take()
+
+    def _in_order(self) -> _OpenSplit | None:
+        if self._reading:
+            return next(iter(self._reading.values()))
+        return self._begin_next() if self._next is not None else None
+
+    def _by_time(self) -> _OpenSplit | None:
+        assert self.reached is not None
+        if self._next is not None and len(self._reading) < _splits_begun_max:
+            split = self._begin_next()
+            self._turns.begin(split.name)
+            return split
+        name = self._turns.next(self._reading, self.reached)
+        return None if name is None else self._reading[name]
 
     def replay(self, division: Division) -> list[SourceBatch]:
         batches: list[SourceBatch | None] = []
         taken = self._chunks()
         for name, part in division.items():
             taken.add(name, part.begin, self._replay_split(name, part))
-            if taken.size >= limits.batch_bytes_max:
+            if taken.size >= limits.batch_bytes_max or self.reached is not None:
                 batches.append(taken.take())
         batches.append(taken.take())
         return [batch for batch in batches if batch is not None]
@@ -217,10 +281,12 @@ class FileReader(SourceReader):
         return LineChunks(self._spec.errors, _path_of)
 
     def _replay_split(self, name: str, part: SplitDivision) -> bytes:
-        if self._next is None or self._next[0] != name:
-            found = self._next[0] if self._next else "the end of the list"
-            raise InputListChangedError(f"a step had read {name!r} next, now it is {found!r}")
-        split = self._current or self._open_next()
+        split = self._reading.get(name)
+        if split is None:
+            if self._next is None or self._next[0] != name:
+                found = self._next[0] if self._next else "the end of the list"
+                raise InputListChangedError(f"a step had read {name!r} next, now it is {found!r}")
+            split = self._begin_next()
         if split.digest.size != part.begin:
             raise InputListChangedError(
                 f"a step had read {name!r} from byte {part.begin}, now it is at {split.digest.size}"
@@ -236,13 +302,15 @@ class FileReader(SourceReader):
 
     def take_division(self) -> Division:
         division, self._division = self._division, {}
-        if self._current is not None:
-            self._current.begin = self._current.digest.size
+        for name in division:
+            if name in self._reading:
+                self._reading[name].begin = self._reading[name].digest.size
+        self._turns.step_over()
         return division
 
     def _pread(self, split: _OpenSplit, want: int, *, exact: bool = False) -> bytes:
         at = split.digest.size
-        block = split.bytes.read(at, want)
+        block = self._file(split).read(at, want)
         if exact and len(block) < want:
             raise InputChangedError(
                 split.path, at + want, f"at least {at + want} bytes", f"{at + len(block)}"
@@ -251,22 +319,41 @@ class FileReader(SourceReader):
 
     # --- from split to split --------------------------------------------------------------------------------
 
-    def _open_next(self) -> _OpenSplit:
+    def _begin_next(self) -> _OpenSplit:
         assert self._next is not None
-        assert self._current is None
         name, path = self._next
-        self._current = _OpenSplit(name, path, open_bytes(path), PrefixDigest(), 0)
-        return self._current
+        split = self._reading[name] = _OpenSplit(self._begun, name, path, PrefixDigest(), 0)
+        self._begun += 1
+        self._next = next(self._splits, None)
+        return split
+
+    def _file(self, split: _OpenSplit) -> FileBytes:
+        """The open file. Raises InputReadError; InputChangedError if another file has taken its name."""
+        file = self._files.pop(split.name, None)
+        if file is None:
+            file = open_bytes(split.path)
+            seen = os.stat(split.path)  # noqa: PTH116
+            identity = seen.st_dev, seen.st_ino
+            if split.identity not in (None, identity):
+                file.close()
+                at = split.digest.size
+                raise InputChangedError(split.path, at, "the file that was read before", "another one")
+            split.identity = identity
+            if len(self._files) >= _files_open_max:
+                self._files.pop(next(iter(self._files))).close()
+        self._files[split.name] = file
+        return file
 
     def _note(self, split: _OpenSplit, *, done: bool) -> None:
-        """Write down what the step took of this split; go on to the next one if it is done."""
+        """Write down what the step took of this split."""
         self._division[split.name] = SplitDivision(
             split.begin, split.digest.size, split.digest.value, int(done)
         )
         if done:
-            self.close()
-            self._finish_next()
+            self._finish(split)
             self._wants_cut = self._cut_after_file
+        elif split.digest.size:
+            self._at[split.name] = SplitPosition(split.digest.size, split.digest.value)
 
     @property
     def wants_cut(self) -> bool:
@@ -276,11 +363,19 @@ class FileReader(SourceReader):
     def cut_taken(self) -> None:
         self._wants_cut = False
 
-    def _finish_next(self) -> None:
-        assert self._next is not None
-        self._done_count += 1
-        self._done_names = digest64(self._next[0].encode(), self._done_names)
-        self._next = next(self._splits, None)
+    def _finish(self, split: _OpenSplit) -> None:
+        if split.name in self._files:
+            self._files.pop(split.name).close()
+        del self._reading[split.name]
+        self._at.pop(split.name, None)
+        self._later[split.index] = split.name
+        self._later_key = ""
+        self._later_names ^= digest64(split.name.encode())
+        while self._done_count in self._later:
+            name = self._later.pop(self._done_count)
+            self._done_count += 1
+            self._done_names = digest64(name.encode(), self._done_names)
+            self._later_names ^= digest64(name.encode())
 
     # --- for people -----------------------------------------------------------------------------------------
 
@@ -292,7 +387,7 @@ class FileReader(SourceReader):
         return f"file {_path_of(piece.split)!r}" + (f" (pass {index + 1})" if self._spec.repeat > 1 else "")
 
     def counters(self) -> dict[str, int]:
-        return {"splits_done": self._done_count}
+        return {"splits_done": self._done_count + len(self._later)}
 
 
 def _path_of(split: str) -> str:

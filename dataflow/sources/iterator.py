@@ -4,7 +4,8 @@ Rules of this file: which rows a step takes, and the proof that a replay takes t
 division is a fold over its rows as JSON, so it does not depend on how they were cut into batches.
 
 Within a step the splits come one after the other and none comes twice, so that the division alone says in
-which order rows came. The next step begins with the next split.
+which order rows came. The next step begins with the next split; where event time is taken from the rows, each
+turn is that of the split whose watermark is least (`turns.py`).
 """
 
 import time
@@ -18,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, OperatorError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
@@ -30,6 +32,7 @@ from dataflow.sources.base import (
     SourceSpec,
     SplitDivision,
 )
+from dataflow.sources.turns import Turns, begin_bytes
 from dos_protocol.digests import digest64
 
 Rows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
@@ -136,6 +139,7 @@ class IteratorReader(SourceReader):
         self._parts: dict[str, _Part] = {}
         self._last = ""
         """The split that rows came from last."""
+        self._turns = Turns()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self.reset()
@@ -149,6 +153,12 @@ class IteratorReader(SourceReader):
     @property
     def exhausted(self) -> bool:
         return all(split.over for split in self._splits.values())
+
+    def time_now(self) -> SourceTime:
+        left = [split for split in self._splits.values() if not split.over]
+        behind = [split.name for split in left if split.ahead is not None or split.rows is None]
+        quiet = {split.name: 0.0 for split in left if split.ahead is None and split.rows is not None}
+        return SourceTime(not left, behind=behind, caught_up=quiet)
 
     @property
     def has_input(self) -> bool:
@@ -199,10 +209,23 @@ class IteratorReader(SourceReader):
 
     def read(self, bytes_max: int) -> SourceBatch | None:
         taken = _Taken()
+        if self.reached is not None:
+            return self._read_by_time(taken, bytes_max)
         while taken.size < bytes_max and (split := self._next_split()) is not None:
             self._last = split.name
             self._take(split, taken, bytes_max=bytes_max)
         return self._batch(taken) if taken.rows else None
+
+    def _read_by_time(self, taken: _Taken, bytes_max: int) -> SourceBatch | None:
+        assert self.reached is not None
+        waiting = [name for name, split in self._splits.items() if self._look(split)]
+        name = self._turns.next(waiting, self.reached)
+        if name is None:
+            return None
+        split = self._splits[name]
+        first = split.position == 0 and len(self._splits) > 1
+        self._take(split, taken, bytes_max=min(bytes_max, begin_bytes) if first else bytes_max)
+        return self._batch(taken)
 
     def _next_split(self) -> _OpenSplit | None:
         if self._last in self._parts and self._look(self._splits[self._last]):
@@ -248,6 +271,7 @@ class IteratorReader(SourceReader):
 
     def replay(self, division: Division) -> list[SourceBatch]:
         taken = _Taken()
+        batches = []
         for name, want in division.items():
             split = self._splits[name]
             if split.position != want.begin:
@@ -259,10 +283,14 @@ class IteratorReader(SourceReader):
                 expected = f"rows up to there with digest {want.digest:016x}"
                 found = f"rows up to {part.end} with digest {part.digest:016x}"
                 raise InputChangedError(name, want.end, expected, found)
-        return [self._batch(taken)] if taken.rows else []
+            if self.reached is not None and taken.rows:
+                batches.append(self._batch(taken))
+                taken = _Taken()
+        return [*batches, self._batch(taken)] if taken.rows else batches
 
     def take_division(self) -> Division:
         parts, self._parts = self._parts, {}
+        self._turns.step_over()
         return {name: SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}
 
     # --- for people -----------------------------------------------------------------------------------------

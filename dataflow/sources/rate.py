@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
+from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
@@ -105,6 +106,9 @@ class RateReader(SourceReader):
     @property
     def exhausted(self) -> bool:
         return self._rows is not None and self._given >= self._rows
+
+    def time_now(self) -> SourceTime:
+        return SourceTime(self.exhausted, behind=(self._split,))
 
     @property
     def has_input(self) -> bool:

@@ -1,6 +1,6 @@
 """What lies in watched directories: which files fit the patterns, how large they are, whether gzip is whole.
 
-Rules of this file: calls of the operating system; nothing is remembered. What is read of a file is
+Rules of this file: calls of the operating system, and what is known of a file. What is read of a file is
 `directory.py`'s.
 """
 
@@ -8,11 +8,12 @@ import glob
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from dataflow.errors import InputReadError, SchemaError
-from dataflow.sources.file_bytes import GzipBytes, PlainBytes, open_regular
-from dos_protocol.digests import digest64
+from dataflow.sources.file_bytes import FileBytes, GzipBytes, PlainBytes, open_regular
+from dos_protocol.digests import PrefixDigest, digest64
 
 _mark_bytes: Final = 4 * 1024
 
@@ -29,6 +30,23 @@ class Seen(NamedTuple):
 
     size: int
     identity: tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """Invariant: `tail` is what lies before the position, so many bytes of it as prove it."""
+
+    held: FileBytes
+    tail: bytes
+
+
+@dataclass(slots=True)
+class FilePart:
+    """What a step took of one file."""
+
+    begin: int
+    digest: PrefixDigest
+    done: bool = False
 
 
 def watched(entry: str) -> Watched:
@@ -91,3 +109,23 @@ def mark_of(path: str) -> int:
         return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
     finally:
         file.close()
+
+
+class WholeGzips:
+    """Which gzip files are whole, as far as that was judged."""
+
+    def __init__(self) -> None:
+        self._judged: dict[str, tuple[int, bool]] = {}
+        """File -> its size when it was last judged, and whether it was whole."""
+
+    def forget(self, path: str) -> None:
+        """Another file may take the name."""
+        self._judged.pop(path, None)
+
+    def is_whole(self, path: str, seen: Seen, last: Seen | None) -> bool:
+        """A file that is being written is judged again when it has stood still. Raises InputReadError."""
+        size, whole = self._judged.get(path, (-1, False))
+        if size != seen.size and last in (None, seen):
+            whole = gzip_is_whole(path)
+            self._judged[path] = (seen.size, whole)
+        return whole

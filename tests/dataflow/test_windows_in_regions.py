@@ -93,8 +93,7 @@ def test_windows_are_those_of_a_run_without_failures_whatever_is_reset(workers: 
         files = lines_of(rng, 3, 60, disorder=2)
         late = FileSink(tmp_path / f"late{seed}")
         paths = write_files(tmp_path, texts_of(files))
-        # Two files may be read by one worker, the second from the beginning of time.
-        graph = per_window(paths, 100 if workers < 3 else 2, LogSink(publish="step"), late)
+        graph = per_window(paths, 2, LogSink(publish="step"), late)
         region = OneThreadRegion(graph, workers, rng.randrange)
         region.restore()
         for _ in range(8):
@@ -116,7 +115,7 @@ def test_windows_are_those_of_a_run_without_failures_whatever_is_reset(workers: 
 @pytest.mark.usefixtures("forks")
 def test_windows_survive_a_worker_that_is_killed(shared_store: str, tmp_path: Path) -> None:
     rng = random.Random(7)
-    files = lines_of(rng, 2, 40_000, disorder=5)
+    files = lines_of(rng, 4, 20_000, disorder=5)  # two for each worker, of the same time
     paths = write_files(tmp_path, texts_of(files))
     graph = per_window(paths, 5, FileSink(tmp_path / "out"), FileSink(tmp_path / "late"))
     small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
