@@ -1,7 +1,8 @@
 """`dos serve`: one server in the foreground.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT; 2 usage, or refused: the data directory is in use or not one whole
-server's, an address that needs `--insecure`, or cannot be listened on.
+Exit codes: 0 stopped by SIGTERM or SIGINT; 1 the data directory was removed or moved while it was served;
+2 usage, or refused: the data directory is in use or not one whole server's, a token file without a token, an
+address that needs `--insecure`, or cannot be listened on.
 """
 
 import json
@@ -118,16 +119,23 @@ def serve(
         trio.run(_until_signal, opened, data, as_json)
     finally:
         opened.shut()
+    if opened.server.gone:
+        _refuse(opened.server.gone, code=1)
 
 
 async def _until_signal(opened: OpenServer, data: Path, as_json: bool) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(opened.server.serve, opened.listener)
+            nursery.start_soon(_serve_to_the_end, opened, nursery.cancel_scope)
             _announce(opened, data, as_json=as_json)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()
+
+
+async def _serve_to_the_end(opened: OpenServer, scope: trio.CancelScope) -> None:
+    await opened.server.serve(opened.listener)
+    scope.cancel()
 
 
 def _announce(opened: OpenServer, data: Path, *, as_json: bool) -> None:
@@ -165,6 +173,6 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096) if hard > 0 else 4_096, hard))
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse(text: str, code: int = 2) -> NoReturn:
     print(f"dos serve: {text}", file=sys.stderr)
-    raise typer.Exit(2)
+    raise typer.Exit(code)

@@ -11,14 +11,17 @@ failed `sync` is never tried again. The same tests run on this and on the fake t
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from dos_protocol.digests import Buffer
+
+log = logging.getLogger("dos.server")
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -48,6 +51,13 @@ class Disk(Protocol):
 
     def close(self, handle: int) -> None:
         """Give the handle back."""
+
+    def is_named(self, handle: int, path: str) -> bool:
+        """Whether the path names the file of the handle still. False: somebody removed or replaced it, or a
+        folder above it, and what is synced by the handle nobody finds again."""
+
+    def why_gone(self) -> str:
+        """Why the data directory is not where it was opened: removed, moved or replaced. '' while it is."""
 
     def size(self, handle: int) -> int:
         """Bytes in the file."""
@@ -88,21 +98,49 @@ class RealDisk:
     def __init__(self, root: Path) -> None:
         """Open the data directory, making it and what is missing above it, each durable in its parent."""
         make_durable_folders(root)
+        self._open_root(root)
+
+    def _open_root(self, root: Path) -> None:
+        self._path = root.absolute()
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._opened: dict[int, tuple[int, int]] = {}
+        """Device and inode of each open file, so that `is_named` costs one system call."""
+        self._locked_roots: dict[int, int] = {}
 
     def shut(self) -> None:
         """Let the data directory go. Handles still open stay open."""
         os.close(self._root)
 
     def lock(self, name: str) -> int:
-        """Take the lock of the data directory, or raise BlockingIOError: another process holds it."""
-        handle = self.open(name, create=True)
+        """Take the lock of the data directory, or raise BlockingIOError: another process holds it.
+
+        Locks the directory itself, which nobody can take away from under the lock, and the file of that name,
+        which is all that older servers lock. `close` of the handle gives both back.
+        """
+        return self._lock_both(lambda: self.open(name, create=True))
+
+    def _lock_both(self, open_file: Callable[[], int]) -> int:
+        root = _locked(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root))
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle = _locked(open_file())
+        except FileNotFoundError:
+            return root
         except BaseException:
-            os.close(handle)
+            os.close(root)
             raise
+        self._locked_roots[handle] = root
         return handle
+
+    def why_gone(self) -> str:
+        try:
+            there = os.stat(self._path)  # noqa: PTH116 - beside fstat
+        except (FileNotFoundError, NotADirectoryError):
+            return f"data directory {self._path} was removed or moved while it was served"
+        except OSError:
+            return ""  # it cannot be looked at now, which proves nothing
+        if os.path.samestat(there, os.fstat(self._root)):
+            return ""
+        return f"data directory {self._path} was replaced by another one while it was served"
 
     @contextlib.contextmanager
     def _folder(self, folder: str) -> Iterator[int]:
@@ -142,10 +180,22 @@ class RealDisk:
         if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
             os.close(handle)
             raise OSError(errno.EINVAL, "not a regular file with one name", path)
+        self._opened[handle] = (about.st_dev, about.st_ino)
         return handle
 
     def close(self, handle: int) -> None:
+        self._opened.pop(handle, None)
+        root = self._locked_roots.pop(handle, None)
         os.close(handle)
+        if root is not None:
+            os.close(root)
+
+    def is_named(self, handle: int, path: str) -> bool:
+        try:
+            about = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (about.st_dev, about.st_ino) == self._opened[handle]
 
     def size(self, handle: int) -> int:
         return os.fstat(handle).st_size
@@ -214,6 +264,21 @@ class RealDisk:
     def free_space(self) -> FreeSpace:
         about = os.fstatvfs(self._root)
         return FreeSpace(about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize)
+
+
+def _locked(handle: int) -> int:
+    """Lock an open file or folder. Raises BlockingIOError, and closes the handle, if somebody else has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError as error:  # NFS has no lock of a folder: there the lock file alone keeps others away
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise
+        log.warning("the data directory itself cannot be locked (%s): never remove its lock file", error)
+    return handle
 
 
 def _drop_cached(handle: int, start: int, length: int) -> None:

@@ -69,6 +69,7 @@ class ObjectServer:
         self._ports = ports
         server_id, record, names = storage.start(ports.fresh_id())
         self.server_id = server_id
+        self.gone = ""
         self._core = ServerCore(
             server_id=server_id,
             life_id=ports.fresh_id(),
@@ -114,12 +115,13 @@ class ObjectServer:
             v.Sync: self._sync_threads.ask,
             v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.ask,
-            v.ReadDigest: self._read_digest,
+            v.ReadDigest: lambda one: self._digest_threads.start(lambda: storage.digest(one)),
             v.StoreRecord: self._store_record,
             v.WriteMend: self._write_mend,
             v.InstallMend: self._install_mend,
-            v.DropMend: self._drop_mend,
-            v.RemoveObject: self._remove_object,
+            # taking a large file away may take a while
+            v.DropMend: lambda one: self._mend_threads.start(lambda: storage.drop_mend(one)),
+            v.RemoveObject: lambda one: self._mend_threads.start(lambda: storage.remove(one)),
             v.MakeDirectory: self._make_directory,
             v.SendBytes: self._send_bytes,
             v.Note: lambda one: self._log_end(*one),
@@ -129,6 +131,7 @@ class ObjectServer:
     async def serve(self, listener: Listener) -> None:
         """Accept and serve until cancelled; then let the disk finish what it is at, sync and close the files.
 
+        Returns on its own if the data directory is removed or moved meanwhile; `gone` says so then.
         The listener is closed on the way out. Raises nothing for what peers or the disk do.
         """
         listener.setblocking(False)  # noqa: FBT003
@@ -140,7 +143,7 @@ class ObjectServer:
                     self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
                 await self._look_at_space()
-                nursery.start_soon(self._space_watcher)
+                nursery.start_soon(self._space_watcher, nursery.cancel_scope)
                 await self._accept(listener, nursery)
         finally:
             listener.close()
@@ -284,10 +287,13 @@ class ObjectServer:
             for connection in list(self._connections.values()):
                 connection.look_at_clock(now)
 
-    async def _space_watcher(self) -> None:
-        while True:
+    async def _space_watcher(self, served: trio.CancelScope) -> None:
+        while not self.gone:
             await trio.sleep(space_look_seconds)
             await self._look_at_space()
+            self.gone = await self._ports.in_thread(self._storage.why_gone)
+        log.critical("%s: the server ends, because nobody would find what it stores", self.gone)
+        served.cancel()
 
     async def _look_at_space(self) -> None:
         """In a thread: a file system may take its time to say what is free."""
@@ -373,22 +379,12 @@ class ObjectServer:
 
         self._mend_threads.start(work)
 
-    def _drop_mend(self, effect: v.DropMend) -> None:
-        """Taking a large file away may take a while."""
-        self._mend_threads.start(lambda: self._storage.drop_mend(effect))
-
-    def _remove_object(self, effect: v.RemoveObject) -> None:
-        self._mend_threads.start(lambda: self._storage.remove(effect))
-
     def _make_directory(self, effect: v.MakeDirectory) -> None:
         def work() -> v.Event:
             trouble = self._storage.make_directory(effect.directory)
             return v.DirectoryMade(effect.session, effect.directory, trouble)
 
         self._load_threads.start(work)
-
-    def _read_digest(self, effect: v.ReadDigest) -> None:
-        self._digest_threads.start(lambda: self._storage.digest(effect))
 
     def _join_threads(self) -> None:
         """Wait until the disk has ended what it is at."""

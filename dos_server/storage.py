@@ -2,7 +2,7 @@
 
     identity         the server's id
     store            the store record, when it is in one
-    lock             flock: one server a data directory
+    lock             flock, as on the data directory itself: one server a data directory
     d/DIR/.claim     who may write DIR
     d/DIR/.marks     what is synced at least, by object
     d/DIR/OBJECT     extents
@@ -17,6 +17,7 @@ Rules of this file: it does what it is told, in the order it is told, and may be
 for one object by one write and one sync at a time.
 """
 
+import errno
 import logging
 from dataclasses import dataclass
 
@@ -234,6 +235,10 @@ class Storage(StoredReads):
             return trouble_of(error)
         return v.Trouble.NONE
 
+    def why_gone(self) -> str:
+        """Why the data directory is not where it was opened; '' while it is."""
+        return self._disk.why_gone()
+
     def free_space(self) -> FreeSpace:
         """What is free on the disk; nothing known, where it does not say, which the log hears once."""
         try:
@@ -283,11 +288,14 @@ class Storage(StoredReads):
         With `entry` its directory entry and each ancestor not yet durable.
         """
         try:
-            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+            path = f"{OBJECTS}/{effect.directory}/{effect.name}"
+            with self._files.use(path) as file:
                 self._files.sync(file)
                 if effect.entry:
                     self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
                     self._folder_durable(effect.directory)
+                if not self._disk.is_named(file.handle, path):
+                    raise FileNotFoundError(errno.ENOENT, "its file was removed or replaced", path)
         except OSError as error:
             log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             return v.Trouble.FAILED

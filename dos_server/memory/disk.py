@@ -53,6 +53,8 @@ class MemoryDisk:
         self.space = space
         self.off = False
         """The machine is gone: whoever still calls, in its last moment, changes nothing."""
+        self.gone = ""
+        """Why the data directory is not there any more, if somebody took it away."""
         self.calls: list[tuple[str, str]] = []
         self._faults: dict[str, dict[int, int]] = defaultdict(dict)
         self._faults_at: dict[tuple[str, str], int] = {}
@@ -98,6 +100,13 @@ class MemoryDisk:
             assert isinstance(inner, _Folder), path
             folder.stable[part], folder = inner, inner
         folder.seen[name] = folder.stable[name] = _Node(bytearray(data), bytearray(data))
+
+    def take_away(self, path: str) -> None:
+        """Somebody removes a file or a folder with all that is in it, durably, and asks nobody."""
+        folder, _, name = path.rpartition("/")
+        above = self._folder(folder)
+        above.seen.pop(name)
+        above.stable.pop(name, None)
 
     def content(self, path: str) -> bytes:
         """What programs see in a file."""
@@ -212,6 +221,18 @@ class MemoryDisk:
             return
         self._called("close", self._node(handle)[1])
         del self._handles[handle]
+
+    def is_named(self, handle: int, path: str) -> bool:
+        if self.off:
+            return True  # nobody hears of it
+        folder, _, name = path.rpartition("/")
+        try:
+            return self._folder(folder).seen.get(name) is self._node(handle)[0]
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def why_gone(self) -> str:
+        return self.gone
 
     def size(self, handle: int) -> int:
         return len(self._node(handle)[0].seen)

@@ -96,16 +96,15 @@ class Check:
             raise NotCheckedError(f"{self._root} cannot be opened: {error.strerror}") from error
         try:
             self._refuse_other_places()
-            lock = self._disk.lock_if_there("lock")
-            if lock is None and (self._repair or self._raise_claims):
-                lock = self._disk.lock("lock")
+            changes = self._repair or self._raise_claims
+            has_file = changes or "lock" in self._disk.entries("")
+            lock = self._disk.lock("lock") if changes else self._disk.lock_what_is_there("lock")
             try:
                 self._everything()
-                if lock is None and "lock" in self._disk.entries(""):
+                if not has_file and "lock" in self._disk.entries(""):
                     raise NotCheckedError(f"a server was started on {self._root} meanwhile: stop it first")
             finally:
-                if lock is not None:
-                    self._disk.close(lock)
+                self._disk.close(lock)
         except BlockingIOError as error:
             raise NotCheckedError(f"a server has {self._root}: stop it first") from error
         except OSError as error:

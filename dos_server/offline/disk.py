@@ -4,7 +4,6 @@ Rules of this file: nothing here changes a byte, a name or a time of modificatio
 could not: it works on a read-only mount.
 """
 
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -36,23 +35,15 @@ class LookingDisk(RealDisk):
     file_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
     def __init__(self, root: Path) -> None:
-        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open_root(root)
 
-    def lock_if_there(self, name: str) -> int | None:
-        """Keep servers away, without making a lock file. None: there is no such file, so no server runs.
+    def lock_what_is_there(self, name: str) -> int:
+        """Keep servers away as `lock` does, without making a lock file. Raises BlockingIOError if one runs.
 
-        Raises BlockingIOError when one does.
+        Where there is no lock file, a server of a release before 0.1 can start meanwhile: look for the file
+        again at the end.
         """
-        try:
-            handle = os.open(name, self.file_flags, dir_fd=self._root)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(handle)
-            raise
-        return handle
+        return self._lock_both(lambda: self.open(name, create=False))
 
     def entries(self, folder: str) -> dict[str, Seen]:
         """What a folder holds."""

@@ -58,7 +58,7 @@ class DataDirectory:
     def __enter__(self) -> Self:
         self._disk = LookingDisk(self._root)
         try:
-            self._lock = self._disk.lock_if_there("lock")
+            self._lock = self._disk.lock_what_is_there("lock")
             self._server_id, self.record = self._who()
         except BlockingIOError as error:
             self._disk.shut()
@@ -74,8 +74,7 @@ class DataDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
-            self._disk.close(self._lock)
+        self._disk.close(self._lock)
         self._disk.shut()
 
     def _who(self) -> tuple[bytes, StoreRecord]:

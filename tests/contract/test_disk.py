@@ -286,6 +286,26 @@ def test_links_pipes_folders_and_second_names_are_never_opened(tmp_path: Path) -
     disk.shut()
 
 
+def test_a_file_is_named_until_it_is_removed_replaced_or_renamed(disk: Disk) -> None:
+    disk.make_folder("d")
+    put(disk, "d/a", b"one")
+    handle = disk.open("d/a", create=False)
+    assert disk.is_named(handle, "d/a")
+    disk.rename("d", "a", "b")
+    assert (disk.is_named(handle, "d/a"), disk.is_named(handle, "d/b")) == (False, True)
+    put(disk, "d/a", b"another")
+    assert not disk.is_named(handle, "d/a")
+    disk.rename("d", "a", "b")
+    assert not disk.is_named(handle, "d/b")
+    assert not disk.is_named(handle, "nowhere/b")
+    disk.close(handle)
+    handle = disk.open("d/b", create=False)
+    disk.remove("d/b")
+    assert not disk.is_named(handle, "d/b")
+    disk.close(handle)
+    assert disk.why_gone() == ""
+
+
 def test_only_one_has_the_lock(tmp_path: Path) -> None:
     first, second = RealDisk(tmp_path), RealDisk(tmp_path)
     held = first.lock("lock")

@@ -88,6 +88,16 @@ class ModelDisk:
     def close(self, handle: int) -> None:
         del self._handles[handle]
 
+    def is_named(self, handle: int, path: str) -> bool:
+        try:
+            folder, name = self._place(path)
+        except OSError:
+            return False
+        return self.state.folders[folder].seen.get(name) == self._node(handle)
+
+    def why_gone(self) -> str:
+        return ""
+
     def size(self, handle: int) -> int:
         return len(self.state.files[self._node(handle)].seen)
 
