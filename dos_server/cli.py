@@ -115,6 +115,10 @@ def serve(
         _refuse(f"{data} is not one whole server's data: {error}")
     except OSError as error:
         _refuse(f"cannot serve {data} at {listen}: {error}")
+    _run(opened, data, as_json=as_json)
+
+
+def _run(opened: OpenServer, data: Path, *, as_json: bool) -> None:
     try:
         trio.run(_until_signal, opened, data, as_json)
     finally:

@@ -65,8 +65,7 @@ class ObjectServer:
     ) -> None:
         """Read identity and store record, make an identity where there is none. `reserve_bytes`: of the disk,
         not for appends; None: what fits its size. Raises CorruptDataError."""
-        self._storage = storage
-        self._ports = ports
+        self._storage, self._ports = storage, ports
         server_id, record, names = storage.start(ports.fresh_id())
         self.server_id = server_id
         self.gone = ""
@@ -119,7 +118,6 @@ class ObjectServer:
             v.StoreRecord: self._store_record,
             v.WriteMend: self._write_mend,
             v.InstallMend: self._install_mend,
-            # taking a large file away may take a while
             v.DropMend: lambda one: self._mend_threads.start(lambda: storage.drop_mend(one)),
             v.RemoveObject: lambda one: self._mend_threads.start(lambda: storage.remove(one)),
             v.MakeDirectory: self._make_directory,
