@@ -11,6 +11,7 @@ unnoticed.
 """
 
 import importlib
+import sys
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -35,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """name -> (module that has it, what `dos --help` says of it)."""
 
+_OURS = ("checkpoint", "dataflow", "dos_client", "dos_protocol", "dos_server", "journal")
+
 LENT: dict[str, tuple[str, str, str, str]] = {
     "journal": ("journal.inspecting", "offline", "dos_server.offline.reading", "DataDirectory"),
 }
@@ -47,8 +50,16 @@ class _NotLoaded(typer_core.TyperCommand):
 
 
 def load_command(name: str) -> Any:
-    """The real command of that name, imported now. Raises KeyError for a name that is not in `COMMANDS`."""
-    module = importlib.import_module(COMMANDS[name][0])
+    """The real command of that name, imported now. Raises KeyError for a name that is not in `COMMANDS`. Ends
+    the program if a package that the command needs is not installed.
+    """
+    try:
+        module = importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _OURS:
+            raise
+        print(f"dos: {name} needs {error.name}: pip install 'dos-journal[spark]'", file=sys.stderr)
+        raise SystemExit(2) from None
     if name in LENT:
         borrower, attribute, lender, lent = LENT[name]
         setattr(importlib.import_module(borrower), attribute, getattr(importlib.import_module(lender), lent))

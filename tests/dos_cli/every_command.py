@@ -1,0 +1,109 @@
+"""Runs every command of `dos` in a process of its own, forked from one that has imported them all: quick
+enough to try each of them with each kind of trouble.
+
+As a program it prints a line of JSON for each run.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dos_cli.__main__ import main
+from dos_cli.main import COMMANDS, load_command
+
+URLS = (
+    "dos://127.0.0.1:1/../a",
+    "dos://127.0.0.1:1/%2e%2e/a",
+    "dos://127.0.0.1:1/n/\u00e9",
+    "dos://",
+    "dos:///a/b",
+)
+
+
+def commands() -> Iterator[tuple[list[str], Any]]:
+    """(words, command) of every command of the tree."""
+    for name in COMMANDS:
+        yield from _below([name], load_command(name))
+
+
+def _below(words: list[str], command: Any) -> Iterator[tuple[list[str], Any]]:
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _below([*words, name], inner)
+
+
+def with_url(words: list[str], command: Any, url: str) -> list[str] | None:
+    """A call with this URL, and something for all else that must be given; None: it takes no URL."""
+    given, takes_url = list(words), False
+    for parameter in command.params:
+        if not parameter.required:
+            continue
+        text = f"{parameter.metavar or ''} {parameter.name}".upper()
+        value = "1"
+        if "URL" in text:
+            value, takes_url = url, True
+        given += [value] if parameter.param_type_name == "argument" else [parameter.opts[0], value]
+    return given if takes_url else None
+
+
+def run(words: Sequence[str], trouble: str) -> dict[str, Any]:
+    """One command with standard streams in trouble: its exit code and what it printed on standard error."""
+    with tempfile.TemporaryFile() as errors:
+        child = os.fork()
+        if child == 0:
+            _be(words, trouble, errors.fileno())
+        _, status = os.waitpid(child, 0)
+        errors.seek(0)
+        text = errors.read().decode()
+    return {
+        "words": list(words),
+        "trouble": trouble,
+        "code": os.waitstatus_to_exitcode(status),
+        "stderr": text,
+    }
+
+
+def _be(words: Sequence[str], trouble: str, errors: int) -> None:
+    os.dup2(errors, 2)
+    sys.argv = ["dos", *words]
+    if trouble == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    elif trouble == "closed":
+        for number, name in ((0, "stdin"), (1, "stdout")):
+            os.close(number)
+            setattr(sys, name, None)  # as the interpreter has it when it begins so
+    elif trouble == "pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+        os.dup2(writing, 1)
+    else:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    code: object = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+if __name__ == "__main__":
+    every = list(commands())
+    for words, command in every:
+        # who begins a command is the same code for all: one of each group is enough for the rarer troubles
+        for trouble in ("full", "closed", "pipe") if len(words) == 1 else ("full",):
+            print(json.dumps(run([*words, "--help"], trouble)), flush=True)
+        for url in URLS:
+            call = with_url(words, command, url)
+            if call is not None:
+                print(json.dumps(run(call, "none")), flush=True)

@@ -1,0 +1,63 @@
+"""Every command, with standard streams that are closed, full or not read, and with URLs that are none."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dos_cli.main import COMMANDS
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.dos_cli.every_command"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "words"),
+    [
+        ("full", 2, "dos: cannot write standard output: No space left on device\n"),
+        ("closed", 2, "dos: standard output is closed\n"),
+        ("pipe", 0, ""),
+    ],
+)
+def test_every_command_says_in_one_line_that_its_output_cannot_be_written(
+    trouble: str, code: int, words: str, runs: list[dict[str, Any]]
+) -> None:
+    found = [one for one in runs if one["trouble"] == trouble]
+    assert len(found) >= len(COMMANDS)
+    for one in found:
+        assert (one["code"], one["stderr"]) == (code, words), one
+
+
+def test_every_command_refuses_a_url_that_is_none_without_a_traceback(runs: list[dict[str, Any]]) -> None:
+    found = [one for one in runs if one["trouble"] == "none"]
+    assert len(found) > 5 * 20
+    for one in found:
+        assert one["code"] == 2, one
+        assert one["stderr"], one
+        assert "Traceback" not in one["stderr"], one
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it() -> None:
+    program = """
+import sys
+sys.modules["pyarrow"] = None
+sys.argv = ["dos", "input", "--help"]
+from dos_cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "dos: input needs pyarrow: pip install 'dos-journal[spark]'\n"
