@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.support.second_chance"]
@@ -20,6 +20,13 @@ for name, examples in (("near", 100), ("long", 2_000)):
     settings.register_profile(
         name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
     )
+settings.register_profile(  # ./run mutate: the same examples each time, and no search for a smaller one
+    "mutation",
+    settings.get_profile("near"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile(os.environ.get("DOS_TEST_PROFILE", "near"))
 
 

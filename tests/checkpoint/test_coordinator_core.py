@@ -875,6 +875,13 @@ def test_a_worker_lost_before_it_published_the_final_cut_is_restored_to_it() -> 
     scene.join(0, 2)
     scene.join(1, 2)
     assert [order.restore.final for _, order in scene.sent(Restore)] == [True, True]
+    scene.all_hear(Restored, last_step=5)
+    scene.take()
+    scene.hear(0, Finished)  # of this incarnation nothing is committed: it cannot have published
+    assert [effect.refusal.name for effect in scene.take()] == ["UNEXPECTED"]
+    for worker in (0, 1):
+        scene.progress(worker, step=5, exhausted=True)
+    assert [(order.cut, order.final) for _, order in scene.sent(RequestCut)] == [(2, True), (2, True)]
 
 
 def test_stop_takes_a_last_cut_if_there_is_anything_to_cut() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from checkpoint import limits
 from checkpoint.core.divisions import Division
+from checkpoint.core.retention import Rolling
 from checkpoint.key_hash import hash_keys
 from checkpoint.state_blocks import block_schema, encode_block, make_block
 from checkpoint.state_reading import STATE_CHAIN
@@ -265,3 +266,36 @@ async def test_steps_below_every_cut_are_forgotten_also_in_the_chain(monkeypatch
     early = await log(memory, 3, after=2)
     assert early.last_step == 2  # trimmed: nothing behind step 2 can be replayed exactly
     assert STEPS_CHAIN == "steps"
+
+
+lives = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=6)
+"""Of each: steps recorded, by how much the oldest retained cut rises, and how far below the last
+step the next life begins."""
+
+
+@given(lives)
+def test_a_rolled_chain_has_every_step_above_the_oldest_retained_cut(told) -> None:
+    """Whichever retained cut a life is restored to, and however often the chain was rolled in between."""
+    # EVIDENCE-OF: P-7
+    memory, known = MemoryStore(), {}
+
+    async def live() -> None:
+        at = kept = 0
+        for epoch, (count, rises, back) in enumerate(told, 1):
+            rolling = Rolling(snapshot_bytes_min=0)
+            steps_log = await StepsLog.open(
+                memory.claim(epoch), after_step=at, kept_after=kept, generation=1, rolling=rolling
+            )
+            assert steps_log.divisions(at, 99) == [known[step] for step in sorted(known) if step > at]
+            for step in range(at + 1, at + 1 + count):
+                position = steps_log.record(step, epoch, sources(step))
+                for void in [one for one in known if one >= step]:
+                    del known[void]
+                known[step] = Division(step, epoch, sources(step))
+                assert await steps_log.synced(step) == position
+            kept = min(kept + rises, at)
+            await steps_log.forget(kept)
+            at = max(kept, max(known, default=at) - back)
+            await steps_log.aclose()
+
+    trio.run(live)

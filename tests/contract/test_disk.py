@@ -4,6 +4,7 @@ are injected into, the model of a disk that loses its power, and the real one on
 
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import random
@@ -94,6 +95,45 @@ def test_writes_go_where_they_are_told_and_reads_are_short_only_at_the_end(disk:
     assert disk.read(handle, 0, 100) == b"hello"
     disk.sync(handle)
     disk.close(handle)
+
+
+@pytest.mark.parametrize("sizes", [(1, 7, 3), (40, 1), (3,), (10_000,)])
+@pytest.mark.parametrize("buffers", [1, 3, 513, 1_030])
+def test_writes_and_reads_that_the_kernel_ends_early_are_carried_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffers: int, sizes: tuple[int, ...]
+) -> None:
+    """The system calls are the real ones, each on fewer bytes than were asked for."""
+    pwrite, pread, taken = os.pwrite, os.pread, itertools.cycle(sizes)
+
+    def short_write(handle: int, data: bytes, position: int) -> int:
+        return pwrite(handle, data[: next(taken)], position)
+
+    def short_read(handle: int, count: int, position: int) -> bytes:
+        return pread(handle, min(count, next(taken)), position)
+
+    monkeypatch.setattr(os, "pwrite", short_write)
+    monkeypatch.setattr(os, "pwritev", lambda handle, data, at: short_write(handle, b"".join(data), at))
+    monkeypatch.setattr(os, "pread", short_read)
+    disk = RealDisk(tmp_path)
+    handle = disk.open("a", create=True)
+    data = random.Random(buffers).randbytes(3 * buffers)
+    disk.write(handle, 5, [data[at : at + 3] for at in range(0, len(data), 3)])
+    assert (tmp_path / "a").read_bytes() == bytes(5) + data
+    for start, end in ((0, len(data) + 5), (4, 9), (5, len(data) + 5), (len(data), len(data) + 5)):
+        assert disk.read(handle, start, end - start) == (bytes(5) + data)[start:end]
+    assert disk.read(handle, len(data) + 2, 9) == data[-3:]
+    disk.close(handle)
+    disk.shut()
+
+
+def test_a_disk_that_takes_no_more_bytes_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwritev", lambda *_: 2)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    disk = RealDisk(tmp_path)
+    handle = disk.open("a", create=True)
+    assert refused_with(lambda: disk.write(handle, 0, [b"abc"])) == errno.ENOSPC
+    disk.close(handle)
+    disk.shut()
 
 
 def test_what_is_synced_is_read_from_where_it_is_stored(disk: Disk) -> None:

@@ -19,6 +19,7 @@ from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.live_store import Store
 from dos_client.reading import streaming
+from dos_client.reading.committed import Committed
 from dos_client.reading.damage import Wrong
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
@@ -319,6 +320,33 @@ async def test_what_one_member_alone_holds_is_not_served_as_committed(three: Thr
         assert scope.cancelled_caught, "one member of three cannot say what a quorum has"
     async with connect(three[0].url) as one:
         assert await one.read("d", "x", 0, 99, committed=True) == b"acknowledged", "asked alone, it is all"
+
+
+@pytest.mark.trio
+async def test_a_damaged_copy_does_not_say_how_far_an_object_goes(three: Threads) -> None:
+    """One member has the end, and is away; one was away when it was written; one is damaged before it. The
+    two that answer agree on a shorter object, of which nobody may be told that it is whole."""
+    # EVIDENCE-OF: P-5
+    await init_store(url_of(three))
+    async with claimed(three) as (_, claim):
+        writer = claim.open_object("x")
+        writer.append(b"acknowledged, ")
+        for server in three:
+            await has(server, "d", "x", b"acknowledged, ")
+        three[1].kill()
+        writer.append(b"and so is this")
+        for server in (three[0], three[2]):
+            await has(server, "d", "x", b"acknowledged, and so is this")
+    three[0].kill()
+    three[2].kill()
+    three[1].restart()
+    flip(three[0], file_of(three[0]).stat().st_size - 1)
+    three[0].restart()
+    async with open_store(url_of(three)) as store:
+        there = [bytes.fromhex(one.server_id) for one in three[:2]]
+        await until(lambda: all(map(store.is_connected, there)), "both that are there are connected")
+        with pytest.raises(QuorumUnavailableError, match="2 members are needed to say how far it goes"):
+            await Committed(store, "d", "x").reach()
 
 
 @pytest.mark.trio

@@ -212,6 +212,17 @@ async def test_claims_are_carried_over_so_that_a_fenced_writer_stays_fenced(four
     assert caught.value.epoch_held == 2
 
 
+async def test_the_claim_of_a_directory_without_objects_is_carried_over_too(four: Threads) -> None:
+    """The new member lacks nothing of it but the claim: without it, a fenced writer finds a quorum."""
+    # EVIDENCE-OF: P-4
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "d", 7)
+    await replace_member(url, old=four[2].location, new=four[3].location)
+    async with open_connection(four[3].location) as connection:
+        assert (await connection.open_directory("d")).epoch == 7
+
+
 async def test_far_epochs_are_carried_over_too(four: Threads) -> None:
     url = url_of(four[:3])
     await init_store(url)

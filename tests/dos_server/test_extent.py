@@ -3,6 +3,8 @@
 Bytes and back, against the specification, every damage named.
 """
 
+import itertools
+
 import pytest
 from construct import ConstructError
 from hypothesis import given
@@ -192,3 +194,41 @@ def test_the_index_stays_bounded_however_large_the_object() -> None:
 def test_the_digest_of_the_example_in_protocol_md() -> None:
     assert prefix_digest(b"") == 0
     assert object_seed("dir", "obj") == digest64(b"dir/obj")
+
+
+def kept_in(index: SparseIndex, end: int) -> list[int]:
+    """The offsets that the index holds, below the end."""
+    return sorted({index.find(offset).offset for offset in range(0, end, 2_048)})
+
+
+def test_the_index_keeps_extents_that_start_one_spacing_apart_and_doubles_it_when_full() -> None:
+    spacing = 4_096
+    index = SparseIndex()
+    for start in (0, spacing - 1, spacing, 2 * spacing - 1, 2 * spacing):
+        index.add(start, start + 7, 1)
+    assert [*map(index.find, (spacing - 1, spacing, 2 * spacing - 1, 2 * spacing))] == [
+        Place(0, 7, 1), Place(spacing, spacing + 7, 1), Place(spacing, spacing + 7, 1),
+        Place(2 * spacing, 2 * spacing + 7, 1),
+    ]  # fmt: skip
+    index = SparseIndex()
+    for doubled in range(3):
+        end = index_entries_max * spacing << doubled
+        for start in range(0 if doubled == 0 else end // 2, end, spacing):
+            index.add(start, start, 1)
+        assert kept_in(index, end) == [*range(0, end, spacing << doubled)]
+    index.add(end, end, 1)
+    assert kept_in(index, end + 1) == [*range(0, end + 1, spacing << 3)]
+
+
+@given(st.lists(st.integers(1, 9_000), min_size=1, max_size=40), st.data())
+def test_a_cut_forgets_what_starts_at_or_after_it_and_nothing_else(
+    steps: list[int], data: st.DataObject
+) -> None:
+    index, starts = SparseIndex(), [0, *itertools.accumulate(steps)]
+    for start in starts:
+        index.add(start, start, 1)
+    before = kept_in(index, starts[-1] + 1)
+    cut = data.draw(st.sampled_from([one + by for one in before for by in (-1, 0, 1) if one + by >= 0]))
+    index.cut(cut)
+    assert len(index) == sum(one < cut for one in before)
+    assert all(index.find(one).offset == one for one in before if one < cut)

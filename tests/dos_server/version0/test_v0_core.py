@@ -217,6 +217,22 @@ def test_a_new_file_is_durable_before_its_append_is_answered() -> None:
     assert server.ask0(server.connect0("dir"), "l") == b"f\t0\tno\n"
 
 
+def test_nobody_is_told_of_a_new_file_before_its_name_is_durable() -> None:
+    """Not even that it has no bytes, by a session that did not make it; nobody else appends until it is."""
+    # EVIDENCE-OF: P-1
+    server = Harness()
+    first, second, third = (server.connect0("dir") for _ in range(3))
+    server.request(first, "af\t0")
+    server.request(second, "sf")
+    server.end(first)
+    server.request(third, "af\t0")
+    assert server.replies(second) == []
+    assert server.replies(third) == [b"ERROR: another session appends to f"]
+    server.settle()
+    assert server.replies(second) == [b"0\t0"]
+    assert server.ask0(server.connect0("dir"), "af\t0") == b"ok"
+
+
 def test_no_new_copy_takes_the_place_of_a_file_that_is_locked() -> None:
     # EVIDENCE-OF: P-2
     server = Harness()

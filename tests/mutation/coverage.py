@@ -1,0 +1,122 @@
+"""Which test executes which lines of the modules in scope, and how long each takes.
+
+Kept between runs in pytest's cache; what is known of a test is forgotten when its file or a module that it
+executes has changed.
+"""
+
+import hashlib
+import json
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from tests.mutation.mutants import ROOT
+
+CALLS_MAX = 1_000
+"""What a test has not executed in so many calls of a function, it is not there for."""
+
+
+class Tracer:
+    """Collects the lines that are executed in the named files, in all threads."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self._names = {str(ROOT / module): module for module in modules}
+        self.lines: dict[str, set[int]] = defaultdict(set)
+        self._calls: Counter[CodeType] = Counter()
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        module = self._names.get(code.co_filename)
+        if module is None:
+            return None
+        self._calls[code] += 1
+        if self._calls[code] > CALLS_MAX:
+            return None
+        lines = self.lines[module]
+
+        def line(frame: FrameType, event: str, arg: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return line
+
+        lines.add(frame.f_lineno)
+        return line
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        threading.settrace(self._call)
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+class Coverage:
+    """What is known of the tests of a package, by node id: seconds, and lines by module.
+
+    `kills`: how many mutants of a module a test function has killed in this run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.kills: Counter[tuple[str, str]] = Counter()
+        if path.is_file():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            changed = {name for name, digest in kept["files"].items() if digest_of(ROOT / name) != digest}
+            self.tests = {
+                name: one
+                for name, one in kept["tests"].items()
+                if name.partition("::")[0] not in changed and not changed & one["lines"].keys()
+            }
+
+    def add(self, name: str, seconds: float, lines: dict[str, set[int]]) -> None:
+        self.tests[name] = {"seconds": seconds, "lines": {key: sorted(one) for key, one in lines.items()}}
+
+    def save(self) -> None:
+        files = {name.partition("::")[0] for name in self.tests}
+        files |= {module for one in self.tests.values() for module in one["lines"]}
+        kept = {"files": {name: digest_of(ROOT / name) for name in sorted(files)}, "tests": self.tests}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(kept), encoding="utf-8")
+
+    def near(self, module: str, first: int, last: int) -> list[str]:
+        """The tests that execute one of these lines of the module, the most promising first."""
+        wanted = range(first, last + 1)
+        found = [
+            name
+            for name, one in self.tests.items()
+            if any(line in wanted for line in one["lines"].get(module, ()))
+        ]
+        return self._ordered(module, found)
+
+    def touching(self, module: str) -> list[str]:
+        """The tests that execute anything of the module, the most promising first."""
+        found = [name for name, one in self.tests.items() if module in one["lines"]]
+        return self._ordered(module, found)
+
+    def _ordered(self, module: str, names: list[str]) -> list[str]:
+        """Those first that have killed mutants of the module; then one of each function, the rest of its
+        parameters later; those first that execute little else."""
+        rank: Counter[str] = Counter()
+
+        def promise(name: str) -> tuple[float, str]:
+            one = self.tests[name]
+            lines = sum(len(found) for found in one["lines"].values())
+            return lines / (1 + len(one["lines"].get(module, ()))) + 2 * one["seconds"], name
+
+        keyed = []
+        for name in sorted(names, key=promise):
+            function = name.partition("[")[0]
+            keyed.append((-self.kills[module, function], rank[function], len(keyed), name))
+            rank[function] += 1
+        return [name for *_, name in sorted(keyed)]

@@ -1,0 +1,64 @@
+"""The packages: which modules are mutated, and which tests are near to them.
+
+In scope is what decides or what keeps promises to a disk or a peer: every `core/`, the codecs of the
+protocol, the storage shell, the operators, and the code of clients that claims, reads and repairs. Tests that
+start processes or Spark are not among the near ones: a mutant is in the memory of one process.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Package(NamedTuple):
+    """`modules`: patterns of files in scope. `tests`: files and folders of pytest."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def files(self) -> list[str]:
+        found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
+        return sorted(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
+
+
+STORAGE_SHELL = (
+    "storage", "stored_reads", "small_files", "side_files", "removal", "marks", "open_files", "disk",
+    "troubles",
+)  # fmt: skip
+
+PACKAGES: dict[str, Package] = {
+    "dos_protocol": Package(("dos_protocol/*.py",), ("tests/dos_protocol", "tests/dos_server/test_shell.py")),
+    "dos_server": Package(
+        ("dos_server/core/**/*.py", *(f"dos_server/{name}.py" for name in STORAGE_SHELL)),
+        ("tests/dos_server", "tests/contract/test_disk.py", "tests/power/test_lives.py"),
+    ),
+    "dos_client": Package(
+        ("dos_client/core/*.py", "dos_client/reading/*.py", "dos_client/mending/*.py",
+         "dos_client/membership/*.py", "dos_client/writing/*.py"),
+        ("tests/dos_client", "tests/stories"),
+    ),
+    "journal": Package(("journal/core/*.py", "journal/chain.py", "journal/writer.py", "journal/reading.py"),
+                       ("tests/journal",)),
+    "checkpoint": Package(
+        ("checkpoint/core/*.py", "checkpoint/manifest_log.py", "checkpoint/state_blocks.py"),
+        ("tests/checkpoint",),
+    ),
+    "dataflow": Package(
+        ("dataflow/core/*.py", "dataflow/operators/*.py", "dataflow/sinks/*.py", "dataflow/accumulators.py",
+         "dataflow/aggregates.py", "dataflow/keyed_table.py", "dataflow/distinct.py", "dataflow/exact_sum.py",
+         "dataflow/key_states.py", "dataflow/kept_values.py"),
+        ("tests/dataflow",),
+    ),
+    "spark_integration": Package(("spark_integration/core/*.py",), ("tests/spark_integration",)),
+}  # fmt: skip
+
+PROCESSES = {"three_servers", "forks"}
+"""Fixtures that start processes; tests with the marks `process` and `spark` are left out by their marks."""
+
+NOT_NEAR = {"test_a_client_whose_machine_is_gone_does_not_keep_its_lock_for_hours"}
+"""Tests that wait for timers of the kernel: on a busy machine they fail without a mutant."""
+
+
+def package_of(module: str) -> str:
+    return module.partition("/")[0]

@@ -1,0 +1,93 @@
+"""What is tried again in CI: mutants with a test that kills each (kills.toml), and bugs that somebody planted
+(planted.toml). A row whose source has changed names no mutant any more and is skipped; of those there may not
+be too many.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.mutation import lists
+from tests.mutation.lists import Planted
+from tests.mutation.mutants import ROOT, Mutant
+from tests.mutation.near import package_of
+from tests.mutation.session import Near, Verdict, run_session
+
+KILL_SECONDS_MAX = 3.0
+"""A kill that takes longer is not tried again in CI."""
+
+
+def record(verdicts: Sequence[Verdict], count: int) -> None:
+    """Add so many killed ones, evenly from the packages, to kills.toml."""
+    known = lists.kills()
+    wanted = [
+        one
+        for one in verdicts
+        if one.state == "killed" and "::" in one.by and one.seconds < KILL_SECONDS_MAX
+        and not one.mutant.at_import and one.mutant.key not in known
+    ]  # fmt: skip
+    with lists.KILLS.open("a", encoding="utf-8") as file:
+        for one in wanted[:count]:
+            file.write(lists.as_row("kill", one.mutant.key, test=one.by) + "\n")
+
+
+def run_recorded() -> int:
+    """Try everything again. 1: something survived."""
+    kills, planted = lists.kills(), lists.planted()
+    found = lists.mutants_of(kills)
+    tests = sorted({*(kills[key] for key in found), *(name for bug in planted for name in bug.tests)})
+    files = sorted({name.partition("::")[0] for name in tests})
+    survived: list[str] = []
+    done: list[int] = []
+    started = time.monotonic()
+
+    def work(near: Near) -> None:
+        survived.extend(again(near, found, kills))
+        survived.extend(again_planted(near, planted))
+        done.append(1)
+
+    code = run_session(files, [], Path(), work)
+    if not done:
+        print(f"the tests could not be collected: pytest ended with {code}", file=sys.stderr)
+        return 2
+    seconds = time.monotonic() - started
+    print(
+        f"{len(found)} of {len(kills)} recorded mutants and {len(planted)} planted bugs tried again in"
+        f" {seconds:.0f} s: {len(survived)} survived, {len(kills) - len(found)} are in the source no more"
+    )
+    print(*survived, sep="\n")
+    return 1 if survived else 0
+
+
+def again(near: Near, found: dict[lists.Key, Mutant], kills: dict[lists.Key, str]) -> list[str]:
+    survived = []
+    for key, mutant in found.items():
+        verdict = near.judge(mutant, 0.0, [kills[key]])
+        if verdict.state != "killed":
+            survived.append(f"survived {kills[key]}: {mutant}")
+    return survived
+
+
+def again_planted(near: Near, planted: Sequence[Planted]) -> list[str]:
+    survived = []
+    for bug in planted:
+        code = compile(bug.text(), str(ROOT / bug.module), "exec", dont_inherit=True)
+        if not near.run_with(str(ROOT / bug.module), code, bug.tests):
+            survived.append(f"survived {', '.join(bug.tests)}: {bug.name} ({package_of(bug.module)})")
+    return survived
+
+
+def find_kills(near: Near, planted: Sequence[Planted], tell: Callable[[str], None]) -> int:
+    """Run each planted bug against the near tests that execute its lines; how many survived."""
+    survived = 0
+    for bug in planted:
+        path = str(ROOT / bug.module)
+        code = compile(bug.text(), path, "exec", dont_inherit=True)
+        before = (ROOT / bug.module).read_text(encoding="utf-8").partition(bug.before)[0]
+        first = before.count("\n") + 1
+        names = near.coverage.near(bug.module, first, first + bug.before.rstrip("\n").count("\n"))
+        by = near.run_with(path, code, names) if names else ""
+        survived += not by
+        tell(f"{bug.name}: {by or f'SURVIVED {len(names)} tests'}")
+    return survived
