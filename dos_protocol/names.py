@@ -12,6 +12,11 @@ from dos_protocol.limits import id_bytes
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
+SEGMENT_NAME: Final = re.compile(
+    r"(?P<chain>[A-Za-z0-9][A-Za-z0-9._-]*)\.(?P<epoch>[0-9a-f]{16})\.(?P<base>[0-9a-f]{16})", re.ASCII
+)
+"""The name of a journal's segment: it carries the epoch of the one claim under which it was begun."""
+
 NO_ID: Final = bytes(id_bytes)
 """Sixteen zero bytes: no store, no writer."""
 
@@ -39,6 +44,13 @@ def check_id(identity: bytes, what: str) -> bytes:
         shown = f"{len(identity)} bytes" if isinstance(identity, bytes) else type(identity).__name__
         raise LocalProtocolError(f"{what} must be exactly {id_bytes} bytes, got {shown}: {identity!a:.60}")
     return identity
+
+
+def has_one_writer(name: str) -> bool:
+    """Whether an object of this name is written under one epoch alone, and so by one writer: a segment. Any
+    two copies of it are then on one line, unless its epoch was granted twice.
+    """
+    return SEGMENT_NAME.fullmatch(name) is not None
 
 
 def id_text(identity: bytes) -> str:

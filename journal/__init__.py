@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from journal.core.errors import (
         ChainError,
         CorruptRecordError,
+        EpochUsedTwiceError,
         LostBytesError,
         NotEnoughAnswersError,
         StopNotFoundError,
@@ -47,6 +48,7 @@ __all__ = [
     "ChainWriter",
     "CorruptRecordError",
     "Directory",
+    "EpochUsedTwiceError",
     "LocalJournal",
     "LostBytesError",
     "Mirror",
@@ -84,6 +86,7 @@ MODULES = {
     "journal.core.errors": (
         "ChainError",
         "CorruptRecordError",
+        "EpochUsedTwiceError",
         "LostBytesError",
         "NotEnoughAnswersError",
         "StopNotFoundError",

@@ -55,9 +55,9 @@ async def take_over(
     Nothing that was read may be acted on before the new segment's start is acknowledged: `ChainWriter.open`
     (R8). Returns a state whose `end` is None if the journal never existed, which takes the answer of every
     member (R16). Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError,
-    UnknownRecordError, StaleGenerationError, FencedError. QuorumUnavailableError: what a member said when it
-    took the claim it cannot give any more; a new claim, with answers of its own, decides. Cancelled or
-    failed, it can be called again.
+    UnknownRecordError, StaleGenerationError, FencedError, EpochUsedTwiceError. QuorumUnavailableError: what
+    a member said when it took the claim it cannot give any more; a new claim, with answers of its own,
+    decides. Cancelled or failed, it can be called again.
     """
     try:
         return await _take_over_once(claim, chain, at, generation, scratch)
@@ -179,4 +179,5 @@ async def _read(
         return await read_start(source, name, length, members)
     if isinstance(effect, FindSnapshot):
         return SnapshotFound(name, await find_snapshot(source, name, length, members))
-    return Surveyed(name, await survey(source, name, length, members, effect.within))
+    found = await survey(source, name, length, members, effect.within, effect.lengths)
+    return Surveyed(name, found)

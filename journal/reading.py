@@ -125,9 +125,16 @@ async def read_start(source: Source, name: str, length: int, members: Sequence[b
     return StartRead(name, None)
 
 
-async def survey(source: Source, name: str, length: int, members: Sequence[bytes], within: int) -> Survey:
-    """Survey a segment's first `length` bytes."""
-    surveyor = SegmentSurveyor(name, within=within)
+async def survey(
+    source: Source,
+    name: str,
+    length: int,
+    members: Sequence[bytes],
+    within: int,
+    lengths: Sequence[int] = (),
+) -> Survey:
+    """Survey a segment's first `length` bytes; `lengths`: take the prefix digest at each of these."""
+    surveyor = SegmentSurveyor(name, within=within, lengths=lengths)
     async with aclosing(source.chunks(name, length, members)) as chunks:
         async for chunk in chunks:
             surveyor.feed(chunk)

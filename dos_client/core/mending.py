@@ -10,7 +10,8 @@ held too: they *cover* it. That gives the rules:
                       (docs/decisions/0012)
     a sound copy that others contradict
                       becomes theirs if those that hold *other bytes there* cover it: then fewer than Qa
-                      members ever held what it has; it was never acknowledged, and never can be
+                      members ever held what it has; it was never acknowledged, and never can be. But not
+                      a segment's: it has one writer, so one of the disks went back to an older state
 
 Everything else is refused, and a person decides.
 
@@ -18,6 +19,7 @@ Rules of this file: what may be done. What copies are to each other, `comparing`
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from dos_client.core.comparing import Copies, Copy, Digests, agree, sound
 from dos_client.core.quorum import Quorums
@@ -41,14 +43,22 @@ class Refused:
     reason: str
 
 
-def plan(member: bytes, copies: Copies, digests: Digests, quorums: Quorums) -> Mend | Refused | None:
-    """What to do about one member's copy; None: nothing. `copies` are of the members that answered."""
+def plan(
+    member: bytes, copies: Copies, digests: Digests, quorums: Quorums, *, one_writer: bool = False
+) -> Mend | Refused | None:
+    """What to do about one member's copy; None: nothing. `copies` are of the members that answered.
+
+    one_writer: the object is written under one epoch alone. Copies of it that contradict each other show that
+    the epoch was granted twice, so a disk went back to an older state, and with it the count of who ever held
+    what: nothing is overwritten then (docs/decisions/0205)."""
     old = copies[member]
     others = {one: copy for one, copy in sound(copies).items() if one != member}
     if old.damaged:
         return _damaged(member, old, others, digests, quorums)
     everyone = others | {member: old}
     against = {one: copy for one, copy in others.items() if not agree(everyone, digests, one, member)}
+    if against and one_writer:
+        return Refused(_USED_TWICE)
     if against and quorums.cover(against, member):
         return _contradicted(old, against, digests)
     agreeing = {one: copy for one, copy in others.items() if one not in against}
@@ -60,6 +70,13 @@ def plan(member: bytes, copies: Copies, digests: Digests, quorums: Quorums) -> M
     if against:
         return Refused(f"{len(against)} copies contradict it: too few to show that it was never acknowledged")
     return None
+
+
+_USED_TWICE: Final = (
+    "copies of one segment contradict each other, so its epoch was granted twice: the disk of a member went"
+    " back to an older state, and either copy may have been acknowledged; find that member, and replace it"
+    " with `dos store replace`"
+)
 
 
 def _damaged(

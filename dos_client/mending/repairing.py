@@ -36,7 +36,7 @@ from dos_protocol.errors import (
     SizeMismatchError,
     WouldLoseError,
 )
-from dos_protocol.names import check_name
+from dos_protocol.names import check_name, has_one_writer
 from dos_protocol.vocabulary import Mend as MendRequest
 
 log: Final = logging.getLogger("dos.client")
@@ -228,7 +228,7 @@ class _Repairer:
                 break
             copies, digests = await self._walk.compared(name, infos)
             verdict = self._verdict(server_id, copies, digests, verdict)
-            todo = plan(server_id, copies, digests, self._quorums)
+            todo = plan(server_id, copies, digests, self._quorums, one_writer=has_one_writer(name))
             if todo is not None and not self._walk.claimed:
                 todo = Refused(_without_copies(directory))
             if todo is None:

@@ -39,6 +39,18 @@ class LostBytesError(DosError):
     remedy = "if another writer took over meanwhile, begin again; otherwise bring the missing members back"
 
 
+class EpochUsedTwiceError(DosError):
+    """Copies of one segment contradict each other. One writer wrote it, so its epoch was granted a second
+    time: the disk of a member went back to an older state. Which copy was acknowledged cannot be decided
+    here. Nothing was changed.
+    """
+
+    remedy = (
+        "find the member whose disk was restored from an older copy, take it out with `dos store replace`,"
+        " and compare the copies with `dos store verify` before anything is deleted"
+    )
+
+
 class NotEnoughAnswersError(DosError):
     """Too few members answered for this question. `missing` says which, and why they do not count."""
 

@@ -10,6 +10,8 @@ Then the segment needs no predecessor.
 """
 
 from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -38,7 +40,8 @@ class Survey:
     start: None if not even the first record is whole. first: the end of the start record. last: the end of
     the last whole record. before_last: the end of the record before that. within: the end of the last
     record that lies within the length asked for. torn_bytes: bytes after `last`. snapshot_end: just past a
-    finished snapshot, 0 if there is none. Invariants: first <= last; before_last < last; within <= last.
+    finished snapshot, 0 if there is none. digests: the prefix digest at each length asked for.
+    Invariants: first <= last; before_last < last; within <= last.
     """
 
     start: SegmentStart | None
@@ -48,6 +51,7 @@ class Survey:
     within: Mark
     torn_bytes: int
     snapshot_end: int
+    digests: Mapping[int, int]
 
 
 class SnapshotTracker:
@@ -111,17 +115,19 @@ class SnapshotTracker:
 class SegmentSurveyor:
     """Takes a segment's bytes from the front and surveys them. Memory: one unfinished record.
 
-    within: look for the last boundary at or below this length too.
+    within: look for the last boundary at or below this length too. lengths: take the digest at each of these.
     Raises (from `feed`) CorruptRecordError, UnknownRecordError, ChainError: the segment is then not to be
     used.
     """
 
-    def __init__(self, name: str, *, within: int = 0) -> None:
+    def __init__(self, name: str, *, within: int = 0, lengths: Iterable[int] = ()) -> None:
         self._name = name
         self._decoder = RecordDecoder(where=name)
         self._tracker = SnapshotTracker(name)
         self._digest = PrefixDigest()
         self._within_bytes = within
+        self._lengths = deque(sorted(set(lengths)))
+        self._digests: dict[int, int] = {}
         self._start: SegmentStart | None = None
         self._first = self._last = self._before_last = self._within = Mark()
 
@@ -139,7 +145,15 @@ class SegmentSurveyor:
             if self._start is None:
                 self._start = parse_start(decoded[0][1], self._name)
             self._mark([end for end, _ in decoded], view, offset)
-        self._digest.update(view[self._digest.size - offset :])
+        self._fold(view, offset, offset + len(view))
+
+    def _fold(self, view: memoryview, offset: int, end: int) -> None:
+        """Fold the bytes up to `end` of the segment; `view` begins at `offset`."""
+        while self._lengths and self._lengths[0] <= end:
+            length = self._lengths.popleft()
+            self._digest.update(view[self._digest.size - offset : length - offset])
+            self._digests[length] = self._digest.value
+        self._digest.update(view[self._digest.size - offset : end - offset])
 
     def _mark(self, ends: list[int], view: memoryview, offset: int) -> None:
         """Take the digests at those boundaries that anyone asks for: a digest at each would cost more than
@@ -150,7 +164,7 @@ class SegmentSurveyor:
         wanted = {ends[0], before, ends[-1], ends[inside - 1] if inside else ends[0]}
         marks = {self._last.bytes: self._last}
         for end in sorted(wanted - marks.keys()):
-            self._digest.update(view[self._digest.size - offset : end - offset])
+            self._fold(view, offset, end)
             marks[end] = Mark(end, self._digest.value)
         self._before_last, self._last = marks[before], marks[ends[-1]]
         if not self._first.bytes:
@@ -169,4 +183,5 @@ class SegmentSurveyor:
             within=self._within,
             torn_bytes=self._decoder.buffered if torn else 0,
             snapshot_end=self._tracker.finished_at,
+            digests=self._digests,
         )

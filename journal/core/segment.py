@@ -14,7 +14,6 @@ it in (epoch, base), (6) the predecessor's base plus its final length is the bas
 is below a segment that lies before it in (epoch, base). (5) makes every walk end.
 """
 
-import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -22,16 +21,12 @@ import msgspec
 
 from dos_protocol.errors import BadNameError, LocalProtocolError
 from dos_protocol.limits import u64_max
-from dos_protocol.names import check_name
+from dos_protocol.names import SEGMENT_NAME, check_name
 from journal.core.errors import ChainError
 from journal.core.position import NO_FLOOR, ORIGIN, Position
 from journal.core.record import Record
 from journal.limits import chain_name_bytes_max
 from journal.ops import Op
-
-_SEGMENT: Final = re.compile(
-    r"(?P<chain>[A-Za-z0-9][A-Za-z0-9._-]*)\.(?P<epoch>[0-9a-f]{16})\.(?P<base>[0-9a-f]{16})", re.ASCII
-)
 
 
 class SegmentName(NamedTuple):
@@ -57,7 +52,7 @@ def check_chain_name(chain: str) -> str:
     check_name(chain)
     if len(chain) > chain_name_bytes_max:
         raise BadNameError(f"a chain's name has at most {chain_name_bytes_max} characters: {len(chain)}")
-    if _SEGMENT.fullmatch(chain):
+    if SEGMENT_NAME.fullmatch(chain):
         raise BadNameError(f"a chain's name must not look like a segment's: {chain}")
     return chain
 
@@ -73,7 +68,7 @@ def segment_name(chain: str, epoch: int, base: int) -> str:
 @lru_cache(maxsize=1024)
 def parse_segment_name(name: str) -> SegmentName | None:
     """The parts of a segment's name; None for any other object's."""
-    match = _SEGMENT.fullmatch(name)
+    match = SEGMENT_NAME.fullmatch(name)
     if match is None or len(match["chain"]) > chain_name_bytes_max:
         return None
     return SegmentName(match["chain"], int(match["epoch"], 16), int(match["base"], 16))

@@ -38,7 +38,7 @@ from journal.core.chain import (
     doubtful_members,
     segments_seen,
 )
-from journal.core.errors import ChainError, LostBytesError, NotEnoughAnswersError
+from journal.core.errors import ChainError, EpochUsedTwiceError, LostBytesError, NotEnoughAnswersError
 from journal.core.position import NO_FLOOR, ORIGIN, Position, base_of
 from journal.core.scan import Survey
 from journal.core.segment import SegmentName, SegmentStart, check_chain_name, parse_segment_name
@@ -176,8 +176,9 @@ class TakeOver(Walk):
     """The walk of one who holds the claim. answers: of the claim, trusted members only; at: the position
     ordered, if any.
 
-    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError; nothing has been changed
-    then but that some spans may have been settled, which is harmless: they are part of the chain.
+    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError;
+    nothing has been changed then but that some spans may have been settled, which is harmless: they are part
+    of the chain.
     """
 
     def __init__(
@@ -248,9 +249,26 @@ class TakeOver(Walk):
             return self._choose()
         self._require(len(self._trusted), claims_needed(self.n, self.qa), "taking it over", self._why)
         self.phase = Phase.MEASURING
-        return [SurveySegment(str(seen.name), seen.longest, seen.holders(seen.longest))]
+        lengths = tuple(sorted({copy.bytes for copy in seen.copies if copy.bytes}))
+        return [SurveySegment(str(seen.name), seen.longest, seen.holders(seen.longest), lengths=lengths)]
+
+    def _check_one_line(self, seen: SeenSegment, survey: Survey) -> None:
+        """Refuse a head whose copies contradict each other: one writer wrote it, so every copy is a prefix of
+        the longest. Otherwise its epoch was granted twice (decision 0205).
+        """
+        name = str(seen.name)
+        told = {copy.member: self._trusted[copy.member][name] for copy in seen.copies if copy.bytes}
+        wrong = [member for member, info in told.items() if survey.digests[info.synced] != info.digest]
+        if wrong:
+            who = ", ".join(f"{self.voters.get(one, '?')} has {told[one].synced} bytes" for one in wrong)
+            raise EpochUsedTwiceError(
+                f"copies of segment {name} contradict each other: {who} that are not the first bytes of the"
+                f" longest copy, of {seen.longest}; epoch {seen.name.epoch} was granted twice, so the disk of"
+                " a member went back to an older state"
+            )
 
     def _head_measured(self, survey: Survey) -> list[Effect]:
+        self._check_one_line(self._seen[self._rank], survey)
         head = self._seen[self._rank].name
         assert survey.start is not None, "the start was read before"
         self._check_generation(survey.start)

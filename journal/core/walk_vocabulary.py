@@ -31,12 +31,15 @@ class ReadStart:
 
 @dataclass(frozen=True, slots=True)
 class SurveySegment:
-    """Survey the first `length` bytes of a segment; the last boundary at or below `within` is wanted too."""
+    """Survey the first `length` bytes of a segment; the last boundary at or below `within` is wanted too, and
+    the prefix digests at `lengths`.
+    """
 
     segment: str
     length: int
     members: tuple[bytes, ...]
     within: int = 0
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
