@@ -36,6 +36,12 @@ class QuorumUnavailableError(DosError):
         self.missing = tuple(missing)
 
 
+class DamagedMembersError(QuorumUnavailableError):
+    """Enough members answered, and too few of them are sound: damage is in the way, not an outage."""
+
+    remedy = "repair the damaged copies: dos store repair URL; alone, restore them from a backup"
+
+
 class MissingDataError(DosError):
     """No claimed member holds the bytes asked for, with the digest asked for.
 

@@ -344,12 +344,14 @@ class Store:
                 )
             await self.wait_moved(0.05)
 
-    async def _open_on_members(self, directory: str) -> tuple[dict[bytes, DirectoryOpened], dict[str, str]]:
+    async def _open_on_members(
+        self, directory: str
+    ) -> tuple[dict[bytes, DirectoryOpened], dict[str, DosError]]:
         """A directory on every member that answers before the time is up; and the last error of each other
         one."""
         quorums = Quorums(self.record)
         opened: dict[bytes, DirectoryOpened] = {}
-        errors: dict[str, str] = {}
+        errors: dict[str, DosError] = {}
 
         async def ask(member: Member) -> None:
             attempt = 0
@@ -357,7 +359,7 @@ class Store:
                 try:
                     opened[member.server_id] = await self.readers.session(member, directory).opened()
                 except DosError as error:
-                    errors[member.address] = str(error.args[0])
+                    errors[member.address] = error
                 else:
                     errors.pop(member.address, None)
                     return

@@ -15,7 +15,6 @@ from typing import Annotated
 import trio
 import typer
 
-from dos_protocol.errors import CorruptDataError
 from journal.archive.cli import archive
 from journal.cli_support import (
     FAULT,
@@ -32,7 +31,6 @@ from journal.cli_support import (
     token_of,
 )
 from journal.core import rendering
-from journal.core.errors import LostBytesError
 from journal.core.inspection import Located
 from journal.core.rendering import fault_text
 from journal.core.timeline import Timeline
@@ -223,13 +221,10 @@ def follow(
         sys.stdout.flush()
 
     with quiet_when_the_pipe_closes(), refusing():
-        try:
-            if is_url(target):
-                trio.run(follow_chain, target, token_of(token_file), begin, show)
-            else:
-                trio.run(follow_file, journal_file(target), begin, show)
-        except (CorruptDataError, LostBytesError) as error:
-            refuse(str(error), FAULT)
+        if is_url(target):
+            trio.run(follow_chain, target, token_of(token_file), begin, show)
+        else:
+            trio.run(follow_file, journal_file(target), begin, show)
 
 
 @app.command()
@@ -317,10 +312,7 @@ def status(
         refuse(f"{url} is no chain: a recovery reads a journal file whole; `dos journal verify` does", USAGE)
     with quiet_when_the_pipe_closes():
         with refusing(), progress_of(url, quiet=False) as progress:
-            try:
-                found = trio.run(chain_status, url, token_of(token_file), progress)
-            except (CorruptDataError, LostBytesError) as error:
-                refuse(str(error), FAULT)
+            found = trio.run(chain_status, url, token_of(token_file), progress)
         sys.stdout.write((status_json(found) if as_json else found.as_text()) + "\n")
         sys.stdout.flush()
 

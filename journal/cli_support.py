@@ -26,6 +26,7 @@ from dos_client.errors import BadUrlError, QuorumUnavailableError, StoreNotReady
 from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_protocol.tokens import token_in
 from journal.core.errors import ArchiveUnavailableError
+from journal.inspecting import DAMAGE
 
 SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -53,6 +54,8 @@ def refusing() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except DAMAGE as error:
+        refuse(str(error), FAULT)
     except (
         StoreNotReadyError,
         QuorumUnavailableError,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dos_client.errors import BadUrlError
+from dos_client.errors import BadUrlError, DamagedMembersError
 from dos_client.store import Store, connect, open_store
 from dos_client.urls import SCHEME, DosUrl, parse_url
 from dos_protocol.errors import (
@@ -78,6 +78,8 @@ class Outcome:
         return self.kind != "object" or parse_segment_name(self.target) is None
 
 
+DAMAGE: Final = CorruptDataError, LostBytesError, CorruptError, PoisonedError, DamagedMembersError
+"""Errors that say that the data are wrong, or not all there. All others only keep us from seeing them."""
 _NAMES_TOLD_MAX: Final = 10
 offline: Callable[[Path], AbstractContextManager[StorePort]] | None = None
 """What opens the data directory of a server that does not run. The command lends it, because nothing here may
@@ -137,14 +139,18 @@ async def inspect_url(
     down as it is held. Raises NotFoundError, LocalProtocolError, and what the client raises if too few
     servers answer.
     """
-    async with found_in_store(url, token) as (store, directory, name, size):
-        if size is not None:
-            return await inspect_object(store, directory, name, size, consume, progress)
-        state = await _look(store, directory, name, outcome := Outcome(url, "chain"))
-        if state is not None:
-            below = await _below(store, directory, state, outcome) if history and state.segments else []
-            await _inspect_chain(store, directory, [*below, state], outcome, consume, progress)
-        return outcome
+    outcome = Outcome(url, "chain")
+    try:
+        async with found_in_store(url, token) as (store, directory, name, size):
+            if size is not None:
+                return await inspect_object(store, directory, name, size, consume, progress)
+            state = await _look(store, directory, name, outcome)
+            if state is not None:
+                below = await _below(store, directory, state, outcome) if history and state.segments else []
+                await _inspect_chain(store, directory, [*below, state], outcome, consume, progress)
+    except DosError as fault:
+        _keep(outcome, fault)
+    return outcome
 
 
 @asynccontextmanager
@@ -248,11 +254,15 @@ async def inspect_object(
 ) -> Outcome:
     """The first `size` bytes of an object."""
     outcome, inspector = Outcome(name, "object"), Inspector(name)
-    async with aclosing(_fed(store, directory, inspector, size)) as pieces:
-        async for done, located in pieces:
-            progress(done, size)
-            if not consume(located):
-                return _outcome(outcome, inspector, ended=False)
+    try:
+        async with aclosing(_fed(store, directory, inspector, size)) as pieces:
+            async for done, located in pieces:
+                progress(done, size)
+                if not consume(located):
+                    return _outcome(outcome, inspector, ended=False)
+    except DosError as fault:
+        _keep(_outcome(outcome, inspector, ended=False), fault)
+        return outcome
     return _outcome(outcome, inspector, ended=True)
 
 
@@ -368,12 +378,6 @@ def _count(tally: Tally, located: list[Located]) -> None:
     tally.bytes = tally.end_offset - tally.first_offset
 
 
-def _pass_on(inspector: Inspector, chunk: bytes, consume: Consumer) -> bool:
-    """Feed a chunk and hand on its records; False when nothing more is wanted."""
-    located = inspector.feed(chunk)
-    return consume(located) and inspector.fault is None
-
-
 def _outcome(outcome: Outcome, inspector: Inspector, *, ended: bool) -> Outcome:
     """ended: the bytes are at their end, so that a torn tail shows; else the consumer had enough, or a
     fault came.
@@ -387,6 +391,6 @@ def _outcome(outcome: Outcome, inspector: Inspector, *, ended: bool) -> Outcome:
 
 def _keep(outcome: Outcome, fault: DosError) -> None:
     """Keep what is wrong with the data; raise what only kept us from seeing it."""
-    if not isinstance(fault, (CorruptDataError, LostBytesError, CorruptError, PoisonedError)):
+    if not isinstance(fault, DAMAGE):
         raise fault
     outcome.fault = fault

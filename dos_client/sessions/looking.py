@@ -6,7 +6,8 @@ Rules of this file: answers in, a view or a refusal out. Who asks, and how long,
 from dataclasses import dataclass, field
 
 from dos_client.core.quorum import Quorums
-from dos_client.errors import QuorumUnavailableError
+from dos_client.errors import DamagedMembersError, QuorumUnavailableError
+from dos_protocol.errors import CorruptError, DosError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -36,10 +37,18 @@ def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
     ]
 
 
-def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[str, str]) -> str:
+def _says_damage(error: DosError | None) -> bool:
+    """Whether the member refused the directory as damaged. A session's own error is only its cause."""
+    return isinstance(error, CorruptError) or (
+        error is not None and isinstance(error.__cause__, CorruptError)
+    )
+
+
+def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[str, DosError]) -> str:
     """Why that member is not counted."""
     if member.server_id not in opened:
-        return f"{member.address}: {errors.get(member.address, 'no answer in time')}"
+        error = errors.get(member.address)
+        return f"{member.address}: {'no answer in time' if error is None else error.args[0]}"
     damaged = [info.name for info in opened[member.server_id].entries if info.corrupt or info.poisoned]
     others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
     return f"{member.address} has damaged objects: {damaged[0]}{others}"
@@ -59,11 +68,12 @@ def view_of(
     directory: str,
     record: StoreRecord,
     opened: dict[bytes, DirectoryOpened],
-    errors: dict[str, str],
+    errors: dict[str, DosError],
     *,
     as_files: bool = False,
 ) -> DirectoryView:
-    """What the answers come to; `errors` by address. Raises QuorumUnavailableError.
+    """What the answers come to; `errors` by address. Raises QuorumUnavailableError; DamagedMembersError if
+    the members that answered would be enough, were they sound.
 
     `as_files`: in a directory that nobody ever claimed each file is its own server's, and no quorum has
     acknowledged any of it (docs/decisions/0050): a damaged one is left out, and discredits nobody."""
@@ -71,7 +81,9 @@ def view_of(
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
-        raise QuorumUnavailableError(
+        damaged = {one.server_id for one in record.members if _says_damage(errors.get(one.address))}
+        enough = quorums.can_take_over({*opened, *damaged})
+        raise (DamagedMembersError if enough else QuorumUnavailableError)(
             f"{quorums.claims_needed} sound members are needed to look at {directory},"
             f" {len(trusted)} answered",
             [_why_not(one, opened, errors) for one in record.members if one.server_id not in trusted],

@@ -116,6 +116,15 @@ def of_object(place: str, found: Found, file_bytes: int, mark: Mark | None) -> F
     )
 
 
+def in_one_line(finding: Finding) -> str:
+    """Return a finding as one line of text: where, what was expected and found, what that means."""
+    where = (
+        finding.place if finding.position is None else f"{finding.place}, byte {finding.position} of its file"
+    )
+    case = f" (case {finding.case})" if finding.case else ""
+    return f"{where}: expected {finding.expected}, found {finding.found}: {finding.means}{case}"
+
+
 def logged(place: str, found: Found, file_bytes: int) -> str:
     """What a start writes in its log of an object that it cannot just keep."""
     expected, what, means = _CASES[found.letter]

@@ -5,17 +5,21 @@ counts of an object is what the start of a server would take to be good (`core.r
 extent that is given is verified. One disk cannot say what a quorum had: of a store of three it tells what
 reached this disk.
 
+A directory in which an object is damaged, or lost, is refused whole, as clients refuse the answer of such a
+member (R4): it may have held more than it can tell. A torn tail is left out, with a warning in the log.
+
 It has what readers of journals ask of a store: `look`, `read`, `stream` and `record`. They read the disk
 where they are called.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from dos_protocol.errors import CorruptError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import MIB
@@ -23,14 +27,16 @@ from dos_protocol.names import is_name
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record
 from dos_protocol.vocabulary import ObjectInfo
 from dos_server import small_files
-from dos_server.core import records
+from dos_server.core import findings, records
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, Mark
-from dos_server.core.recovery_scan import Found, judge
+from dos_server.core.recovery_scan import Found, judge, lost
 from dos_server.core.scan import DamagedExtentError, ReadAt, Window, payload_of, walk
-from dos_server.offline.disk import LookingDisk
+from dos_server.offline.disk import LookingDisk, Seen
+from dos_server.troubles import says_nothing_of_the_disk
 
+logger: Final = logging.getLogger("dos.offline")
 _AHEAD_BYTES = 4 * MIB
 
 
@@ -54,6 +60,7 @@ class DataDirectory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._told: set[str] = set()
 
     def __enter__(self) -> Self:
         self._disk = LookingDisk(self._root)
@@ -88,21 +95,55 @@ class DataDirectory:
         return server_id, StoreRecord(store_id, generation, 1, (Member(server_id, "this-disk:1"),))
 
     async def look(self, directory: str) -> DirectoryOnDisk:
-        """What there is of a directory; nothing, if there is none of that name."""
+        """Return the objects of a directory; none, if there is no directory of that name.
+
+        Raises CorruptError, which names the first damaged object, if any is: nothing that the directory lacks
+        may be taken for something that was never written. CorruptDataError for its claim. OSError.
+        """
         path = f"{OBJECTS}/{directory}"
-        if not is_name(directory) or directory not in self._disk.entries(OBJECTS):
+        folders = self._disk.entries(OBJECTS)
+        if not is_name(directory) or directory not in folders:
             return DirectoryOnDisk({self._server_id: {}}, {})
+        if not folders[directory].is_folder:
+            raise CorruptError(f"{path} is {folders[directory].odd or 'a file'}, no folder")
         claim = small_files.read(self._disk, f"{path}/.claim")
         held = NO_CLAIM if claim is None else records.decode_claim(claim, f"{path}/.claim")
         marks = self._marks(path)
-        found = {
-            name: self._info(directory, name, marks.get(name))
-            for name, seen in self._disk.entries(path).items()
-            if is_name(name) and not seen.odd and not (name in marks and marks[name].removed)
-        }
-        epoch_max = max((self._found(directory, name).epoch_max for name in found), default=0)
+        entries = {name: seen for name, seen in self._disk.entries(path).items() if is_name(name)}
+        names = sorted(name for name in entries.keys() | marks.keys() if not self._removed(path, name))
+        damaged = [self._damage(directory, name, entries.get(name)) for name in names]
+        self._refuse_damage(directory, [one for one in damaged if one])
+        found = {name: self._found(directory, name) for name in names}
+        epoch_max = max((one.epoch_max for one in found.values()), default=0)
         records.check_claim(held, f"{path}/.claim", epoch_max)
-        return DirectoryOnDisk({self._server_id: found}, {self._server_id: (held.epoch, held.writer_id)})
+        objects = {
+            name: ObjectInfo(name, one.size, one.size, one.fold.value, corrupt=False)
+            for name, one in found.items()
+        }
+        return DirectoryOnDisk({self._server_id: objects}, {self._server_id: (held.epoch, held.writer_id)})
+
+    def _damage(self, directory: str, name: str, seen: Seen | None) -> str:
+        """What is wrong with an object, in words; nothing if it is sound. A torn tail is logged."""
+        place, mark = f"{directory}/{name}", self._marks(f"{OBJECTS}/{directory}").get(name)
+        if seen is None or seen.odd:
+            finding = findings.of_lost(place, mark, seen.odd if seen else "no file")
+            return findings.in_one_line(finding)
+        found = self._found(directory, name)
+        about = findings.of_object(place, found, seen.file_bytes, mark)
+        if found.corrupt:
+            return findings.in_one_line(about or findings.of_lost(place, mark, "a file that cannot be read"))
+        if about is not None and place not in self._told:
+            self._told.add(place)
+            logger.warning("torn tail: %s", findings.in_one_line(about))
+        return ""
+
+    def _refuse_damage(self, directory: str, damaged: list[str]) -> None:
+        if damaged:
+            more = f"; and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            raise CorruptError(
+                f"{directory} in {self._root} is damaged: {damaged[0]}{more}",
+                remedy=f"read it from the other servers of the store; `dos fsck {self._root}` lists all",
+            )
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         """Some bytes from `offset` on, none at the end. Raises NotFoundError, CorruptError."""
@@ -120,12 +161,16 @@ class DataDirectory:
 
     def _pieces(self, directory: str, name: str, offset: int, end: int | None) -> Generator[bytes]:
         path = f"{OBJECTS}/{directory}"
+        if self._removed(path, name):
+            raise NotFoundError(f"{self._root} has no object {directory}/{name}")
+        found = self._found(directory, name)
+        if found.corrupt and (end is None or end > found.size):
+            raise CorruptError(f"{directory}/{name} is damaged from {found.size} on", actual=found.size)
         try:
             handle = self._disk.open(f"{path}/{name}", create=False)
-        except OSError as error:
+        except FileNotFoundError as error:
             raise NotFoundError(f"{self._root} has no object {directory}/{name}") from error
         try:
-            found = self._found(directory, name)
             last = found.size if end is None else min(end, found.size)
             window = Window(self._reader(handle), _AHEAD_BYTES)
             seed = object_seed(directory, name)
@@ -144,21 +189,34 @@ class DataDirectory:
         finally:
             self._disk.close(handle)
 
-    def _info(self, directory: str, name: str, mark: Mark | None) -> ObjectInfo:
-        found = self._found(directory, name)
-        damaged = found.corrupt or (mark is not None and mark.poisoned)
-        return ObjectInfo(name, found.size, found.size, found.fold.value, corrupt=damaged)
-
     @lru_cache(maxsize=4096)  # noqa: B019 - one command reads one directory, and ends
     def _found(self, directory: str, name: str) -> Found:
+        """What the next start would make of the object. Raises OSError if the disk was not asked at all."""
         path = f"{OBJECTS}/{directory}"
-        handle = self._disk.open(f"{path}/{name}", create=False)
+        mark = self._marks(path).get(name)
+        durable = mark.synced if mark is not None else 0
         try:
-            mark = self._marks(path).get(name)
-            seed = object_seed(directory, name)
-            return judge(self._reader(handle), self._disk.size(handle), seed, mark)
+            handle = self._disk.open(f"{path}/{name}", create=False)
+        except FileNotFoundError as error:
+            if mark is None:
+                raise NotFoundError(f"{self._root} has no object {directory}/{name}") from error
+            return lost(durable)
+        except OSError as error:
+            if says_nothing_of_the_disk(error):
+                raise
+            return lost(durable)
+        try:
+            return judge(self._reader(handle), self._disk.size(handle), object_seed(directory, name), mark)
+        except OSError as error:
+            if says_nothing_of_the_disk(error):
+                raise
+            return lost(durable)
         finally:
             self._disk.close(handle)
+
+    def _removed(self, path: str, name: str) -> bool:
+        mark = self._marks(path).get(name)
+        return mark is not None and mark.removed
 
     @lru_cache(maxsize=64)  # noqa: B019 - as above
     def _marks(self, path: str) -> dict[str, Mark]:

@@ -11,12 +11,10 @@ from typing import Annotated
 import trio
 import typer
 
-from dos_protocol.errors import CorruptDataError
 from journal.archive.archiving import Archived, Progress, archive_chain
 from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
 from journal.archive.reading import in_thread
-from journal.cli_support import FAULT, AsJson, TokenFile, progress_of, refuse, refusing, token_of
-from journal.core.errors import LostBytesError
+from journal.cli_support import AsJson, TokenFile, progress_of, refusing, token_of
 from journal.inspecting import chain_in_store, in_data_directory
 
 
@@ -53,10 +51,7 @@ def archive(
     permission, 3 the store or the bucket's service cannot be reached.
     """
     with refusing(), progress_of(url, quiet=False) as progress:
-        try:
-            done = trio.run(_archive, url, bucket, endpoint, token_of(token_file), dry_run, progress)
-        except (CorruptDataError, LostBytesError) as error:
-            refuse(str(error), FAULT)
+        done = trio.run(_archive, url, bucket, endpoint, token_of(token_file), dry_run, progress)
     told = json.dumps({**asdict(done), "dry_run": dry_run}) if as_json else _words(done, dry_run=dry_run)
     sys.stdout.write(told + "\n")
     sys.stdout.flush()

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from dos_protocol.errors import CorruptDataError, CorruptError, PoisonedError
 from journal.cli_support import (
     FAULT,
     AsJson,
@@ -27,7 +26,7 @@ from journal.cli_support import (
     refusing,
     token_of,
 )
-from journal.core.errors import FileConflictError, LostBytesError, TornRecordError, UnsafePathError
+from journal.core.errors import FileConflictError, TornRecordError, UnsafePathError
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
 from journal.files.comparing import Change, changes_between
@@ -37,9 +36,8 @@ from journal.files.replaying import FileSizes, FilesReplay
 from journal.files.restoring import check_target
 from journal.files.sources import replay_target
 from journal.files.trim_cli import trim
+from journal.inspecting import DAMAGE
 from journal.limits import file_copy_bytes_max
-
-DAMAGE = CorruptDataError, LostBytesError, CorruptError, PoisonedError
 
 At = Annotated[
     str | None,

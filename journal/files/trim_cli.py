@@ -13,10 +13,9 @@ import typer
 
 from dos_client import chance
 from dos_client.live_store import Store
-from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from dos_protocol.errors import LocalProtocolError
 from journal.archive.bucket import SCHEME as S3_SCHEME
 from journal.cli_support import (
-    FAULT,
     UNREACHABLE,
     USAGE,
     AsJson,
@@ -26,7 +25,7 @@ from journal.cli_support import (
     refusing,
     token_of,
 )
-from journal.core.errors import HistoryTrimmedError, LostBytesError
+from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import Stop
 from journal.core.segment import parse_segment_name
 from journal.files.moments import complete_moment, moment_here, stop_at
@@ -84,8 +83,6 @@ def trim(
                 plan, clean = trio.run(work)
             except HistoryTrimmedError as error:
                 refuse(str(error), USAGE)
-            except (CorruptDataError, LostBytesError) as error:
-                refuse(str(error), FAULT)
         sys.stdout.write((_json(plan, apply) if as_json else _text(plan, apply)) + "\n")
         sys.stdout.flush()
         if not clean:

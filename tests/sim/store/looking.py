@@ -30,7 +30,7 @@ class SimStore:
         self._sessions = {one: session for one, session in self._sessions.items() if one not in kept}
         self.close()
         opened: dict[bytes, DirectoryOpened] = {}
-        errors: dict[str, str] = {}
+        errors: dict[str, DosError] = {}
         changed = Signal()
 
         async def ask(member: Member) -> None:
@@ -43,7 +43,7 @@ class SimStore:
                 opened[member.server_id] = await session.open_directory(directory)
                 self._sessions[member.server_id] = session
             except DosError as error:
-                errors[member.address] = str(error.args[0])
+                errors[member.address] = error
                 session.fail(BrokenConnectionError("not used"))
             changed.set()
 
