@@ -32,6 +32,15 @@ _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
 assert _HEADER.size == frame_header_bytes == 32
 assert _DIGESTED_BYTES == 24
 
+_STRANGERS: Final = {
+    b"HT": "an answer of HTTP",
+    b"GE": "a request of HTTP",
+    b"PO": "a request of HTTP",
+    b"SS": "a secure shell",
+    b"\x15\x03": "TLS",
+    b"\x16\x03": "TLS",
+}
+"""By their first two bytes, what ends that speak another protocol are told to speak."""
 _FIRST_CAPACITY: Final = 16 * 1024
 _CAPACITY_GROWN: Final = 512 * 1024
 
@@ -210,13 +219,13 @@ class FrameDecoder:
         """A stranger (HTTP, TLS, SSH) is told from its first bytes: it may never send a header's worth."""
         begun = bytes(self._view[start : start + held])
         if not MAGIC.startswith(begun):
-            self._fail(ErrorCode.BAD_FRAME, f"a frame begins with {MAGIC.hex()}, not {begun.hex()}", 0)
+            self._fail(ErrorCode.BAD_FRAME, _stranger(begun), 0)
 
     def _refuse(
         self, magic: bytes, version: int, reserved: int, request_id: int, meta_bytes: int, payload_bytes: int
     ) -> None:
         if magic != MAGIC:
-            self._fail(ErrorCode.BAD_FRAME, f"a frame begins with {MAGIC.hex()}, not {magic.hex()}", 0)
+            self._fail(ErrorCode.BAD_FRAME, _stranger(magic), 0)
         if version != PROTOCOL_VERSION:
             self._fail(
                 ErrorCode.BAD_VERSION,
@@ -249,3 +258,10 @@ class FrameDecoder:
         grown[:count] = self._view[self._start : self._end]
         self._buffer, self._view = grown, memoryview(grown)
         self._start, self._end = 0, count
+
+
+def _stranger(begun: bytes) -> str:
+    """What to say of an end that does not begin a frame as ours do."""
+    text = f"a frame begins with {MAGIC.hex()}, not {begun.hex()}"
+    spoken = next((name for first, name in _STRANGERS.items() if begun.startswith(first)), "")
+    return f"{text}: that is {spoken}, not DOS" if spoken else text

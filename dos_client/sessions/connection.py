@@ -244,6 +244,10 @@ class Connection(Requests):
                     self._take(frame)
         except OSError as error:
             self.fail(broken(self.address, error))
+        except RemoteProtocolError as error:
+            text = str(error.args[0])
+            named = text if self.address in text else f"{self.address}: {text}"
+            self.fail(RemoteProtocolError(named, code=error.code, request_id=error.request_id))
         except DosError as error:
             self.fail(error)
 

@@ -91,6 +91,8 @@ def replay(
         check_target(into)
         with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
             _read(target, rebuilding.replay, token_file)
+            if only is not None and not rebuilding.has_file(only):
+                raise FileNotFoundError(f"{target} has no file {only} as of {_as_of(rebuilding.replay)}")
             rebuilding.put()
         made = [path for path in into.rglob("*") if path.is_file()]
     _report(

@@ -39,6 +39,11 @@ class Rebuilding:
         self._tree.close()
         self._take_away()
 
+    def has_file(self, path: str) -> bool:
+        """Whether the records taken so far leave a file of that path."""
+        self._tree.flush()
+        return (self._beside / path).is_file()
+
     def put(self) -> None:
         """The tree stands at the target from now on, instead of what was there."""
         self._tree.flush()

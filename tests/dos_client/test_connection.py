@@ -195,6 +195,8 @@ async def test_an_exception_of_the_body_leaves_as_it_is(alone: ThreadServer) -> 
     ("answer", "what"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\nthis is no frame at all", "a frame begins with d05e"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\nthis is no frame at all", "that is an answer of HTTP, not DOS"),
+        (b"SSH-2.0-OpenSSH_9.2p1 and more than a header", "that is a secure shell, not DOS"),
         (encode_frame(encode(Pong(b"x"), 1)), "answered Hello with Pong"),
         (encode_frame(encode(Pong(b"x"), 77)), "request 77, which was never sent"),
         (encode_frame(encode(Welcome(1, b"i" * 16, 100, 100, 100), 1)), "takes only 100 bytes a frame"),
@@ -210,9 +212,10 @@ async def test_a_peer_that_talks_nonsense_is_a_named_error(answer: bytes, what: 
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, talk, 0)
         port = listeners[0].socket.getsockname()[1]
-        with pytest.raises((RemoteProtocolError, BrokenConnectionError), match=what):
+        with pytest.raises((RemoteProtocolError, BrokenConnectionError), match=what) as broken:
             async with open_connection(f"127.0.0.1:{port}"):
                 pass
+        assert f"127.0.0.1:{port}" in str(broken.value)
         nursery.cancel_scope.cancel()
 
 

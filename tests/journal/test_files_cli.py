@@ -287,6 +287,17 @@ def test_the_shell_completes_operations_and_moments() -> None:
         assert [one.value for one in option.shell_complete(None, "st")] == ["step:"]  # type: ignore[arg-type]
 
 
+def test_a_file_that_the_journal_does_not_have_is_not_replayed_in_silence(
+    three: Path, tmp_path: Path
+) -> None:
+    done = journal("replay", three, "--only", "nope", "--into", tmp_path / "into")
+    assert done.returncode == 2
+    assert f"{three} has no file nope as of" in done.stderr
+    assert not (tmp_path / "into").exists()
+    assert journal("replay", three, "--only", "d/new", "--into", tmp_path / "into").returncode == 0
+    assert files(tmp_path / "into") == {"d/new": b"xyz"}
+
+
 def test_a_target_that_is_there_is_left_alone(three: Path, tmp_path: Path) -> None:
     done = journal("replay", three, "--into", tmp_path)
     assert done.returncode == 2
