@@ -12,289 +12,17 @@
 
     assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
 
-Rules of this file: the circuits of all workers are the real ones, so are their exchanges and the bytes of
-their state; what is left out is links, journals, sources and sinks. Every source gives what `step` is given
-for it, every sink keeps what it gets.
+Rules of this file: runs of a `Trial` (`trial.py`), with crashes and without, and what they must agree in.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
-import pyarrow as pa
-
-from checkpoint.core.fingerprint import check_fingerprint
-from checkpoint.core.layout import even_layout
-from checkpoint.state_blocks import decode_block, encode_block
-from dataflow.circuit import Checkpoint, Circuit, Sends
-from dataflow.circuit_time import ONE_SPLIT, StepTime
-from dataflow.core.event_time import SourceTime
-from dataflow.errors import SchemaError
-from dataflow.graph import Graph, GraphPlan
-from dataflow.snapshot_spool import SnapshotSpool
-from dataflow.sources.base import Piece, Positions, SourceBatch, SourceSpec
-from dataflow.trial_directories import TrialDirectories
-from dataflow.trial_ends import Keeping, KeepingSpec, stand_in
-
-Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
-"""Dicts, a batch or a table."""
-
-
-class Trial:
-    """All workers of a graph, driven step by step. Raises GraphError, and OperatorError from `step`."""
-
-    def __init__(
-        self, graph: Graph, *, workers: int = 1, splits: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
-        """splits: of a source, the names of its splits, which are dealt to the workers in turn. Each has a
-        watermark of its own, and holds event time back until `step` has it in `done`. A source without: its
-        rows on one worker are one split.
-        """
-        if workers < 1:
-            raise ValueError(f"a graph runs on one worker or more, not {workers}")
-        self._take(graph.plan())
-        self._splits = {name: tuple(names) for name, names in (splits or {}).items()}
-        self._check_sources(self._splits)
-        self._left = {name: set(names) for name, names in self._splits.items()}
-        """Source -> splits that are not read to their end."""
-        self._cut_left = {name: set(left) for name, left in self._left.items()}
-        self._cut_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
-        self._workers = workers
-        self._step = 0
-        self._cut_step = 0
-        self._cuts = 0
-        self._cut_operators = self._plan.operators
-        self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
-            name: [] for name, spec in self._plan.specs.items() if isinstance(spec, KeepingSpec)
-        }
-        """Sink -> (step, batch)."""
-        self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
-        self._directories = TrialDirectories()
-        self._circuits = self._open()
-
-    def step(
-        self,
-        inputs: Mapping[str, "Rows | Sequence[Rows] | Mapping[str, Rows]"],
-        *,
-        cut: bool = False,
-        snapshot: bool = False,
-        end: bool = False,
-        done: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        """One step: what each source gives in it, and whether it ends with a cut.
-
-        A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn;
-        or, where the source has splits, the rows of each split that is read. done: splits that give nothing
-        after this step.
-        snapshot: the cut is all of the state, as a journal has it when it forgets what came before. end: no
-        source gives anything after this step.
-        """
-        self._check_sources(inputs)
-        self._step += 1
-        for name, given in inputs.items():
-            if name in self._splits:
-                self._feed_splits(name, given)
-                continue
-            for index, rows in enumerate(_batches(given)):
-                batch = _batch_of(rows, self._schemas[name])
-                self._circuits[index % self._workers].feed(
-                    self._step, name, SourceBatch(batch, (), batch.nbytes)
-                )
-        taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
-        for name, ended in (done or {}).items():
-            self._left[name] -= set(ended)
-        self._directories.ask_for_snapshots(due=snapshot)
-        self._run(cut=cut, taken=taken, end=end)
-        for circuit in self._circuits:
-            for name, batches in self._kept.items():
-                sink = circuit.sinks[name]
-                assert isinstance(sink, Keeping)
-                batches += [(self._step, batch) for batch in sink.take()]
-        if cut:
-            self._commit(taken)
-
-    def _check_sources(self, named: Iterable[str]) -> None:
-        unknown = sorted(set(named) - set(self._schemas))
-        if unknown:
-            known = ", ".join(map(repr, sorted(self._schemas)))
-            raise SchemaError(f"{', '.join(map(repr, unknown))} is no source of this graph; it has {known}")
-
-    def _feed_splits(self, name: str, given: Any) -> None:
-        if not isinstance(given, Mapping):
-            raise SchemaError(f"source {name!r} has splits: give a step its rows as {{split: rows}}")
-        for split, rows in given.items():
-            if split not in self._left[name]:
-                raise SchemaError(f"source {name!r} has no split {split!r}, or it was done before")
-            batch = _batch_of(rows, self._schemas[name])
-            worker = self._splits[name].index(split) % self._workers
-            piece = Piece(split, 0, batch.num_rows, 0)
-            self._circuits[worker].feed(self._step, name, SourceBatch(batch, (piece,), batch.nbytes))
-
-    def _take(self, plan: GraphPlan) -> None:
-        self._schemas = {
-            name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
-        }
-        specs = {name: stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
-        self._plan = replace(plan, specs=specs)
-
-    def go_on_with(self, graph: Graph) -> int:
-        """The same as `crash`, and what goes on is another graph: the same with mended functions, or with a
-        state of a newer version. Raises FingerprintMismatchError for one that the cut does not fit, as a
-        region does, and goes on as before.
-        """
-        plan = graph.plan()
-        stored, older = self._cut_operators, plan.older_operators
-        if self._cuts:
-            check_fingerprint(stored, plan.operators, region="trial", cut=self._cuts, older=older)
-        self._take(plan)
-        return self.crash()
-
-    def crash(self) -> int:
-        """All workers die and stand at the last cut again, or at the beginning; what sinks got after it is
-        gone. Returns how many steps the cut holds: the next `step` is the one after them.
-        """
-        for circuit in self._circuits:
-            circuit.close()
-        self._step = self._cut_step
-        for name, batches in self._kept.items():
-            self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
-        self._left = {name: set(left) for name, left in self._cut_left.items()}
-        self._circuits = self._open()
-        return self._step
-
-    @property
-    def directories(self) -> list[tuple[str, int]]:
-        """(operator, worker) of each directory."""
-        return [(name, worker) for name in self._directories.operators() for worker in range(self._workers)]
-
-    @property
-    def sinks(self) -> list[str]:
-        """Their names."""
-        return list(self._kept)
-
-    def table(self, sink: str) -> pa.Table:
-        """What a sink got, in the order of steps, workers and rows."""
-        batches = [batch for _, batch in self._kept[sink]]
-        return pa.Table.from_batches(batches, self._plan.inputs_of(sink)[0])
-
-    def rows(self, sink: str) -> list[dict[str, Any]]:
-        """The same as dicts."""
-        rows: list[dict[str, Any]] = self.table(sink).to_pylist()
-        return rows
-
-    def files(self, operator: str, worker: int = 0) -> dict[str, bytes]:
-        """The files of an operator that keeps some, on one worker: name -> content."""
-        try:
-            return self._directories.files(operator, worker)
-        except KeyError:
-            kept = ", ".join(map(repr, self._directories.operators())) or "none"
-            raise SchemaError(
-                f"operator {operator!r} keeps no files on worker {worker}; of {self._workers} workers, keep"
-                f" files: {kept}"
-            ) from None
-
-    def counters(self) -> list[dict[str, dict[str, int]]]:
-        """Of each worker: operator -> counter -> value, since it was opened."""
-        return [circuit.counters() for circuit in self._circuits]
-
-    # --- what the runtime does ------------------------------------------------------------------------------
-
-    def _open(self) -> list[Circuit]:
-        layout = even_layout(self._workers)
-        circuits = [
-            Circuit(
-                self._plan,
-                region="trial",
-                worker=worker,
-                workers=self._workers,
-                store_id=bytes(16),
-                layout=layout,
-            )
-            for worker in range(self._workers)
-        ]
-        self._directories.begin_life()
-        for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
-            for operator, data in blocks:
-                circuit.restore(operator, decode_block(data), self._cuts)
-            circuit.time.restore(self._cut_times[worker])
-            self._directories.hand_to(circuit, self._plan, worker)
-            circuit.restored()
-        return circuits
-
-    def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:
-        sends = [
-            circuit.end_sources(self._step, self._time_of(worker, end=end))
-            for worker, circuit in enumerate(self._circuits)
-        ]
-        if cut:
-            self._cut_times = [circuit.time.positions() for circuit in self._circuits]
-        for stage in range(1, len(self._plan.plan.stages)):
-            received = [_received(sends, worker) for worker in range(self._workers)]
-            times = {
-                channel: [circuit.time.to_send(self._step, channel) for circuit in self._circuits]
-                for channel in self._plan.plan.stages[stage].receives
-            }
-            sends = [
-                circuit.run_stage(stage, self._step, batches, cut=cut, marks=times)
-                for circuit, batches in zip(self._circuits, received, strict=True)
-            ]
-            if cut:
-                for circuit, into in zip(self._circuits, taken, strict=True):
-                    circuit.take_checkpoint(stage, into)
-
-    def _time_of(self, worker: int, *, end: bool) -> StepTime:
-        # Workers are dealt rows of sources without splits as they come: who got none holds nobody up.
-        now = dict.fromkeys(self._schemas, ONE_SPLIT._replace(at_end=end))
-        for name, splits in self._splits.items():
-            left = [split for split in splits[worker :: self._workers] if split in self._left[name]]
-            now[name] = SourceTime(end or not left, behind=left)
-        return StepTime(now, idle=frozenset(self._schemas))
-
-    def _commit(self, taken: Sequence[Checkpoint]) -> None:
-        self._cuts += 1
-        self._cut_operators = self._plan.operators
-        self._cut_step = self._step
-        self._cut_left = {name: set(left) for name, left in self._left.items()}
-        self._directories.commit()
-        for blocks, made in zip(self._blocks, taken, strict=True):
-            if made.snapshot is not None:
-                blocks[:] = made.snapshot
-                continue
-            blocks += [(name, data) for name, block in made.blocks.items() for data in encode_block(block)]
-
-
-def _received(sends: Sequence[Sends], worker: int) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-    received: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
-    for sender, channels in enumerate(sends):
-        for channel, parts in channels.items():
-            received.setdefault(channel, []).extend((sender, batch) for batch in parts[worker])
-    return received
-
-
-def _batches(given: Any) -> list[Rows]:
-    if isinstance(given, (pa.RecordBatch, pa.Table)):
-        return [given]
-    several = list(given)
-    if several and not isinstance(several[0], Mapping):
-        return several
-    return [several]
-
-
-def _batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    if isinstance(rows, pa.Table):
-        rows = rows.combine_chunks()
-        found = rows.to_batches()
-        rows = found[0] if found else []
-    if not isinstance(rows, pa.RecordBatch):
-        rows = pa.RecordBatch.from_pylist(list(rows), schema)
-    if not rows.schema.equals(schema):
-        raise SchemaError(f"the source gives {schema.names}, and a step was given {rows.schema.names}")
-    return rows
-
-
-# --- crashes ------------------------------------------------------------------------------------------------
+from dataflow.graph import Graph
+from dataflow.trial import Trial
+from dataflow.trial_input import Rows
 
 
 class _Crash(Enum):
@@ -313,16 +41,22 @@ def assert_crash_safe(
     workers: int = 2,
     rows_per_step: int = 2,
     steps_per_cut: int = 2,
+    splits: int = 1,
 ) -> Trial:
     """Run the graph with crashes, and without, and compare what its sinks got; then all sources end.
 
         assert_crash_safe(graph, {"orders": [{"item": "tea"}, CRASH, {"item": "tea"}]})
         assert_crash_safe(graph, {"orders": orders})    # with a crash at each row, one after the other
+        assert_crash_safe(graph, {"orders": orders}, splits=3)    # the same, in three orders of reading
 
     Where a source has CRASH, all workers die when the rows before it were processed, once each, and go on
     from the last cut. Without any, there is a run for each row of each source, with a crash before it, and
     one behind the last; so a few rows do. Steps take `rows_per_step` rows of each source, each as a batch
     of its own, dealt to the workers in turn.
+
+    splits: the rows of each source are dealt to so many splits in turn, as if they lay in so many files. The
+    splits are read in turns, from the first to the last, and from the last to the first; what sinks get must
+    be the same each time. So a graph in which event time loses rows of the splits that are read later fails.
 
     Returns the trial without a crash, for further asserts. Raises AssertionError, which names the crash, the
     sink, and rows that are missing or too many (in whatever order), or the operator and the files that are
@@ -337,39 +71,82 @@ def assert_crash_safe(
     }
     every = [{(name, row)} for name, given in rows.items() for row in range(len(given) + 1)]
     sizes = (workers, rows_per_step, steps_per_cut)
-    expected = _crashing(graph, rows, set(), sizes)
-    for crashes in [marked] if marked else every:
-        _compare(expected, _crashing(graph, rows, crashes, sizes), crashes)
-    return expected
+    first: Trial | None = None
+    for order, dealt in _orders(rows, splits).items():
+        expected = _crashing(graph, dealt, set(), sizes)
+        if first is not None:
+            _compare(first, expected, f"with the splits of each source read {order}")
+        first = first or expected
+        for crashes in [marked] if marked else every:
+            where = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
+            _compare(expected, _crashing(graph, dealt, crashes, sizes), f"with a crash before {where}")
+    assert first is not None
+    return first
+
+
+def _orders(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], splits: int
+) -> dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]]:
+    """Order of reading, in words -> source -> (split, row) as they are read; the split is "" if there is one
+    only.
+    """
+    if splits < 1:
+        raise ValueError(f"a source has one split or more, not {splits}")
+    if splits == 1:
+        return {"in turns": {name: [("", row) for row in given] for name, given in rows.items()}}
+    dealt = {
+        name: [(f"split{index % splits}", row) for index, row in enumerate(given)]
+        for name, given in rows.items()
+    }
+    forward = {name: sorted(given, key=lambda one: one[0]) for name, given in dealt.items()}
+    backward = {name: sorted(given, key=lambda one: one[0], reverse=True) for name, given in dealt.items()}
+    return {"in turns": dealt, "from the first to the last": forward, "from the last to the first": backward}
 
 
 def _crashing(
     graph: Graph,
-    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    rows: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]],
     crashes: set[tuple[str, int]],
     sizes: tuple[int, int, int],
 ) -> Trial:
     """The run in which workers die before row n of a source, for each (source, n)."""
     workers, rows_per_step, steps_per_cut = sizes
-    trial = Trial(graph, workers=workers)
+    splits = {name: sorted({split for split, _ in given} - {""}) for name, given in rows.items()}
+    trial = Trial(graph, workers=workers, splits={name: found for name, found in splits.items() if found})
     waiting = sorted(crashes, key=lambda crash: crash[1])
     steps = max((-(-len(given) // rows_per_step) for given in rows.values()), default=0)
     step = 0
     while step <= steps:
         begin, end = step * rows_per_step, (step + 1) * rows_per_step
-        part = {name: [[row] for row in given[begin:end]] for name, given in rows.items()}
+        part = {name: list(given[begin:end]) for name, given in rows.items()}
         if waiting and (waiting[0][1] < end or step == steps):
             source, at = waiting.pop(0)
-            trial.step({**part, source: part[source][: max(at - begin, 0)]})
+            part[source] = part[source][: max(at - begin, 0)]
+            trial.step({name: _given(taken) for name, taken in part.items()})
             step = trial.crash()
             continue
         step += 1
-        trial.step(part, cut=step % steps_per_cut == 0, end=step > steps)
+        done = {
+            name: set(found) - {split for split, _ in rows[name][end:]}
+            for name, found in splits.items()
+            if found
+        }
+        given = {name: _given(taken) for name, taken in part.items()}
+        trial.step(given, cut=step % steps_per_cut == 0, end=step > steps, done=done)
     return trial
 
 
-def _compare(expected: Trial, found: Trial, crashes: set[tuple[str, int]]) -> None:
-    where = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
+def _given(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
+    """What a step of a trial is given for these rows."""
+    if not taken or not taken[0][0]:
+        return [[row] for _, row in taken]
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for split, row in taken:
+        found.setdefault(split, []).append(row)
+    return found
+
+
+def _compare(expected: Trial, found: Trial, what: str) -> None:
     for operator, worker in expected.directories:
         without, with_crash = expected.files(operator, worker), found.files(operator, worker)
         other = sorted(
@@ -377,7 +154,7 @@ def _compare(expected: Trial, found: Trial, crashes: set[tuple[str, int]]) -> No
         )
         if other:
             raise AssertionError(
-                f"with a crash before {where}, worker {worker} of operator {operator!r} has other files than"
+                f"{what}, worker {worker} of operator {operator!r} has other files than"
                 f" without: {', '.join(map(repr, other[:3]))}{' ...' if len(other) > 3 else ''}"
             )
     for sink in expected.sinks:
@@ -390,7 +167,7 @@ def _compare(expected: Trial, found: Trial, crashes: set[tuple[str, int]]) -> No
                 if rows
             ]
             raise AssertionError(
-                f"with a crash before {where}, sink {sink!r} got other rows than without; {'; '.join(said)}."
+                f"{what}, sink {sink!r} got other rows than without; {'; '.join(said)}."
                 " Is all that an operator keeps in its state, and nothing it gives left to a clock or chance?"
             )
 

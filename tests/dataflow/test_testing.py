@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from dataflow import CallSink, Graph, GraphError, InputSource, UserOperator
+from dataflow import CallSink, Count, Graph, GraphError, InputSource, Max, Tumbling, UserOperator
 from dataflow.errors import OperatorError, SchemaError
 from dataflow.testing import CRASH, Trial, assert_crash_safe
 
@@ -168,3 +169,21 @@ def test_a_crash_comes_in_the_middle_of_a_step() -> None:
     orders.map("see", lambda row: seen.append(row["price"]) or row).sink("out", CallSink(print))
     assert_crash_safe(graph, {"orders": [*ORDERS[:5], CRASH, *ORDERS[5:]]}, rows_per_step=4, steps_per_cut=1)
     assert seen == [*range(1, 8), *range(1, 6), *range(5, 8)]
+
+
+def test_splits_are_read_in_several_orders_and_each_must_give_the_same() -> None:
+    schema = "at timestamp, key string"
+    rows = [{"at": datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC), "key": "k"} for second in range(0, 40, 4)]
+    graph = Graph("timed")
+    timed = graph.source("rows", InputSource("rows", schema)).event_time("timed", "at", lateness=timedelta(0))
+    counts = timed.key_by("by_key", "key").aggregate("c", Tumbling("at", timedelta(seconds=10)), n=Count())
+    counts.sink("out", CallSink(print))
+    trial = assert_crash_safe(graph, {"rows": [*rows[:5], CRASH, *rows[5:]]}, splits=3)
+    assert sum(row["n"] for row in trial.rows("out")) == len(rows)
+    assert_crash_safe(graph, {"rows": rows[:4]}, splits=2)
+    graph = Graph("untimed")
+    keyed = graph.source("rows", InputSource("rows", "n bigint, key string")).key_by("by_key", "key")
+    keyed.aggregate("most", n=Max("n")).sink("out", CallSink(print))
+    numbers = [{"n": 7 * number % 10, "key": "k"} for number in range(9)]
+    with pytest.raises(AssertionError, match="with the splits of each source read from the first"):
+        assert_crash_safe(graph, {"rows": [*numbers, CRASH]}, splits=3)

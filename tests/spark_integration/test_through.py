@@ -4,6 +4,7 @@ import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from pyspark.sql import SparkSession
 
 import spark_integration as dos
 from checkpoint.errors import RegionFailedError
-from dataflow import FileSink, Graph, InputSource, LogSink, LogSource, UserOperator, consistent
+from dataflow import (
+    Count,
+    FileSink,
+    Graph,
+    InputSource,
+    LogSink,
+    LogSource,
+    Tumbling,
+    UserOperator,
+    consistent,
+)
 from dataflow.blocking import close_input
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
@@ -81,6 +92,26 @@ def test_a_frame_that_is_no_stream_comes_back_whole_and_again_without_being_fed_
         assert counts.dos.feed is None
         assert counts.dos.exception() is None
         counts.dos.stop()
+
+
+def test_windows_over_a_frame_lose_no_row_whatever_its_width_and_the_order_of_its_partitions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The partitions of a frame are parts of one batch, and wider rows make more parts and steps: with a
+    watermark that moved within the batch, rows of later partitions were late.
+    """
+    count = 40_000
+    frame = spark.range(0, count, 1, 3).selectExpr(
+        f"timestamp_seconds({count} - id) at", "'k' key", "sha2(string(id), 512) wide"
+    )
+    graph = Graph("windows")
+    rows = graph.source("rows", InputSource("rows", frame.schema))
+    timed = rows.event_time("timed", "at", lateness=timedelta(0)).key_by("by_key", "key")
+    counts = timed.aggregate("counts", Tumbling("at", timedelta(hours=1)), rows=Count())
+    counts.sink("totals", LogSink(publish="cut"))
+    found = dos.through(frame, graph, workers=1, data_dir=tmp_path / "store")
+    assert sum(row["rows"] for row in found.collect()) == count
+    found.dos.stop()
 
 
 def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped_and_says_why_its_feed_failed(
