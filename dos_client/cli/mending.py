@@ -11,12 +11,13 @@ import typer
 from dos_client.cli.progress import Shown
 from dos_client.cli.store import StoreUrl, filling_shown, record_json, store_app
 from dos_client.cli.support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.core.comparing import Verdict
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.mending.repairing import Outcome, RepairProgress, RepairReport, repair_store
 from dos_client.mending.verifying import Finding, VerifyProgress, VerifyReport, verify_store
 from dos_client.store import open_store
 from dos_client.urls import parse_url
-from dos_protocol.names import id_text
+from dos_protocol.names import has_one_writer, id_text
 
 __all__ = ["store_app"]
 
@@ -251,6 +252,10 @@ def finding_text(one: Finding) -> str:
         "differs": f"differs: {one.size} bytes of digest {one.digest:016x}, the others {wanted}",
         "damaged": f"is damaged: its server does not vouch for it; the others have {wanted}",
     }[one.verdict.value]
+    if one.verdict is Verdict.DIFFERS and has_one_writer(one.name):
+        what += (
+            "; its epoch was granted twice: a member's disk went back to an older state, find and replace it"
+        )
     return f"{one.directory}/{one.name} on {one.address} {what}{' (being written)' if one.live else ''}"
 
 

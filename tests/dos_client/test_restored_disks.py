@@ -11,7 +11,9 @@ import pytest
 import trio
 
 from dos_client import Store, init_store, open_store, repair_store
+from dos_client.cli.mending import finding_text
 from dos_client.mending.repairing import Outcome
+from dos_client.mending.verifying import verify_store
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, look_chain, read_records, take_over
 from tests.dos_client.support import (
     ThreadServer,
@@ -88,11 +90,16 @@ async def test_repair_overwrites_nothing_of_an_epoch_that_was_granted_twice(
     # EVIDENCE-OF: P-5
     segment, kept = await one_epoch_granted_twice(three, after=3)
     async with open_store(url_of(three)) as store:
+        verified = await verify_store(store)
         report = await repair_store(store)
     assert {one.outcome for one in report.repairs if one.name == segment} == {Outcome.REFUSED}
     reason = next(one.reason for one in report.repairs if one.name == segment)
     assert "its epoch was granted twice: the disk of a member went back to an older state" in reason
     assert "`dos store replace`" in reason
+    told = [finding_text(one) for one in verified.differences if one.name == segment]
+    assert any(
+        "its epoch was granted twice: a member's disk went back to an older state" in one for one in told
+    )
     assert await content_of(three[1], "d", segment) == kept
     assert not list((three[1].data / "d" / "d").glob(".broken*"))
 
