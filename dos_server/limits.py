@@ -49,6 +49,13 @@ outgoing_total_bytes_max: Final = 8 * MIB
 outgoing_pressed_bytes: Final = 32 * KIB
 """Beyond that total, a peer with so much before it is not read, and a GET is answered with so much at
 most, and only to a peer that took everything before."""
+waiting_total_max: Final = 16_384
+"""GETs that wait at the end of objects, over all connections: beyond it another one is answered at once,
+empty,"""
+waiting_of_one_min: Final = 16
+"""but for so many of each connection."""
+woken_of_event_max: Final = 256
+"""So many of them are answered at once when there is more; others some 50 ms later, and so on."""
 reads_queued_of_one_max: Final = 16
 """GETs and STATs of one connection that wait for the disk; beyond it the server stops reading from it."""
 reads_in_flight_max: Final = 4

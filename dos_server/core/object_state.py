@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import object_bytes_max
-from dos_protocol.messages import Append, Get, ObjectInfo
+from dos_protocol.messages import Append, ObjectInfo
 from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.core.index import SparseIndex
 from dos_server.core.records import Mark
@@ -36,15 +36,6 @@ class Ticket(NamedTuple):
     session: int
     request_id: int
     bytes: int
-
-
-class Waiter(NamedTuple):
-    """A GET at the end of the object, until there is more or its time is up."""
-
-    session: int
-    request_id: int
-    get: Get
-    deadline: float
 
 
 class Refusal(NamedTuple):
@@ -111,7 +102,7 @@ class ObjectState:
         self.sync_asked = False
         self.sync_covers: int | None = None
         self.told_received = self.written
-        self.waiters: list[Waiter] = []
+        self.waiters = 0
 
     @property
     def accepted(self) -> int:

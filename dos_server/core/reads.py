@@ -9,10 +9,12 @@ from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.object_state import ObjectState, Refusal, Waiter
+from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.scan import fold_start
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
+from dos_server.core.waiting import Waiter
+from dos_server.limits import reads_queued_of_one_max, woken_of_event_max
 
 
 class Reads:
@@ -47,12 +49,17 @@ class Reads:
             self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, good)
         elif request.offset < good and request.max_bytes:
             self._read(session, state, request, request_id, good)
-        elif request.offset == good and request.wait_ms and request.max_bytes and not state.poisoned:
+        elif (
+            request.offset == good
+            and request.wait_ms
+            and request.max_bytes
+            and not state.poisoned
+            and self._tables.waiting.has_room(session.number)
+        ):
             if deadline is None:
                 deadline = self._tables.now + min(request.wait_ms, wire.get_wait_ms_max) / 1000
             session.pending += 1
-            state.waiters.append(Waiter(session.number, request_id, request, deadline))
-            self._tables.waiting[state] = None
+            self._tables.waiting.add(Waiter(state, session.number, request_id, request, deadline))
         else:
             self._tables.send(session, m.Data(state.name, request.offset, state.synced, b""), request_id)
 
@@ -120,49 +127,57 @@ class Reads:
     def wake(self, state: ObjectState) -> None:
         """There is more to read, perhaps in a new copy: answer the GETs that waited for it. The directory is
         that of the object; where their sessions are by now is another matter."""
-        waiters, state.waiters = state.waiters, []
-        self._tables.waiting.pop(state, None)
-        now = self._tables.find(state.directory, state.name) or state
-        for waiter in waiters:
-            session = self._tables.answerable(waiter.session)
-            if session is not None:
-                self._get(session, now, waiter.get, waiter.request_id, waiter.deadline)
+        waiters = self._tables.waiting.take_of_object(state)
+        if waiters:
+            now = self._tables.find(state.directory, state.name) or state
+            self._tables.waiting.woken += [waiter._replace(state=now) for waiter in waiters]
+            self._answer_woken()
+
+    def _answer_woken(self) -> None:
+        """Some of those that were woken; not of a session that reads as much as it may already."""
+        tables, woken = self._tables, self._tables.waiting.woken
+        for _ in range(min(len(woken), woken_of_event_max)):
+            waiter = woken.popleft()
+            session = tables.sessions.get(waiter.session)
+            if session is not None and session.reading >= reads_queued_of_one_max:
+                woken.append(waiter)
+                continue
+            session = tables.answerable(waiter.session)
+            if session is None:
+                continue
+            state = waiter.state
+            directory = tables.directories.get(state.directory)
+            if directory is not None and directory.objects.get(state.name) is not state:
+                refusal = Refusal(ErrorCode.BUSY, f"{state.name} was changed meanwhile")
+                if state.name not in directory.objects:
+                    refusal = Refusal(ErrorCode.NOT_FOUND, f"{state.name} was removed")
+                tables.refuse(session, refusal.code, refusal.message, waiter.request_id)
+            else:
+                self._get(session, state, waiter.get, waiter.request_id, waiter.deadline)
 
     def end_waiting(self, state: ObjectState, code: ErrorCode, text: str, actual: int | None = None) -> None:
         """What the GETs wait for will not come. `actual`: else the synced size."""
-        waiters, state.waiters = state.waiters, []
-        self._tables.waiting.pop(state, None)
-        for waiter in waiters:
+        for waiter in self._tables.waiting.take_of_object(state):
             session = self._tables.answerable(waiter.session)
             if session is not None:
                 told = state.synced if actual is None else actual
                 self._tables.refuse(session, code, text, waiter.request_id, told)
 
     def tick(self) -> None:
-        """Answer the GETs whose time is up."""
-        now = self._tables.now
-        for state in list(self._tables.waiting):
-            due = [waiter for waiter in state.waiters if waiter.deadline <= now]
-            if due:
-                state.waiters = [waiter for waiter in state.waiters if waiter.deadline > now]
-                self._give_up(state, due)
+        """Answer the GETs whose time is up, and more of those that were woken."""
+        self._give_up(self._tables.waiting.take_due(self._tables.now))
+        self._answer_woken()
 
-    def _give_up(self, state: ObjectState, waiters: Iterable[Waiter]) -> None:
-        if not state.waiters:
-            self._tables.waiting.pop(state, None)
+    def _give_up(self, waiters: Iterable[Waiter]) -> None:
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
             if session is not None:
-                data = m.Data(state.name, waiter.get.offset, state.synced, b"")
+                data = m.Data(waiter.state.name, waiter.get.offset, waiter.state.synced, b"")
                 self._tables.send(session, data, waiter.request_id)
 
     def stop_waiting(self, session: Session) -> None:
         """The session is leaving: what it waits for is answered with what there is."""
-        for state in list(self._tables.waiting):
-            mine = [one for one in state.waiters if one.session == session.number]
-            if mine:
-                state.waiters = [one for one in state.waiters if one.session != session.number]
-                self._give_up(state, mine)
+        self._give_up(self._tables.waiting.take_of_session(session.number))
 
     def stat(self, session: Session, request: m.Stat, request_id: int) -> None:
         target = self._tables.target(session, request.name, request_id)

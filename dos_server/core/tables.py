@@ -21,6 +21,7 @@ from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.recovery_scan import Found
 from dos_server.core.session import Session
 from dos_server.core.space import Space, cost
+from dos_server.core.waiting import Waiting
 from dos_server.limits import directories_loaded_max, objects_loaded_max
 
 
@@ -60,7 +61,7 @@ class Tables:
         self.effects: list[v.Effect] = []
         self.touched: dict[ObjectState, DirectoryState] = {}
         self.untold: dict[ObjectState, float] = {}
-        self.waiting: dict[ObjectState, None] = {}
+        self.waiting = Waiting()
         self.opened: list[Session] = []
         self.settled: list[Session] = []
         self.mends: dict[int, Mend] = {}
@@ -103,10 +104,7 @@ class Tables:
             if target is not None:
                 target.forget_opening(session)
             session.opening = None
-        for state in list(self.waiting):
-            state.waiters = [one for one in state.waiters if one.session != session.number]
-            if not state.waiters:
-                del self.waiting[state]
+        self.waiting.take_of_session(session.number)
         session.deferred.clear()
         self.end_stream(session)
         session.move(SessionEvent.ENDED)
@@ -235,6 +233,5 @@ class Tables:
             self.damaged_names.discard(directory.name)
         for state in directory.objects.values():
             self.untold.pop(state, None)
-            self.waiting.pop(state, None)
         del self.directories[directory.name]
         self.effects.append(v.ForgetDirectory(directory.name))
