@@ -60,6 +60,9 @@ reads_queued_of_one_max: Final = 16
 """GETs and STATs of one connection that wait for the disk; beyond it the server stops reading from it."""
 reads_in_flight_max: Final = 4
 """GETs at the disk at once, over all connections: at most 10 MiB read for 4 MiB of payload."""
+read_extents_max: Final = 2_048
+"""A GET whose bytes lie in more extents is answered with those of so many: what small extents cost is
+processor time, 7 us each, and it is that of everybody."""
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 

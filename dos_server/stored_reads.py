@@ -12,10 +12,10 @@ from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
 from dos_server.core.looks import Look, Looked
-from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content
+from dos_server.core.scan import DamagedExtentError, prefix_fold, read_part
 from dos_server.core.verify import verify_part
 from dos_server.disk import Disk
-from dos_server.limits import scrub_part_bytes, scrub_part_extents_max
+from dos_server.limits import read_extents_max, scrub_part_bytes, scrub_part_extents_max
 from dos_server.open_files import OpenFiles
 from dos_server.troubles import says_nothing_of_the_disk
 
@@ -40,7 +40,8 @@ class StoredReads:
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
-                return v.GotData(effect, read_content(read, seed, effect.place, effect.start, effect.end))
+                part = read_part(read, seed, effect.place, effect.start, effect.end, read_extents_max)
+                return v.GotData(effect, part.data, after=part.after)
         except DamagedExtentError as damage:
             log.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotData(effect, b"", damage.offset)

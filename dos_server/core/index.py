@@ -3,7 +3,8 @@ stored.
 
 At most 512 entries whatever the object's size: when they are full, every second one goes and the spacing
 doubles. A read walks headers from the entry at or before its offset, so the price of the bound is a longer
-walk in a larger object. The first spacing is small, so that a read of a small object made of many small
+walk in a larger object. Whoever reads an object from its beginning to its end does not pay it: where the
+last read ended is remembered. The first spacing is small, so that a read of a small object made of many small
 extents does not begin with most of them.
 """
 
@@ -28,13 +29,14 @@ class Place(NamedTuple):
 class SparseIndex:
     """Extent starts as (logical offset, file position, link), ascending. The first extent is always in it."""
 
-    __slots__ = ("_links", "_offsets", "_positions", "_spacing")
+    __slots__ = ("_links", "_offsets", "_positions", "_recent", "_spacing")
 
     def __init__(self) -> None:
         self._offsets = array("Q")
         self._positions = array("Q")
         self._links = array("I")
         self._spacing = _FIRST_SPACING
+        self._recent: Place | None = None
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -57,12 +59,24 @@ class SparseIndex:
     def find(self, offset: int) -> Place:
         """An extent that starts at or before the logical offset; the first one when there is none."""
         place = bisect_right(self._offsets, offset) - 1
+        recent = self._recent
+        if (
+            recent is not None
+            and recent.offset <= offset
+            and (place < 0 or recent.offset > self._offsets[place])
+        ):
+            return recent
         if place < 0:
             return Place(0, 0)
         return Place(self._offsets[place], self._positions[place], self._links[place])
 
+    def remember(self, place: Place) -> None:
+        """A read ended where that extent starts: the next one may go on there."""
+        self._recent = place
+
     def cut(self, offset: int) -> None:
         """Forget the extents that start at or after the logical offset."""
+        self._recent = None
         place = bisect_right(self._offsets, offset - 1) if offset else 0
         del self._offsets[place:]
         del self._positions[place:]

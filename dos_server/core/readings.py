@@ -36,13 +36,15 @@ class ReadDigest(NamedTuple):
 
 
 class GotData(NamedTuple):
-    """The answer to ReadData. `damaged_at`: the logical offset where stored bytes are not good, else None.
-    `missed`: why nothing was read, when that says nothing about what is stored."""
+    """The answer to ReadData: all of it, or its beginning when it lies in many small extents. `damaged_at`:
+    the logical offset where stored bytes are not good, else None. `missed`: why nothing was read, when that
+    says nothing about what is stored. `after`: where a read goes on that begins where this one ends."""
 
     read: ReadData
     data: bytes
     damaged_at: int | None = None
     missed: str = ""
+    after: Place | None = None
 
 
 class GotDigest(NamedTuple):

@@ -99,6 +99,8 @@ class Reads:
         else:
             state = self._tables.find(read.directory, read.name)
             synced = state.synced if state else read.end
+            if state is not None and event.after is not None and state.version == read.version:
+                state.index.remember(event.after)
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
 
     def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> Refusal | None:

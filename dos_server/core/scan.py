@@ -108,27 +108,45 @@ def walk(window: Window, seed: int, start: Place, offset: int) -> Iterator[Place
             yield placed
 
 
-def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) -> bytes:
-    """Content from start to end, verified. The caller knows that it is there: end <= synced size.
+class Part(NamedTuple):
+    """Verified content, and where the extent begins in which it goes on; None: nothing was read."""
+
+    data: bytes
+    after: Place | None
+
+
+def read_part(
+    read: ReadAt, seed: int, place: Place, start: int, end: int, extents_max: int | None = None
+) -> Part:
+    """Content from start to end, verified; only the beginning of it when that lies in more extents than
+    `extents_max`. The caller knows that it is there: end <= synced size.
 
     Raises DamagedExtentError with `offset` at the first extent that is not good.
     """
     if start >= end:
-        return b""
+        return Part(b"", None)
     # what lies before the start is not read, but for its headers; from there on as much as is needed
     first = next(walk(Window(read, _HEADER_WINDOW_BYTES), seed, place, start))
     window = Window(read, end - first.header.offset + _SOME_HEADERS_BYTES)
-    parts = []
+    parts: list[memoryview] = []
     for placed in walk(window, seed, Place(first.header.offset, first.position, first.header.link), start):
         payload = payload_of(window, placed)
         header = placed.header
         if payload is None:
             raise DamagedExtentError(header.offset, "the payload digest does not match")
         parts.append(payload[max(start - header.offset, 0) : end - header.offset])
-        if header.end >= end:
-            break
+        if header.end >= end or len(parts) == extents_max:
+            after = Place(header.end, placed.after, placed.link_after)
+            if header.end > end:
+                after = Place(header.offset, placed.position, header.link)
+            return Part(b"".join(parts), after)
         window.ahead_bytes = end - header.end + _SOME_HEADERS_BYTES
-    return b"".join(parts)
+    raise AssertionError("a walk ends with its last extent or an error")
+
+
+def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) -> bytes:
+    """All of the content from start to end. See `read_part`."""
+    return read_part(read, seed, place, start, end).data
 
 
 def prefix_fold(read: ReadAt, seed: int, place: Place, size: int) -> PrefixDigest:

@@ -4,12 +4,14 @@ import random
 
 import pytest
 
+from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import KIB, MIB
 from dos_server.core.extent import Piece, build_extents, link_after, object_seed
-from dos_server.core.index import Place
-from dos_server.core.scan import read_content
-from dos_server.limits import extent_payload_bytes_max
+from dos_server.core.index import Place, SparseIndex
+from dos_server.core.scan import read_content, read_part
+from dos_server.limits import extent_payload_bytes_max, read_extents_max
+from tests.support.core_harness import Harness
 
 SEED = object_seed("dir", "o")
 
@@ -43,3 +45,54 @@ def test_a_get_reads_little_more_than_its_extents(append_bytes: int, start: int,
     assert read_content(read, SEED, Place(0, 0), start, end) == content[start:end]
     needed = end - start
     assert sum(content_reads) <= 1.7 * needed + 4 * append_bytes + 64 * KIB, content_reads
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_lies_in_many_small_extents_is_read_in_parts_and_each_goes_on_where_the_last_one_ended(
+    seed: int,
+) -> None:
+    # EVIDENCE-OF: P-2, P-9
+    rng = random.Random(seed)
+    content = rng.randbytes(5_000)
+    file, index, read_bytes = file_of(content, rng.choice([1, 3, 7])), SparseIndex(), 0
+
+    def read(position: int, count: int) -> bytes:
+        nonlocal read_bytes
+        data = file[position : position + count]
+        read_bytes += len(data)
+        return data
+
+    found, start = b"", 0
+    while len(found) < len(content):
+        end = min(len(found) + rng.randrange(1, 2_000), len(content))
+        part = read_part(read, SEED, index.find(len(found)), len(found), end, 100)
+        assert 0 < len(part.data) <= 700
+        found += part.data
+        start += 1
+        assert part.after is not None
+        index.remember(part.after)
+    assert found == content
+    assert read_bytes < start * 64 * KIB
+    index.cut(10)
+    assert index.find(5_000) == Place(0, 0), "what is cut is not remembered"
+
+
+def test_a_get_among_extents_of_one_byte_gives_a_part_and_asking_on_gives_the_rest() -> None:
+    # EVIDENCE-OF: P-2, P-9
+    server = Harness()
+    session = server.connect()
+    server.ask(session, m.ChangeDirectory("dir"))
+    content = random.Random(1).randbytes(2 * read_extents_max + 10)
+    fold = PrefixDigest()
+    for byte in content:
+        server.send(session, m.Append("o", fold.size, fold.value, bytes((byte,))))
+        fold.update(bytes((byte,)))
+    server.settle()
+    found, sizes = b"", []
+    while len(found) < len(content):
+        data = server.ask(session, m.Get("o", len(found), MIB))
+        assert isinstance(data, m.Data)
+        found += data.payload
+        sizes.append(len(data.payload))
+    assert found == content
+    assert sizes == [read_extents_max, read_extents_max, 10]
