@@ -21,9 +21,12 @@ from dos_server.limits import (
     buffers_total_bytes_max,
     buffers_wished_bytes_max,
     connection_buffer_bytes,
+    full_send_seconds_max,
     outgoing_bytes_max,
+    outgoing_full_bytes,
     outgoing_pressed_bytes,
     outgoing_total_bytes_max,
+    send_seconds_max,
 )
 
 
@@ -50,6 +53,16 @@ class OutgoingAccount:
     def of_one_max(self) -> int:
         """What may stand before one peer until it is not read any more: less when many do not take theirs."""
         return outgoing_bytes_max if self.held <= outgoing_total_bytes_max else outgoing_pressed_bytes
+
+    @property
+    def full(self) -> bool:
+        """No answer is begun whose length nobody knows before: that of LIST or CWD."""
+        return self.held > outgoing_full_bytes
+
+    @property
+    def taken_within_seconds(self) -> float:
+        """A peer that takes nothing for longer is closed."""
+        return full_send_seconds_max if self.full else send_seconds_max
 
 
 class BufferAccount:

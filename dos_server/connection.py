@@ -8,9 +8,7 @@ so, while this peer's answers pile up, or while there is no room for the frame t
 Rules of this file: bytes and time-outs of one peer. What a frame means is decided in the core.
 """
 
-import contextlib
 import logging
-import socket
 from collections import deque
 from typing import Final
 
@@ -24,9 +22,7 @@ from dos_server import sockets
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import (
-    linger_seconds,
     outgoing_bytes_max,
-    send_seconds_max,
     shrink_seconds,
     turn_seconds,
 )
@@ -38,8 +34,8 @@ from dos_server.turns import Use
 log = logging.getLogger("dos.server")
 
 _IOV_MAX: Final = 64
-_SCRATCH_BYTES: Final = 16 * 1024
 _APPEND: Final = int(Opcode.APPEND)
+_LONG_ANSWERS: Final = frozenset({int(Opcode.CHANGE_DIRECTORY), int(Opcode.LIST)})
 _RUN_FRAMES_MAX: Final = 256
 
 
@@ -60,6 +56,7 @@ class Connection:
         self._outgoing: deque[Buffer] = deque()
         self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers, self.resume)
+        self._held: Frame | None = None
         self._reading = Reading.PAUSED
         self._clock = FrameClock(trio.current_time())
         self._deaf = self._welcome = False
@@ -83,7 +80,7 @@ class Connection:
                 await self._all_read.wait()
                 await self._all_sent.wait()
                 self._stop_watching()
-                await self._linger()
+                await sockets.linger(self._sock, self._owner.readiness)
         finally:
             self.closing = True
             self._end_reading()
@@ -217,8 +214,11 @@ class Connection:
             and self._clock.keeps_others_waiting(now)
         ):
             self._abort_because("others wait for the room that its frame has")
-        elif self._blocked_since is not None and now > self._blocked_since + send_seconds_max:
-            self._abort_because(f"takes nothing for {send_seconds_max:g} s")
+        elif (
+            self._blocked_since is not None
+            and now > self._blocked_since + owner.outgoing.taken_within_seconds
+        ):
+            self._abort_because(f"takes nothing for {owner.outgoing.taken_within_seconds:g} s")
         elif now - self._last_read > shrink_seconds or self._owner.buffers.wanted:
             self._inflow.give_back()
 
@@ -231,6 +231,8 @@ class Connection:
 
         The core is busy for this session, or the peer does not take its answers.
         """
+        if self._held is not None and not self._owner.may_answer(self.session, self._held):
+            return False
         return self.outgoing_bytes <= self._owner.outgoing.of_one_max and self._owner.may_read(self.session)
 
     def _feed(self, until: float) -> Fed:
@@ -241,7 +243,10 @@ class Connection:
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         before = decoder.buffered
         try:
-            while (wanted := self.wanted()) and (frame := decoder.next_frame()) is not None:
+            while (wanted := self.wanted()) and (frame := self._next_frame()) is not None:
+                if frame.opcode in _LONG_ANSWERS and not owner.may_answer(session, frame):
+                    self._held, wanted = frame._replace(payload=bytes(frame.payload)), False
+                    break
                 if frame.opcode != _APPEND:
                     owner.received(session, frame)
                     if not self._welcome and owner.is_welcome(session):
@@ -263,6 +268,11 @@ class Connection:
         if over:
             return Fed.YIELDED
         return Fed.ALL if wanted else Fed.STALLED
+
+    def _next_frame(self) -> Frame | None:
+        """The one that had to wait, or what the peer has sent."""
+        held, self._held = self._held, None
+        return held or self._inflow.decoder.next_frame()
 
     def _hand_over_appends(self, frame: Frame) -> None:
         """Those that follow one another in one go; what comes behind them after that. Raises what decoding
@@ -385,16 +395,3 @@ class Connection:
             self.resume()
             self._owner.has_sent(self.session)
         return whole
-
-    async def _linger(self) -> None:
-        """Take and drop what the peer still sends, for a second at most.
-
-        Closing with bytes unread resets the connection, and the reset can overtake the error that was sent.
-        """
-        with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
-            self._sock.shutdown(socket.SHUT_WR)
-            scratch = bytearray(_SCRATCH_BYTES)
-            while True:
-                await self._owner.readiness.wait_readable(self._sock)
-                if not self._sock.recv_into(scratch):
-                    return

@@ -2,8 +2,8 @@
 `dos_protocol.limits`.
 
 Together they keep the process under 150 MB whatever the object sizes (P-9): what grows with objects is the
-sparse index (8 KiB an object at most), what grows with peers is bounded per connection and over all
-connections.
+sparse index (8 KiB an object at most) and some 2 KiB an object in use, of which there is a bound; what grows
+with peers is bounded per connection and over all connections.
 """
 
 from typing import Final
@@ -49,6 +49,12 @@ outgoing_total_bytes_max: Final = 8 * MIB
 outgoing_pressed_bytes: Final = 32 * KIB
 """Beyond that total, a peer with so much before it is not read, and a GET is answered with so much at
 most, and only to a peer that took everything before."""
+outgoing_full_bytes: Final = 16 * MIB
+"""Beyond that total, LIST and CWD wait: their answers have up to 1 MiB each."""
+entries_few: Final = 200
+"""But for a directory with no more than so many objects."""
+openings_max: Final = 8
+"""CWDs that wait until a directory is loaded, over all connections: beyond it others wait before they do."""
 waiting_total_max: Final = 16_384
 """GETs that wait at the end of objects, over all connections: beyond it another one is answered at once,
 empty,"""
@@ -93,6 +99,8 @@ frame_seconds_max: Final = 30.0
 """From a frame's first byte to its last. An idle session may stay for ever."""
 send_seconds_max: Final = 60.0
 """A peer that takes nothing for this long is cut off (NATS: 10 s)."""
+full_send_seconds_max: Final = 2.0
+"""The same, while others wait because too much stands before peers that do not take it."""
 linger_seconds: Final = 1.0
 """How long the server reads, and drops, what comes after it has said why it closes."""
 watermark_seconds_max: Final = 0.1
@@ -103,6 +111,9 @@ shrink_seconds: Final = 5.0
 directories_loaded_max: Final = 256
 objects_loaded_max: Final = 10_000
 """Beyond either, directories that no session uses are forgotten, oldest first."""
+objects_in_use_max: Final = 36_000
+"""In directories that sessions use: six full ones, some 2 KiB each. Another directory is not opened then, nor
+another object made, until some are left. The scrub may have one directory besides."""
 open_files_max: Final = 256
 
 fsck_part_bytes: Final = 4 * MIB

@@ -64,5 +64,8 @@ class Owner(Protocol):
     def may_read(self, session: int) -> bool:
         """Whether the core takes more."""
 
+    def may_answer(self, session: int, frame: Frame) -> bool:
+        """Whether there is memory for the answer of a LIST or CWD, which may have 1 MiB."""
+
     def is_welcome(self, session: int) -> bool:
         """Whether HELLO was answered."""

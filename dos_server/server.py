@@ -24,7 +24,6 @@ from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.core.version0 import wire as wire0
 from dos_server.limits import (
-    accepts_of_round_max,
     claim_threads_max,
     connections_max,
     load_threads_max,
@@ -35,10 +34,10 @@ from dos_server.limits import (
 )
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
-from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Socket, Workers
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
-from dos_server.turns import Turns
+from dos_server.turns import OnceARound, Turns
 from dos_server.wording import record_text
 from dos_server.writes import Writes
 
@@ -66,11 +65,10 @@ class ObjectServer:
         """Read identity and store record, make an identity where there is none. `reserve_bytes`: of the disk,
         not for appends; None: what fits its size. Raises CorruptDataError."""
         self._storage, self._ports = storage, ports
-        server_id, record, names = storage.start(ports.fresh_id())
-        self.server_id = server_id
+        self.server_id, record, names = storage.start(ports.fresh_id())
         self.gone = ""
         self._core = ServerCore(
-            server_id=server_id,
+            server_id=self.server_id,
             life_id=ports.fresh_id(),
             record=record,
             token=token,
@@ -88,6 +86,7 @@ class ObjectServer:
         self._to_flush: dict[int, Connection] = {}
         self.readiness = ports.rounds()
         self.turns = Turns(ports.monotonic, self.readiness)
+        self._look_again = OnceARound(self.readiness, self._go_on_with_those_that_wait)
         self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
         self._batch_is_open = False
         self._sync_threads: Workers[v.Sync] = ports.workers(
@@ -156,23 +155,17 @@ class ObjectServer:
         while True:
             await self.readiness.wait_readable(listener)
             try:
-                for _ in range(accepts_of_round_max):
-                    self._welcome(listener.accept()[0], nursery)
-            except BlockingIOError:
-                continue
+                for sock in sockets.accept_some(listener):
+                    if len(self._connections) >= min(connections_max, self._descriptors):
+                        sockets.turn_away(sock, len(self._connections))
+                        continue
+                    self._last_session += 1
+                    connection = Connection(self._last_session, sock, self)
+                    self._connections[connection.session] = connection
+                    nursery.start_soon(self._run_connection, connection)
             except OSError as error:  # out of descriptors, or the peer is gone already: others go on
                 log.warning("accept: %s", error)
                 await trio.sleep(0.1)
-
-    def _welcome(self, sock: Socket, nursery: trio.Nursery) -> None:
-        sockets.prepare(sock)
-        if len(self._connections) >= min(connections_max, self._descriptors):
-            sockets.turn_away(sock, len(self._connections))
-            return
-        self._last_session += 1
-        connection = Connection(self._last_session, sock, self)
-        self._connections[connection.session] = connection
-        nursery.start_soon(self._run_connection, connection)
 
     async def _run_connection(self, connection: Connection) -> None:
         self._feed(v.Connected(connection.session))
@@ -204,7 +197,7 @@ class ObjectServer:
 
     def has_sent(self, session: int) -> None:
         if session in self._reads.waiting:
-            self.readiness.soon(self._reads.look)
+            self._look_again.ask()
 
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Say what is wrong, then end the connection: nothing after it can be framed."""
@@ -227,6 +220,10 @@ class ObjectServer:
     def may_read(self, session: int) -> bool:
         return not self._writes.full and self._core.may_read(session)
 
+    def may_answer(self, session: int, frame: Frame) -> bool:
+        pressed = self.outgoing.full or self._core.opens_many
+        return not pressed or not self._core.answers_long(session, frame)
+
     def is_streaming(self, session: int) -> bool:
         return self._core.is_streaming(session)
 
@@ -234,7 +231,7 @@ class ObjectServer:
         return self._core.is_welcome(session)
 
     def _log_end(self, session: int, why: str) -> None:
-        """One line for a connection that is ended because of what came over it. Nothing in it is raw."""
+        """For a connection that is ended because of what came over it. Nothing in it is raw."""
         connection = self._connections.get(session)
         log.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
 
@@ -254,10 +251,14 @@ class ObjectServer:
         flush, self._to_flush = self._to_flush, {}
         for connection in flush.values():
             connection.flush()
-        if self._reads.waiting:
-            self._reads.look()
+        if self._reads.waiting or self._stalled:
+            self._look_again.ask()
         if self._core.wants_tick():
             self._tick_wanted.set()
+
+    def _go_on_with_those_that_wait(self) -> None:
+        """Once a round: there may be a thousand, and much may happen in it."""
+        self._reads.look()
         for one in [one for one in self._stalled if one.wanted()]:
             del self._stalled[one]
             one.resume()
@@ -340,13 +341,8 @@ class ObjectServer:
 
     def _is_busy(self) -> bool:
         """Whether the disk is at work for clients. Loads do not count: the scrub asks for them itself."""
-        others = (self._claim_threads, self._mend_threads, self._digest_threads)
-        return (
-            self._sync_threads.busy
-            or self._writes.busy
-            or self._reads.busy
-            or any(one.busy for one in others)
-        )
+        of_work = (self._claim_threads, self._mend_threads, self._digest_threads)
+        return any(one.busy for one in (self._sync_threads, self._writes, self._reads, *of_work))
 
     def _load(self, effect: v.LoadDirectory) -> None:
         self._load_threads.start(lambda: self._storage.load(effect.directory))

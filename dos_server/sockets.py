@@ -3,22 +3,30 @@
 Rules of this file: the operating system's words for what the server wants of a connection.
 """
 
+import contextlib
 import logging
 import resource
 import socket
+from collections.abc import Iterator
+from typing import Final
+
+import trio
 
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, ErrorCode
 from dos_protocol.frames import encode_frame
 from dos_server.limits import (
+    accepts_of_round_max,
     descriptors_reserved,
     directories_loaded_max,
+    linger_seconds,
     open_files_max,
     version0_silence_seconds_max,
 )
-from dos_server.ports import Socket
+from dos_server.ports import Listener, Rounds, Socket
 
 log = logging.getLogger("dos.server")
+_SCRATCH_BYTES: Final = 16 * 1024
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -27,6 +35,17 @@ def descriptors_for_connections() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     reserved = open_files_max + directories_loaded_max + descriptors_reserved
     return max(soft - reserved, soft // 4)
+
+
+def accept_some(listener: Listener) -> Iterator[Socket]:
+    """Connections that wait to be accepted, as many as one round takes. Raises OSError."""
+    for _ in range(accepts_of_round_max):
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        prepare(sock)
+        yield sock
 
 
 def prepare(sock: Socket) -> None:
@@ -57,6 +76,20 @@ def turn_away(sock: Socket, open_now: int) -> None:
     except OSError:
         log.debug("a peer turned away was gone already")
     sock.close()
+
+
+async def linger(sock: Socket, readiness: Rounds) -> None:
+    """Take and drop what the peer still sends, for a second at most.
+
+    Closing with bytes unread resets the connection, and the reset can overtake the error that was sent.
+    """
+    with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
+        sock.shutdown(socket.SHUT_WR)
+        scratch = bytearray(_SCRATCH_BYTES)
+        while True:
+            await readiness.wait_readable(sock)
+            if not sock.recv_into(scratch):
+                return
 
 
 def peer_of(sock: Socket) -> str:

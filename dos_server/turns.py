@@ -18,6 +18,25 @@ from typing import Protocol
 
 from dos_server.limits import round_seconds, turn_memory_seconds
 from dos_server.ports import Rounds
+from dos_server.readiness import Call
+
+
+class OnceARound:
+    """A call that is made at the end of a round, once, however often it was asked for."""
+
+    def __init__(self, rounds: Rounds, call: Call) -> None:
+        self._rounds = rounds
+        self._call = call
+        self._asked = False
+
+    def ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._rounds.soon(self._make)
+
+    def _make(self) -> None:
+        self._asked = False
+        self._call()
 
 
 class Use:
@@ -51,10 +70,9 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float], rounds: Rounds) -> None:
         self.clock = clock
-        self._rounds = rounds
         self._ends: float | None = None
         self._waiting: dict[Turner, None] = {}
-        self._asked = False
+        self._giving = OnceARound(rounds, self._go_on)
 
     def may_begin(self, one: Turner) -> bool:
         """Whether it may go on now. False: it waits, and `take_turn` is called."""
@@ -69,7 +87,7 @@ class Turns:
         """It has more to do than its slice took, or the round has lasted too long."""
         if one not in self._waiting:
             self._waiting[one] = None
-            self._go_on_soon()
+            self._giving.ask()
 
     def leave(self, one: Turner) -> None:
         """Its connection is not read any more."""
@@ -79,16 +97,10 @@ class Turns:
         """The next one has its time."""
         self._ends = None
         if self._waiting:
-            self._go_on_soon()
-
-    def _go_on_soon(self) -> None:
-        if not self._asked:
-            self._asked = True
-            self._rounds.soon(self._go_on)
+            self._giving.ask()
 
     def _go_on(self) -> None:
         """Give turns for the time of a round, first to those that have used least."""
-        self._asked = False
         now = self.clock()
         ends = now + round_seconds
         for one in sorted(self._waiting, key=lambda one: one.use.lately(now)):

@@ -38,7 +38,7 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
     state = directory.objects.get(named[1:].decode("latin-1"))
     if state is None or not state.exists or state.refuses_session(session.number) is not None:
         return start
-    fold, space, number = state.fold, tables.space, session.number
+    fold, space, number = state.fold_to_change(), tables.space, session.number
     began_at, costs, index = fold.size, 0, start
     for index in range(start, len(frames)):
         _, request_id, meta, data, _ = frames[index]

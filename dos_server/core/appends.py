@@ -9,7 +9,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
@@ -42,9 +41,9 @@ class Appends:
         if state is None:
             if not self._tables.name_is_good(session, request.name, request_id):
                 return
-            if len(directory.objects) >= wire.entries_max:
-                text = f"a directory holds at most {wire.entries_max} objects"
-                self._tables.refuse(session, ErrorCode.NO_SPACE, text, request_id, wire.entries_max)
+            refusal = self._tables.refuses_object(directory)
+            if refusal is not None:
+                self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
                 return
             state = self._tables.new_object(directory, request.name)
         refusal = state.refuses(request, session.number)

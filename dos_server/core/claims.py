@@ -26,14 +26,18 @@ class Claims:
         tables = self._tables
         if not tables.name_is_good(session, request.directory, request_id):
             return
-        session.opening = request.directory
         directory = tables.directories.get(request.directory)
+        if directory is None and (refusal := tables.refuses_directory(request.directory)) is not None:
+            tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+            return
+        session.opening = request.directory
         if directory is None:
             directory = tables.directories[request.directory] = DirectoryState(request.directory)
             tables.effects.append(v.LoadDirectory(request.directory))
         opening = Opening(session, request, request_id)
         if directory.loading is Loading.LOADING:
             directory.opening.append(opening)
+            tables.openings += 1
         else:
             self._open(directory, opening)
 
@@ -49,6 +53,7 @@ class Claims:
             for name, found in sorted(event.objects.items())
         )
         openings, directory.opening = directory.opening, []
+        self._tables.openings -= len(openings)
         for opening in openings:
             self._open(directory, opening)
         self._tables.forget_idle()

@@ -130,8 +130,10 @@ class DirectoryState:
         if self.holder is session:
             self.holder = None
 
-    def forget_opening(self, session: Session) -> None:
-        """The session will not hear the answer to its CWD."""
+    def forget_opening(self, session: Session) -> int:
+        """The session will not hear the answer to its CWD. How many waited for the directory to be loaded."""
+        before = len(self.opening)
         self.opening = [one for one in self.opening if one.session is not session]
         if self.claimant is not None and self.claimant.session is session:
             self.claimant = None
+        return before - len(self.opening)

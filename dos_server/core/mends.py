@@ -20,7 +20,7 @@ Rules of this file: the life of a new copy. Its bytes are `mend`'s, the files ar
 from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
-from dos_protocol.limits import entries_max, object_bytes_max
+from dos_protocol.limits import object_bytes_max
 from dos_protocol.names import NO_ID
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
@@ -78,9 +78,9 @@ class Mends:
             tables.drop_mend(session.number)
             if len(tables.mends) >= mends_max:
                 return Refusal(ErrorCode.BUSY, f"{mends_max} objects are being mended", mends_max)
-            if state is None and len(directory.objects) >= entries_max:
-                text = f"a directory holds at most {entries_max} objects"
-                return Refusal(ErrorCode.NO_SPACE, text, entries_max)
+            full = tables.refuses_object(directory) if state is None else None
+            if full is not None:
+                return full
             if not tables.space.has_room(cost(request.goal_size, new_file=True)):
                 return tables.space.refusal(f"a new copy of {request.name} of {request.goal_size} bytes")
             old = (state.synced, state.synced_digest) if state is not None else (0, 0)

@@ -14,8 +14,9 @@ acknowledged until a restart, because the kernel forgets a failed sync and shows
 Rules of this file: sizes, tickets and extents of one object. Claims and sessions are not known here.
 """
 
-from collections import deque
-from typing import NamedTuple
+from bisect import bisect_right
+from operator import attrgetter, itemgetter
+from typing import Final, NamedTuple
 
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.errors import ErrorCode
@@ -27,6 +28,9 @@ from dos_server.core.records import Mark
 from dos_server.core.recovery_scan import Found
 from dos_server.core.vocabulary import Sync, Write
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
+
+_end_of: Final = attrgetter("end")
+_end_of_digest: Final = itemgetter(0)
 
 
 class Ticket(NamedTuple):
@@ -68,6 +72,42 @@ class ObjectState:
     `uncut_bytes`: of a torn tail that found no room for its copy; `judging`: it is tried again.
     """
 
+    __slots__ = (
+        "_durable",
+        "appender",
+        "batch",
+        "corrupt_from",
+        "digests",
+        "directory",
+        "entry_durable",
+        "exists",
+        "file_bytes",
+        "fold",
+        "index",
+        "judging",
+        "link",
+        "mending",
+        "name",
+        "pieces",
+        "poisoned",
+        "removing",
+        "root",
+        "seed",
+        "sync_asked",
+        "sync_covers",
+        "synced",
+        "synced_digest",
+        "tickets",
+        "told_received",
+        "uncut_bytes",
+        "unwritten_tickets",
+        "version",
+        "waiters",
+        "wounded",
+        "written",
+        "written_fold",
+    )
+
     def __init__(
         self, directory: str, name: str, *, fresh_root: int, found: Found | None = None, version: int = 0
     ) -> None:
@@ -94,11 +134,11 @@ class ObjectState:
         self.appender: int | None = None
         self._durable = found.durable if found else 0
         self.pieces: list[Piece] = []
-        self.tickets: deque[Ticket] = deque()
+        self.tickets: list[Ticket] = []
         self.unwritten_tickets = 0
         self.batch: Batch | None = None
-        self.digests: deque[tuple[int, int]] = deque()
-        self.written_fold = self.fold.copy()
+        self.digests: list[tuple[int, int]] = []
+        self.written_fold = self.fold
         self.sync_asked = False
         self.sync_covers: int | None = None
         self.told_received = self.written
@@ -214,11 +254,18 @@ class ObjectState:
             )
         return None
 
+    def fold_to_change(self) -> PrefixDigest:
+        """The fold of what was accepted, apart from that of what is written: while they are the same, they
+        are one, because a server may have tens of thousands of objects that nobody appends to."""
+        if self.fold is self.written_fold:
+            self.fold = self.fold.copy()
+        return self.fold
+
     def accept(self, payload: Buffer, session: int, request_id: int) -> None:
         """Take the bytes. The caller has asked `refuses`."""
         if self.batch is not None:
             payload = bytes(payload)  # it waits for that write, and the buffer it lies in does not
-        fold, count = self.fold, len(payload)
+        fold, count = self.fold_to_change(), len(payload)
         if count <= extent_payload_bytes_max:
             if count:
                 self.pieces.append(Piece(fold.size, fold.blocks_digest, payload))
@@ -311,11 +358,15 @@ class ObjectState:
         assert self.sync_covers is not None, "a sync ended that did not begin"
         self.synced, self.sync_covers, self.sync_asked = self.sync_covers, None, False
         self.entry_durable = True
-        while self.digests and self.digests[0][0] <= self.synced:
-            self.synced_digest = self.digests.popleft()[1]
-        settled = []
-        while self.tickets and self.tickets[0].end <= self.synced:
-            settled.append(self.tickets.popleft())
+        covered = bisect_right(self.digests, self.synced, key=_end_of_digest)
+        if covered:
+            self.synced_digest = self.digests[covered - 1][1]
+            del self.digests[:covered]
+        count = bisect_right(self.tickets, self.synced, key=_end_of)
+        settled = self.tickets[:count]
+        del self.tickets[:count]
+        if not self.tickets and self.fold.size == self.written:
+            self.written_fold = self.fold
         return settled
 
     def _take_batch(self) -> Batch:

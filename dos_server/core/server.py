@@ -27,6 +27,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.append_runs import take_run
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
+from dos_server.core.directory_state import Loading
 from dos_server.core.greetings import Greetings
 from dos_server.core.mends import Mends
 from dos_server.core.reads import Reads
@@ -36,7 +37,13 @@ from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.tails import Tails
 from dos_server.core.version0.service import Version0
-from dos_server.limits import in_flight_bytes_max, reads_queued_of_one_max, requests_in_flight_max
+from dos_server.limits import (
+    entries_few,
+    in_flight_bytes_max,
+    openings_max,
+    reads_queued_of_one_max,
+    requests_in_flight_max,
+)
 
 
 class ServerCore:
@@ -133,6 +140,28 @@ class ServerCore:
             or one.reading >= reads_queued_of_one_max
             or one.deferred
         )
+
+    @property
+    def opens_many(self) -> bool:
+        """So many CWDs wait for their directories that another one should not be given yet: all are answered
+        in one go."""
+        return self._tables.openings >= openings_max
+
+    def answers_long(self, session: int, frame: Frame) -> bool:
+        """Whether the answer of a LIST or CWD may have many entries: of a directory that is not loaded nobody
+        knows."""
+        tables, one = self._tables, self._tables.sessions.get(session)
+        try:
+            request = m.decode(frame)
+        except RemoteProtocolError:
+            return False
+        name = request.directory if isinstance(request, m.ChangeDirectory) else one.directory if one else None
+        if name is None:
+            return len(tables.directory_names) > entries_few
+        directory = tables.directories.get(name)
+        if directory is None or directory.loading is Loading.LOADING:
+            return name in tables.directory_names
+        return len(directory.objects) > entries_few
 
     def is_streaming(self, session: int) -> bool:
         """Whether what comes next on a version 0 connection is content, not a request."""

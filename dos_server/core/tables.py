@@ -22,7 +22,7 @@ from dos_server.core.recovery_scan import Found
 from dos_server.core.session import Session
 from dos_server.core.space import Space, cost
 from dos_server.core.waiting import Waiting
-from dos_server.limits import directories_loaded_max, objects_loaded_max
+from dos_server.limits import directories_loaded_max, objects_in_use_max, objects_loaded_max
 
 
 class Target(NamedTuple):
@@ -35,6 +35,7 @@ class Target(NamedTuple):
 class Tables:
     """See the module. `touched`: objects with appends accepted and not yet given to the disk.
 
+    `openings`: CWDs that wait until a directory is loaded.
     `unheard`: what version 0 sessions are told, not yet put into their words. `object_version`: of objects
     made from now on, above that of every object removed. `scrubbed`: the directory that the scrub is at.
     `damaged_names`: directories that have a damaged object, as far as is known of those not in memory.
@@ -62,6 +63,7 @@ class Tables:
         self.touched: dict[ObjectState, DirectoryState] = {}
         self.untold: dict[ObjectState, float] = {}
         self.waiting = Waiting()
+        self.openings = 0
         self.opened: list[Session] = []
         self.settled: list[Session] = []
         self.mends: dict[int, Mend] = {}
@@ -102,7 +104,7 @@ class Tables:
         if session.opening is not None:
             target = self.directories.get(session.opening)
             if target is not None:
-                target.forget_opening(session)
+                self.openings -= target.forget_opening(session)
             session.opening = None
         self.waiting.take_of_session(session.number)
         session.deferred.clear()
@@ -203,12 +205,37 @@ class Tables:
                 self.settled.append(session)
         return session
 
-    def forget_idle(self) -> None:
+    @property
+    def objects(self) -> int:
+        """In memory."""
+        return sum(len(one.objects) for one in self.directories.values())
+
+    def refuses_directory(self, name: str) -> Refusal | None:
+        """Why there is no memory for another directory, which may be full; idle ones go before that."""
+        loading = sum(one.loading is Loading.LOADING for one in self.directories.values())
+        objects_max = objects_in_use_max - (1 + loading) * wire.entries_max
+        self.forget_idle(objects_max)
+        if self.objects <= objects_max:
+            return None
+        text = f"{name} cannot be opened: the directories in use have {self.objects} objects, and it may have"
+        return Refusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; there may be {objects_in_use_max}")
+
+    def refuses_object(self, directory: DirectoryState) -> Refusal | None:
+        """Why no other object can be made in the directory."""
+        if len(directory.objects) >= wire.entries_max:
+            text = f"a directory holds at most {wire.entries_max} objects"
+            return Refusal(ErrorCode.NO_SPACE, text, wire.entries_max)
+        if self.objects >= objects_in_use_max:
+            text = f"the directories in use have {objects_in_use_max} objects, which is the limit"
+            return Refusal(ErrorCode.BUSY, text, objects_in_use_max)
+        return None
+
+    def forget_idle(self, objects_max: int = objects_loaded_max) -> None:
         """Keep memory bounded: directories that nobody uses go, oldest first, beyond the limits."""
         directories = self.directories
-        total = sum(len(one.objects) for one in directories.values())
+        total = self.objects
         for directory in list(directories.values()):
-            if len(directories) <= directories_loaded_max and total <= objects_loaded_max:
+            if len(directories) <= directories_loaded_max and total <= objects_max:
                 return
             if self.is_idle(directory) and directory.name != self.scrubbed:
                 total -= len(directory.objects)

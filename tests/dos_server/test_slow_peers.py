@@ -14,6 +14,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 from dos_protocol.limits import payload_bytes_max
+from dos_server import embedded
 from dos_server.buffers import BufferAccount
 from dos_server.inflow import Inflow
 from dos_server.limits import buffers_needed_bytes_max
@@ -196,3 +197,29 @@ def look_at_all(server: ServerProcess, names: set[str]) -> None:
         reader.ask(m.ChangeDirectory("dir"))
         for name in names:
             assert reader.ask(m.Get(name, 0, 200)).payload == b"x" * 100, name
+
+
+def test_opening_and_listing_wait_while_too_much_stands_before_peers_and_go_on_when_they_are_cut_off(
+    tmp_path: Path,
+) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    with embedded.start(tmp_path / "server") as server:
+        with Wire(server.address) as wire:
+            wire.claim("dir")
+            for number in range(300):
+                wire.append("x" * 120 + f"{number:03}", b"", b"")
+            wire.wait_synced("x" * 120 + "299", 0)
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as crowd:
+            patch.setattr("dos_server.buffers.outgoing_full_bytes", 1 << 20)
+            patch.setattr("dos_server.buffers.full_send_seconds_max", 0.5)
+            opened = encode_frame(m.encode(m.ChangeDirectory("dir"), 7))
+            for _ in range(50):
+                deaf = crowd.enter_context(Wire(server.address))
+                deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+                deaf.sock.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    deaf.sock.send(opened * 200)
+            with Wire(server.address) as honest:
+                assert honest.ask(m.Ping(b"?")).payload == b"?"
+                assert len(honest.ask(m.ChangeDirectory("dir")).entries) == 300
+                assert len(honest.ask(m.List("", "", 6_000)).entries) == 300

@@ -15,10 +15,8 @@ goes to the disk, and until it is there nobody else appends.
 Rules of this file: the life of a stream. Order of writing and syncing is decided in `appends`.
 """
 
-from dos_protocol.limits import entries_max
 from dos_server.core import vocabulary as v
 from dos_server.core.appends import Appends
-from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r
@@ -44,7 +42,9 @@ class Streams:
             self._answers.refuse_and_end(one, NO_DIRECTORY)
             return
         state = directory.objects.get(request.name) or self._tables.new_object(directory, request.name)
-        why = read_only(directory) or _why_not(one, directory, state, request.offset) or self._no_space(state)
+        full = None if request.name in directory.objects else self._tables.refuses_object(directory)
+        why = read_only(directory) or _why_not(one, state, request.offset) or self._no_space(state)
+        why = why or ("" if full is None else full.message)
         if why:
             self._answers.refuse_and_end(one, why)
             return
@@ -128,12 +128,10 @@ class Streams:
         self._answers.send(one, wire.reply("{}\t{}".format(*one.told).encode("ascii")))
 
 
-def _why_not(one: Session0, directory: DirectoryState, state: ObjectState, offset: int) -> str:
+def _why_not(one: Session0, state: ObjectState, offset: int) -> str:
     refusal = state.refuses_session(one.session.number)
     if refusal is not None:
         return refusal.message
     if offset != state.accepted:
         return f"{state.name} has {state.accepted} bytes, not {offset}"
-    if state.name not in directory.objects and len(directory.objects) >= entries_max:
-        return f"a directory holds at most {entries_max} files"
     return ""

@@ -103,6 +103,18 @@ def the_server_reads_whatever_comes() -> list[Patch]:
     return [(ServerCore, "may_read", lambda self, session: True)]
 
 
+@bug("P-9: an account that is not balanced")
+def openings_that_were_given_up_stay_counted() -> list[Patch]:
+    """Of sessions that end while their directory is loaded: in time no large directory is opened any more."""
+    original = DirectoryState.forget_opening
+
+    def forget_opening(self: DirectoryState, session: Any) -> int:
+        original(self, session)
+        return 0
+
+    return [(DirectoryState, "forget_opening", forget_opening)]
+
+
 @bug("R17: jumps of the epoch")
 def any_epoch_may_be_claimed() -> list[Patch]:
     def may_claim(self: DirectoryState, claim: Any) -> bool:

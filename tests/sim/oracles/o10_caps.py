@@ -2,16 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from dos_protocol.limits import payload_bytes_max
+from dos_protocol.limits import entries_max, payload_bytes_max
 from dos_server.limits import (
     connections_max,
     directories_loaded_max,
     in_flight_bytes_max,
     index_entries_max,
     mends_max,
+    objects_in_use_max,
     open_files_max,
     reads_queued_of_one_max,
     requests_in_flight_max,
+    waiting_of_one_min,
+    waiting_total_max,
 )
 from tests.sim.oracles.oracle import Oracle
 
@@ -59,6 +62,11 @@ class Caps(Oracle):
         self._under(len(tables.directories), directories_loaded_max, f"directories of {name}")
         self._under(len(tables.mends), mends_max, f"new copies of {name}")
         self._under(len(machine.disk._handles), open_files_max + _FILES_BESIDE, f"files of {name}")
+        self._under(tables.objects, objects_in_use_max + entries_max, f"objects of {name}")
+        waiting_max = waiting_total_max + waiting_of_one_min * len(tables.sessions)
+        self._under(len(tables.waiting), waiting_max, f"GETs that wait on {name}")
+        counted = sum(len(directory.opening) for directory in tables.directories.values())
+        self._under(tables.openings, counted, f"counted openings of {name}")
         for directory in tables.directories.values():
             for state in directory.objects.values():
                 self._under(len(state.index), index_entries_max, f"entries of the index of {state.name}")

@@ -1,9 +1,10 @@
-"""GETs that wait at the end of an object: how many may, and in which parts they are answered."""
+"""What a server keeps in memory for sessions: GETs that wait, and objects of the directories they use."""
 
 import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
+from dos_protocol.limits import entries_max
 from dos_server.limits import reads_queued_of_one_max, requests_in_flight_max
 from tests.support.core_harness import Harness
 
@@ -101,3 +102,48 @@ def test_the_next_one_waits_unread_when_a_session_has_its_number(monkeypatch: py
     assert not server.core.may_read(session)
     server.tick(61.0)
     assert server.core.may_read(session)
+
+
+def test_another_directory_is_not_opened_when_those_in_use_have_too_many_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-8, P-9
+    monkeypatch.setattr("dos_server.core.tables.objects_in_use_max", entries_max + 3)
+    server = Harness()
+    sessions = [server.connect() for _ in range(3)]
+    first, second, third = sessions
+    server.ask(first, m.ChangeDirectory("a"))
+    for number in range(4):
+        server.ask(first, m.Append(f"o{number}", 0, 0, b"x"))
+    refused = server.ask(second, m.ChangeDirectory("b"))
+    assert (refused.code, refused.actual) == (ErrorCode.BUSY, 0)
+    assert server.ask(second, m.Ping(b"?")).payload == b"?", "the session is where it was, and usable"
+    assert isinstance(server.ask(second, m.ChangeDirectory("a")), m.DirectoryOpened), "that is in memory"
+    assert server.ask0(server.connect0(), "ub") is not None
+    for session in (first, second):
+        server.end(session)
+    assert isinstance(server.ask(third, m.ChangeDirectory("b")), m.DirectoryOpened), "nobody uses a now"
+    assert "a" not in server.core._tables.directories
+    assert isinstance(server.ask(third, m.ChangeDirectory("a")), m.DirectoryOpened)
+    assert server.ask(third, m.Get("o3", 0, 1)).payload == b"x"
+
+
+def test_no_other_object_is_made_when_those_in_use_are_too_many_and_nothing_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-8, P-9
+    server = Harness()
+    session = server.connect()
+    server.ask(session, m.ChangeDirectory("a"))
+    server.ask(session, m.Append("o", 0, 0, b"x"))
+    monkeypatch.setattr("dos_server.core.tables.objects_in_use_max", 1)
+    refused = server.ask(session, m.Append("p", 0, 0, b"x"))
+    assert (refused.code, refused.actual) == (ErrorCode.BUSY, 1)
+    assert server.ask(session, m.Stat("p")).code == ErrorCode.NOT_FOUND
+    server.ask(session, m.Append("o", 1, server.core._tables.find("a", "o").fold.value, b"y"))
+    assert server.unasked(session, m.Watermark)[-1].synced == 2
+    old = server.connect0("a")
+    assert (server.ask0(old, "ap\t0") or b"").startswith(b"ERROR")
+    server.ask(session, m.Delete("o"))
+    server.ask(session, m.Append("p", 0, 0, b"x"))
+    assert server.unasked(session, m.Watermark)[-1].name == "p"
