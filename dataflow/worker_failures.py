@@ -3,12 +3,16 @@
 Rules of this file: errors in, reports out, by the kinds of `FailureKind`.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from checkpoint.core.messages import FailureKind
 from checkpoint.errors import ManifestError
 from dataflow.errors import InputChangedError, PeerLostError
 from dos_protocol.errors import DosError, FencedError
+from journal import EpochUsedTwiceError
+
+_FOR_A_PERSON: Final = (ManifestError, InputChangedError, EpochUsedTwiceError)
+"""Trying again finds the same, so the region ends."""
 
 
 class Failure(NamedTuple):
@@ -27,9 +31,7 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, PeerLostError):
         return Failure("peer", str(error), peer=error.peer)
     if isinstance(error, DosError):
-        return Failure(
-            "manifest" if isinstance(error, ManifestError | InputChangedError) else "store", str(error)
-        )
+        return Failure("manifest" if isinstance(error, _FOR_A_PERSON) else "store", str(error))
     return Failure("internal", f"{type(error).__name__}: {error}")
 
 

@@ -10,6 +10,7 @@ from dataflow.worker_exchange import Exchange
 from dataflow.worker_failures import failure_of, first_error
 from dataflow.worker_messages import Inbox, Shared
 from dataflow.worker_spec import WorkerSpec
+from journal import EpochUsedTwiceError
 
 
 def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setting_that_decides_it() -> None:
@@ -37,3 +38,9 @@ def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setti
     assert (report.kind, report.peer) == ("peer", 1)
     assert "worker 0 cannot connect to it at 127.0.0.1:1" in report.message
     assert "set DOS_ADVERTISE_HOST on its host" in report.message
+
+
+def test_a_journal_that_only_a_person_can_judge_ends_the_region_instead_of_a_reset_for_ever() -> None:
+    report = failure_of(EpochUsedTwiceError("copies of segment out-x.. contradict each other"))
+    assert report.kind == "manifest"
+    assert "contradict each other" in report.message
