@@ -26,6 +26,7 @@ from dos_server.allocator import prepare_process
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
+from dos_server.wording import path_given
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
 
@@ -42,12 +43,18 @@ ScrubEvery = Annotated[
         metavar="TIME",
     ),
 ]
+DataDirectory = Annotated[
+    Path,
+    typer.Option(
+        parser=path_given,
+        metavar="DIR",
+        help="Directory that holds this server's objects; made when missing.",
+    ),
+]
 
 
 def serve(
-    data: Annotated[
-        Path, typer.Option(help="Directory that holds this server's objects; made when missing.")
-    ],
+    data: DataDirectory,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")
     ] = DEFAULT_ADDRESS,

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from dos_server.core.findings import Finding, Verdict
 from dos_server.offline.checking import Check, NotCheckedError, Report
+from dos_server.wording import path_given
 
 DAMAGED = 1
 NOT_CHECKED = 2
@@ -23,7 +24,10 @@ NOT_CHECKED = 2
 
 def fsck(
     data: Annotated[
-        Path, typer.Argument(help="Data directory of a server that does not run.", metavar="DIR")
+        Path,
+        typer.Argument(
+            parser=path_given, help="Data directory of a server that does not run.", metavar="DIR"
+        ),
     ],
     repair: Annotated[
         bool,

@@ -15,13 +15,7 @@ from typing import Any
 from dos_cli.__main__ import main
 from dos_cli.main import COMMANDS, load_command
 
-URLS = (
-    "dos://127.0.0.1:1/../a",
-    "dos://127.0.0.1:1/%2e%2e/a",
-    "dos://127.0.0.1:1/n/\u00e9",
-    "dos://",
-    "dos:///a/b",
-)
+URLS = ("dos://127.0.0.1:1/../a", "dos://127.0.0.1:1/n/\u00e9", "dos://")
 
 
 def commands() -> Iterator[tuple[list[str], Any]]:
@@ -100,8 +94,8 @@ def _be(words: Sequence[str], trouble: str, errors: int) -> None:
 if __name__ == "__main__":
     every = list(commands())
     for words, command in every:
-        # who begins a command is the same code for all: one of each group is enough for the rarer troubles
-        for trouble in ("full", "closed", "pipe") if len(words) == 1 else ("full",):
+        # what begins and ends a command is the same code for all of a group
+        for trouble in ("full", "closed", "pipe") if len(words) == 1 else ():
             print(json.dumps(run([*words, "--help"], trouble)), flush=True)
         for url in URLS:
             call = with_url(words, command, url)

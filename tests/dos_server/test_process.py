@@ -192,6 +192,9 @@ def test_what_cannot_be_served_exits_2_and_says_why(one_server: ServerProcess, t
     orphan = serve("--data", str(tmp_path / "orphan"), "--listen", "127.0.0.1:0")
     assert orphan.returncode == 2
     assert "identity" in orphan.stderr
+    empty = serve("--data", "", "--listen", "127.0.0.1:0")
+    assert empty.returncode == 2
+    assert "the path is empty" in empty.stderr
 
 
 def test_a_token_is_asked_for_and_checked(tmp_path: Path) -> None:
