@@ -77,6 +77,8 @@ class WorkerSide:
     """Operator -> cut -> the changes, or a snapshot, that make its files."""
     paths: dict[str, Path] = field(default_factory=dict)
     run: Incarnation | None = None
+    commits: deque[CutCommitted] = field(default_factory=deque)
+    """On their way: a cut is in the manifest before any worker hears of it, and a reset may come between."""
     inbound: dict[int, deque[Frame]] = field(default_factory=dict)
 
 
@@ -123,6 +125,7 @@ class OneThreadRegion:
             side.shared.peers_at = 0
             side.shared.incarnation = self.incarnation
             side.unshown.clear()
+            side.commits.clear()
             side.recorded.clear()
             side.line = OutputLine("shown", step)
             for output in side.shown:
@@ -274,8 +277,7 @@ class OneThreadRegion:
         last = votes[0]
         self.cut = StoredCut(number, last.step, last.mark.final, parts)
         for side in self.sides:
-            assert side.run is not None
-            side.run.committed(CutCommitted(self.incarnation, number, last.mark.final))
+            side.commits.append(CutCommitted(self.incarnation, number, last.mark.final))
 
     # --- time goes on -------------------------------------------------------------------------------------
 
@@ -286,11 +288,19 @@ class OneThreadRegion:
             moves.append(lambda index=index: self.sides[index].run.advance())  # type: ignore[misc, union-attr]
             if side.recorded:
                 moves.append(lambda side=side: self._sync(side))  # type: ignore[misc]
+            if side.commits:
+                moves.append(lambda side=side: self._hear_commit(side))  # type: ignore[misc]
             for peer, queue in side.inbound.items():
                 if queue:
                     moves.append(lambda index=index, peer=peer: self._arrive(index, peer))  # type: ignore[misc]
         start = self.choose(len(moves))
         return any(move() for move in moves[start:] + moves[:start])
+
+    @staticmethod
+    def _hear_commit(side: WorkerSide) -> bool:
+        assert side.run is not None
+        side.run.committed(side.commits.popleft())
+        return True
 
     def _arrive(self, index: int, peer: int) -> bool:
         side = self.sides[index]
@@ -305,14 +315,18 @@ class OneThreadRegion:
         return all(side.shared.exhausted for side in self.sides)
 
     def finish(self) -> None:
-        """Run to the end without further trouble, and take the final cut."""
+        """Run to the end and take the final cut; perhaps with a reset between its commit and its end."""
         while not self.exhausted():
             going = self.turn() or self.exhausted()  # that all was read may be noticed in doing nothing
             assert going, "the region is stuck before its sources are exhausted"
+        dies_last = not self.choose(3)
         while self.cut is None or not self.cut.final:
             self.ask_cut(final=True)
             while self.turn():
-                pass
+                if dies_last and self.cut is not None and self.cut.final:
+                    dies_last = False
+                    self.restore()  # of those that have not heard of the final cut, nobody will
+        assert not any(side.commits for side in self.sides), "what is committed is heard in the end"
         self.close()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import FileSink, FileSource, Graph, LogSink
+from dataflow.sinks.log import LogWriter
 from dataflow.worker_messages import OutputMade
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import last_counts, rows_of, true_counts, word_count
@@ -208,3 +209,23 @@ def test_a_sink_that_is_not_cut_back_shows_words_twice(tmp_path: Path) -> None:
     region.finish()
     with pytest.raises(AssertionError, match="after"):
         last_counts(tmp_path / "out")
+
+
+@pytest.mark.parametrize("changed", ["word", "count", "order"])
+def test_a_log_that_shows_steps_tells_rows_apart_by_every_column(changed: str) -> None:
+    """A replay that makes other rows than were shown is found by this digest, and by nothing else."""
+    schema = pa.schema([("word", pa.string()), ("count", pa.int64())])
+    shown = [{"word": "a", "count": 1}, {"word": "b", "count": 2}]
+    again = {
+        "word": [{"word": "x", "count": 1}, shown[1]],
+        "count": [shown[0], {"word": "b", "count": 3}],
+        "order": shown[::-1],
+    }[changed]
+
+    def digest_of(rows: list[dict[str, object]]) -> int:
+        writer = LogWriter(schema, compared=True)
+        writer.process(pa.RecordBatch.from_pylist(rows, schema))
+        writer.end_step()
+        return writer.take_step().digest
+
+    assert digest_of(again) != digest_of(shown) == digest_of(shown)

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dataflow import CallSink, FileSink, SchemaError
+from dataflow import CallSink, FileSink, Graph, IteratorSource, SchemaError
 from dataflow.core.transactions import TransactionName, Transactions, parse_name
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
@@ -17,6 +20,7 @@ from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.tsv import parse_row
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from dos_protocol.errors import CorruptDataError
+from tests.dataflow.region_in_one_thread import OneThreadRegion
 
 
 @dataclass
@@ -76,6 +80,32 @@ def checked(made: Callable[[Place], Output] = Output, **options: Any) -> int:
 def test_a_sink_of_two_phases_neither_loses_nor_doubles_rows() -> None:
     assert checked(runs=50) > 50
     assert checked(workers=1, runs=0) == checked(workers=3, runs=0)
+
+
+# EVIDENCE-OF: P-7
+@given(st.integers(0, 2**32), st.integers(1, 3))
+@settings(max_examples=40)
+def test_what_a_cut_covers_is_shown_though_nobody_lived_to_hear_of_its_commit(
+    seed: int, workers: int
+) -> None:
+    """The kit tells its sinks of a restored cut; here it is the worker that has to."""
+    rng, place = Random(seed), Place()
+    source = IteratorSource(
+        lambda split, at: ((n + 1, {"id": int(split) + n}) for n in range(at, 20)),
+        "id bigint",
+        splits=("0", "20", "40"),
+    )
+    graph = Graph("copy")
+    graph.source("numbers", source).sink("out", Sink(place))
+    region = OneThreadRegion(graph, workers, rng.randrange)
+    region.restore()
+    for _ in range(rng.randrange(4)):
+        for _ in range(rng.randrange(40)):
+            region.turn()
+        region.ask_cut() if rng.randrange(2) else region.restore()
+    region.finish()
+    assert sorted(place.visible()) == [*range(60)]
+    assert not place.prepared
 
 
 # --- faults that the kit finds ------------------------------------------------------------------------------

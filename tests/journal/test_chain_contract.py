@@ -175,6 +175,28 @@ async def test_a_finished_snapshot_is_where_a_replay_begins(bench: Bench) -> Non
     assert await bench.read(earlier) == ["a", "b"], "what lies below is still there for an older cut"
 
 
+async def test_what_a_snapshot_replaces_is_needed_until_its_end_is_synced_on_a_quorum() -> None:
+    """`floor` is what R14 deletes below: a snapshot that a crash may still cut short replaces nothing."""
+    # EVIDENCE-OF: P-1
+    claim = MemoryStore().claim(1)
+    writer = await ChainWriter.open(claim, "J", await take_over(claim, "J", generation=1), 1)
+    below = writer.floor
+    before = writer.append(note("a"))
+    await writer.wait_synced(before)
+
+    def records() -> Iterable[Record]:
+        claim.held = True
+        yield note("all of it")
+
+    await writer.roll(records())
+    whole = writer.end.size - before.size
+    for size in (whole - 1, whole):
+        assert writer.floor == below
+        for member in (1, 2):
+            claim.deliver(member, writer.segment, size)
+    assert writer.floor == (1, before.size)
+
+
 async def test_a_snapshot_may_begin_the_first_segment_of_a_writer(bench: Bench) -> None:
     await bench.write(1, "ab")
     claim, state = await bench.take_over(2)

@@ -341,3 +341,15 @@ def test_a_record_of_a_cut_is_shown_in_a_dump(tmp_path: Path) -> None:
 
     (tmp_path / "j").write_bytes(encode_v1(Record(Op.CUT, ints=(7, 41))))
     assert "CUT" in dos("journal", "dump", tmp_path / "j").stdout
+
+
+def test_a_replay_to_a_time_takes_what_was_recorded_at_that_very_moment() -> None:
+    """A mark says when what follows was recorded; the stop is the moment after which nothing counts."""
+    stop = Stop(wall_ms=1_000)
+    marks = [Record(Op.MARK, ints=(at,)) for at in (999, 1_000, 1_001)]
+    assert [stop.lies_before(64, mark) for mark in marks] == [False, False, True]
+    assert [stop.begins_before(64, mark) for mark in marks] == [False, False, True]
+    assert not stop.begins_before(64, None)
+    by_size = Stop(size=100)
+    assert [by_size.lies_before(end, marks[2]) for end in (99, 100, 101)] == [False, False, True]
+    assert [by_size.begins_before(base, None) for base in (99, 100, 101)] == [False, True, True]

@@ -112,6 +112,15 @@ def test_what_tasks_prepare_is_seen_when_it_is_committed_and_not_before(
     assert not left_over(store, options)
 
 
+def test_a_commit_returns_when_its_batch_is_synced_on_a_quorum(options: SinkOptions) -> None:
+    # EVIDENCE-OF: P-1
+    for number in range(3):
+        commit(options, written(options, batch(number), rows(number)), SCHEMA)
+        (committer,) = committing._held.values()
+        log = committer._log
+        assert log._recorded[0] == log.last == number + 1
+
+
 def test_a_micro_batch_that_is_committed_again_changes_nothing_whatever_its_rows_are_now(
     options: SinkOptions,
 ) -> None:
