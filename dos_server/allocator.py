@@ -3,13 +3,11 @@ they are free, and gets them as fresh pages the next time; an answer of 1 MiB co
 than in copying. Here it is told to keep them. What the server may hold is bounded by `limits`, so what is
 kept is too.
 
-Rules of this file: settings of the C library and the interpreter, for a whole process: only a program of
-our own may call this.
+Rules of this file: settings of the C library, for a whole process: only a program of our own may call this.
 """
 
 import ctypes
 import logging
-import sys
 from typing import Final
 
 from dos_protocol.limits import MIB
@@ -21,14 +19,6 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _KEPT_BYTES: Final = 64 * MIB
 _FROM_HEAP_BYTES: Final = 4 * MIB
-_SWITCH_SECONDS: Final = 0.0005
-
-
-def prepare_process() -> None:
-    """What a process that only serves wants of the C library, and of the interpreter: that threads which
-    verify what they read give way to the event loop soon."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    keep_large_blocks()
 
 
 def keep_large_blocks() -> None:

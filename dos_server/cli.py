@@ -22,7 +22,7 @@ from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
 from dos_protocol.tokens import token_in
-from dos_server.allocator import prepare_process
+from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
@@ -105,7 +105,7 @@ def serve(
         logging.getLogger("dos.server").warning("listening on %s without TLS, as --insecure says", host)
     token = _read_token(token_file)
     _raise_file_limit()
-    prepare_process()
+    keep_large_blocks()
     try:
         opened = OpenServer(
             data,

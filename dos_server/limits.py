@@ -66,9 +66,11 @@ reads_queued_of_one_max: Final = 16
 """GETs and STATs of one connection that wait for the disk; beyond it the server stops reading from it."""
 reads_in_flight_max: Final = 4
 """GETs at the disk at once, over all connections: at most 10 MiB read for 4 MiB of payload."""
-read_extents_max: Final = 2_048
+read_extents_max: Final = 512
 """A GET whose bytes lie in more extents is answered with those of so many: what small extents cost is
-processor time, 7 us each, and it is that of everybody."""
+processor time, 7 us each, and a thread that takes more than 5 ms of it in one go holds up the event loop."""
+digests_in_flight_max: Final = 1
+"""Digests that are read at once: one among extents of one byte takes 0.5 s of processor time."""
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 

@@ -26,9 +26,9 @@ from dos_server.core.version0 import wire as wire0
 from dos_server.limits import (
     claim_threads_max,
     connections_max,
+    digests_in_flight_max,
     load_threads_max,
     mend_threads_max,
-    reads_in_flight_max,
     space_look_seconds,
     sync_threads_max,
 )
@@ -99,7 +99,7 @@ class ObjectServer:
         self._claim_threads = self._threads(claim_threads_max)
         self._load_threads = self._threads(load_threads_max)
         self._mend_threads = self._threads(mend_threads_max)
-        self._digest_threads = self._threads(reads_in_flight_max)
+        self._digest_threads = self._threads(digests_in_flight_max)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
