@@ -44,6 +44,7 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionStatus,
 )
+from checkpoint.drop_log import DropLog
 from checkpoint.link import Link, serve_links
 from checkpoint.manifest_host import StoreHost
 from checkpoint.manifest_log import ManifestLog
@@ -81,6 +82,7 @@ class RegionShell:
         self.also_told: Callable[[RegionEvent], None] = _nothing
         """Called as the observer is, after it: who answers requests through the store."""
         self.meter = ProgressMeter(spec.name)
+        self._drops = DropLog(spec.name)
 
     def post(self, event: Event) -> None:
         """An event for the core, after those posted before. On this thread only."""
@@ -113,6 +115,7 @@ class RegionShell:
     def _handle(self, event: Event) -> None:
         for effect in self.core.handle(event, trio.current_time()):
             self._perform(effect)
+        self._drops.look((one.counters.operators for one in self.core.roster), trio.current_time())
         self.handled(self.core.status())
 
     def _perform(self, effect: Effect) -> None:

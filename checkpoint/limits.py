@@ -109,6 +109,8 @@ last_answers_s: Final = 5.0
 
 # --- times ----------------------------------------------------------------------------------------
 heartbeat_s: Final = 1.0
+drops_told_s: Final = 10.0
+"""The least time between two warnings about rows that were dropped."""
 suspect_after_s: Final = 10.0
 orphan_timeout_s: Final = 30.0
 checkpoint_interval_s: Final = 1.0

@@ -203,6 +203,7 @@ class Participant:
         self, *, cut: int, step: int, positions: WorkerCut, phases_s: Mapping[str, float] | None = None
     ) -> None:
         """Vote. Everything the positions name is synced on the quorum already."""
+        counters = self._counters()
         await self._report(
             Prepared(
                 job=self._spec.job,
@@ -211,7 +212,8 @@ class Participant:
                 step=step,
                 positions=positions,
                 phases_s=dict(phases_s or {}),
-                produced=self._counters().step,
+                produced=counters.step,
+                operators=counters.operators,
             )
         )
 
@@ -259,7 +261,9 @@ class Participant:
 
     async def finished(self) -> None:
         """The final cut is committed and everything of it is published."""
-        await self._report(Finished(job=self._spec.job, worker=self._spec.worker))
+        await self._report(
+            Finished(job=self._spec.job, worker=self._spec.worker, operators=self._counters().operators)
+        )
 
     # --- performing what the core says ------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from checkpoint.core.dropped import merge_counters
 from checkpoint.core.layout import Layout
 from dataflow.circuit_time import CircuitTime, StepTime
 from dataflow.core.event_time import Mark
@@ -174,6 +175,8 @@ class Circuit:
         for name in self.graph.specs:
             own = self._operators[name].counters() if name in self._operators else {}
             found[name] = {"rows_in": self._taken[name], "rows_out": self._given[name], **own}
+            for port in (port for port, takers in self._sides.get(name, {}).items() if not takers):
+                merge_counters(found[name], self._operators[name].lost_on(port))
         return found
 
     def take_rows_in(self) -> int:

@@ -155,6 +155,7 @@ class Incarnation:
             log = PostedChanges(self.number, name, handover, self._post)
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
         self._circuit.restored()
+        self._shared.operators = self._circuit.counters()  # it may be the final cut, and no step follow
 
     def start(self, order: Started) -> None:
         """All workers stand."""

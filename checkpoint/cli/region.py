@@ -24,6 +24,7 @@ from checkpoint.cli.support import (
     seconds_text,
 )
 from checkpoint.core.cut_views import cut_row
+from checkpoint.core.dropped import dropped_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.manifest_reading import ManifestView, read_manifest
@@ -278,7 +279,7 @@ def _hint(view: ManifestView) -> str:
     """What it may mean that nobody answers."""
     last = view.last
     if last is not None and last.final:
-        return "Its last cut is final: all input is processed, and no driver need run"
+        return "Its last cut is final: all input was read, and no driver need run"
     if last is not None and _now_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
         return (
             "Its last cut is fresh, so a driver may be at work: one that takes no requests"
@@ -294,6 +295,8 @@ def _print_status(answer: Answer) -> None:
         f"{found.get('state')}{reason}, says driver {answer.driver}: incarnation {answer.incarnation},"
         f" {found.get('cutsCommitted')} cuts, {found.get('resetAttempts')} reset attempts spent"
     )
+    if lost := dropped_text(found.get("rowsDropped", {})):
+        print(lost)
     workers = found.get("workers", [])
     print_table(
         (

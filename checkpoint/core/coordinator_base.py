@@ -10,6 +10,7 @@ from typing import Final
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, Effect, End, Send, Tell
+from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import Stop, StopKind, ToWorker
@@ -160,6 +161,11 @@ class CoordinatorBase:
         who = ", ".join(str(worker.index) for worker in waiting)
         return f"worker {who} waits for a quorum of the store" + (f": {reason}" if reason else "")
 
+    @property
+    def dropped(self) -> dict[str, dict[str, int]]:
+        """Rule -> operator -> rows that it dropped since the region began, as the workers said last."""
+        return dropped_rows(worker.counters.operators for worker in self.roster)
+
     def note_waiting(self, now: float) -> None:
         """Keep the time since which the region waits for the store."""
         self.now = now
@@ -198,6 +204,7 @@ class CoordinatorBase:
             waiting_s=0.0 if self._waiting_since is None else self.now - self._waiting_since,
             waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
             pins=dict(self.last_cut.pins) if self.last_cut else {},
+            dropped=self.dropped,
         )
 
     def _tell_state(self) -> None:

@@ -6,6 +6,7 @@ is out, and Committed goes out only upon CutAppended.
 
 from checkpoint.core.coordinator_base import CoordinatorBase
 from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended
+from checkpoint.core.dropped import end_text
 from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.messages import (
     Committed,
@@ -108,7 +109,7 @@ class Cutting(CoordinatorBase):
         if not all(worker.state is WorkerState.RUNNING and worker.exhausted for worker in self.roster):
             return
         if self.spec.without_cuts:
-            self.decide(RegionState.FINISHED, "all input is processed", now, kind="finished")
+            self.decide(RegionState.FINISHED, end_text(self.dropped), now, kind="finished")
         elif self.can_cut:
             self.request_cut(now, final=True)
 
@@ -128,6 +129,7 @@ class Cutting(CoordinatorBase):
         if pending is None or pending.appended or worker.state is not WorkerState.RUNNING:
             return Refusal("STALE_CUT", f"a vote for cut {vote.cut} while none is asked for")
         worker.step = max(worker.step, vote.produced)
+        worker.note_operators(vote.operators)
         refusal = pending.vote(vote)
         if refusal is not None or pending.missing():
             return refusal
@@ -206,10 +208,11 @@ class Cutting(CoordinatorBase):
             return Refusal(
                 "UNEXPECTED", f"worker {message.worker} finished before its final cut was committed"
             )
+        worker.note_operators(message.operators)
         worker.move(WorkerEvent.FINISH)
         self.finish_if_all_have(now)
         return None
 
     def finish_if_all_have(self, now: float) -> None:
         if self.final_committed and self.roster.all_in(WorkerState.FINISHED, WorkerState.DONE):
-            self.decide(RegionState.FINISHED, "all input is processed", now, kind="finished")
+            self.decide(RegionState.FINISHED, end_text(self.dropped), now, kind="finished")

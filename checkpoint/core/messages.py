@@ -122,6 +122,8 @@ class Prepared(FromWorker, frozen=True, kw_only=True):
     """Where the time went: align, drain, write, sync."""
     produced: int = 0
     """The last step that this worker has begun, perhaps above `step`: it heard a peer's flag too late."""
+    operators: dict[str, dict[str, int]] = {}
+    """What its operators count (`Counters.operators`), as of this vote: heartbeats are older."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):
@@ -159,6 +161,9 @@ class Paused(FromWorker, frozen=True, kw_only=True):
 
 class Finished(FromWorker, frozen=True, kw_only=True):
     """The final cut is committed and this worker has published all of it; it ends when told to STOP."""
+
+    operators: dict[str, dict[str, int]] = {}
+    """As in `Prepared`: after a restart at the final cut there is no vote."""
 
 
 # --- coordinator to worker ------------------------------------------------------------------------

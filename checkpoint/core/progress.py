@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from checkpoint.core.dropped import merge_counters
 from checkpoint.core.region import CutCommitted, RegionStatus, ResetReport, WorkerStatus
 
 RECENT_PROGRESS_MAX: Final = 100
@@ -62,6 +63,7 @@ class ProgressMeter:
             "phaseSeconds": _rounded(event.phases_s),
             "lagBytes": sum(worker.lag_bytes for worker in status.workers),
             "resets": len(status.resets),
+            "rowsDropped": rows_dropped_json(status),
             "operators": self._operators_since(status),
             "workers": [
                 worker_json(worker) | {"phaseSeconds": _rounded(event.worker_phases_s.get(worker.index, {}))}
@@ -97,7 +99,7 @@ class ProgressMeter:
                 for counter, value in counters.items():
                     is_rows = counter in ("rows_in", "rows_out")
                     part = _since(value, before.get(name, {}).get(counter, 0)) if is_rows else value
-                    total[counter] = total.get(counter, 0) + part
+                    merge_counters(total, {counter: part})
             self._operators_before[worker.index] = worker.counters.operators
         return [{"name": name, **_spelled(counters)} for name, counters in summed.items()]
 
@@ -116,9 +118,15 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "waitingSeconds": round(status.waiting_s, 3),
         "waitingBytes": status.waiting_bytes,
         "pins": dict(status.pins),
+        "rowsDropped": rows_dropped_json(status),
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_SHOWN_MAX:]],
     }
+
+
+def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:
+    """Rule -> operator -> rows that were dropped since the region began, for programs."""
+    return {rule: dict(operators) for rule, operators in status.dropped.items()}
 
 
 RESETS_SHOWN_MAX: Final = 10

@@ -216,6 +216,8 @@ class RegionStatus:
     """Appended by workers that wait, and not yet synced on a quorum."""
     pins: Mapping[str, int] = field(default_factory=dict)
     """Name -> the cut that stays restorable by it, as the last cut has them."""
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
 
     @property
     def step(self) -> int:

@@ -52,6 +52,11 @@ class Worker:
     def move(self, event: WorkerEvent) -> None:
         self.state = follow(WORKERS, self.state, event)
 
+    def note_operators(self, operators: dict[str, dict[str, int]]) -> None:
+        """What its operators count, newer than the last heartbeat; empty: nothing was said."""
+        if operators:
+            self.counters = structs.replace(self.counters, operators=operators)
+
     def status(self) -> WorkerStatus:
         join = self.join
         return WorkerStatus(

@@ -134,6 +134,13 @@ class Operator:
         del port
         return ()
 
+    def lost_on(self, port: str) -> dict[str, int]:
+        """What is lost if nobody takes that side output: a counter that ends with "_rows_dropped", counted
+        since the region began. Only for outputs that the operator has of itself, not for the user's.
+        """
+        del port
+        return {}
+
     def tables(self) -> "Mapping[str, StateTable]":
         """Its state: what is appended to the operator's name (nothing, or "~" and a word) -> a table."""
         return {}

@@ -153,7 +153,7 @@ class WindowDedupOperator(TimedOperator):
         starts = self._keys.newest(times)
         over = self._keys.are_over(starts, self.mark())
         if over.any():
-            self.put_late(batch, np.flatnonzero(over))
+            self.put_late(batch, np.flatnonzero(over), times)
             batch, starts = batch.take(pa.array(np.flatnonzero(~over))), starts[~over]
         new = self._seen.new_rows(self._keys.find_or_add(batch, starts))
         return [batch.select(self._columns.names).take(pa.array(new))] if len(new) else ()

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dataflow.columns import Slots
@@ -24,7 +25,7 @@ from dataflow.exchange import hashes_of
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.key_by import check_keyed_alike
-from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.late import LATE, LATE_RIGHT, TimedOperator
 from dataflow.row_table import Rows, RowTable, check_stored, joined
 from dataflow.state import KeyIndex
 
@@ -68,7 +69,7 @@ class JoinSpec(OperatorSpec):
         return pa.schema(fields)
 
     def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[LEFT], "late_right": inputs[RIGHT]}
+        return {LATE: inputs[LEFT], LATE_RIGHT: inputs[RIGHT]}
 
     def detail(self) -> str:
         sides = zip(self.keys, self.times, strict=True)
@@ -116,17 +117,19 @@ class JoinOperator(TimedOperator):
         times = times_of(batch.column(side.time), side.time)
         late = times <= self.mark(index)
         if late.any():
-            self._put_late_of(index, batch, np.flatnonzero(late))
+            self._put_late_of(index, batch, np.flatnonzero(late), times)
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
         # A row waits until the other input is `within` behind it: then no partner is near enough.
         side.came.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
         return ()
 
-    def _put_late_of(self, index: int, batch: pa.RecordBatch, rows: Slots) -> None:
+    def _put_late_of(
+        self, index: int, batch: pa.RecordBatch, rows: Slots, times: npt.NDArray[np.int64]
+    ) -> None:
         if index == LEFT:
-            self.put_late(batch, rows)
+            self.put_late(batch, rows, times)
             return
-        self.late_rows += len(rows)
+        self.count_late(index, times[rows])
         names = self._sides[RIGHT].columns.names
         self._late_right.append(batch.select(names).take(pa.array(rows)))
 

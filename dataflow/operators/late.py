@@ -1,9 +1,13 @@
 """What operators that wait for event time share: the mark they reached, and the rows that came behind it.
 
 Rules of this file: marks and late rows; what waits is the operator's.
+
+How many rows were late is state: a row that was dropped before a checkpoint does not come again after a
+crash, and the region must not forget that it was dropped.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -11,12 +15,57 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import block_schema, make_block
 from dataflow.columns import Slots
 from dataflow.core.event_time import Mark
 from dataflow.operators.base import Operator, StateTable
 from dataflow.operators.event_time import MarkTable
 
 LATE: Final = "late"
+LATE_RIGHT: Final = "late_right"
+LATE_PORTS: Final = {LATE: 0, LATE_RIGHT: 1}
+"""The side output of late rows -> the input that they came on."""
+
+
+class LateTable(StateTable):
+    """For each input, how many rows were late since the region began, and how far behind the mark at most."""
+
+    _schema = block_schema(
+        pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64()), ("behind_us", pa.int64())])
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.rows: Counter[int] = Counter()
+        self.behind_us: Counter[int] = Counter()
+        self._changed: set[int] = set()
+
+    def add(self, index: int, rows: int, behind_us: int) -> None:
+        """So many more rows of this input were late."""
+        self.rows[index] += rows
+        self.behind_us[index] = max(self.behind_us[index], behind_us)
+        self._changed.add(index)
+
+    def checkpoint(self) -> pa.RecordBatch:
+        changed, self._changed = sorted(self._changed), set()
+        return self._block(changed)
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self._block(sorted(self.rows))
+
+    def _block(self, inputs: list[int]) -> pa.RecordBatch:
+        keys = pa.array(inputs, pa.int64())
+        values = [
+            pa.array([counts[one] for one in inputs], pa.int64()) for counts in (self.rows, self.behind_us)
+        ]
+        return make_block(self._schema, [keys], hash_keys([keys]), values)
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            self.rows[row["input"]], self.behind_us[row["input"]] = row["rows"], row["behind_us"]
 
 
 class TimedOperator(Operator, ABC):
@@ -29,7 +78,12 @@ class TimedOperator(Operator, ABC):
         self._columns = columns
         self._time = MarkTable(inputs)
         self._late: list[pa.RecordBatch] = []
-        self.late_rows = 0
+        self._lateness = LateTable()
+
+    @property
+    def late_rows(self) -> int:
+        """Of all inputs, since the region began."""
+        return self._lateness.rows.total()
 
     def mark(self, index: int = 0) -> Mark:
         """How far event time was at the end of the last step."""
@@ -42,13 +96,22 @@ class TimedOperator(Operator, ABC):
         late = times <= self.mark(index)
         if not late.any():
             return batch, times
-        self.put_late(batch, np.flatnonzero(late))
+        self.put_late(batch, np.flatnonzero(late), times)
         return batch.take(pa.array(np.flatnonzero(~late))), times[~late]
 
-    def put_late(self, batch: pa.RecordBatch, rows: Slots) -> None:
-        """These rows are late."""
-        self.late_rows += len(rows)
+    def put_late(self, batch: pa.RecordBatch, rows: Slots, times: npt.NDArray[np.int64]) -> None:
+        """These rows are late; `times` of all rows of the batch."""
+        self.count_late(0, times[rows])
         self._late.append(batch.select(self._columns.names).take(pa.array(rows)))
+
+    def count_late(self, index: int, times: npt.NDArray[np.int64]) -> None:
+        """Rows of these times came late on an input."""
+        self._lateness.add(index, len(times), max(0, self.mark(index) - int(times.min())))
+
+    def lost_on(self, port: str) -> dict[str, int]:
+        index = LATE_PORTS.get(port, -1)
+        rows = self._lateness.rows[index]
+        return {"late_rows_dropped": rows, "late_by_us_max": self._lateness.behind_us[index]} if rows else {}
 
     def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
         assert port == LATE
@@ -67,8 +130,9 @@ class TimedOperator(Operator, ABC):
         """The state, without the marks."""
 
     def tables(self) -> Mapping[str, StateTable]:
-        return {**self.own_tables(), "~time": self._time}
+        return {**self.own_tables(), "~time": self._time, "~late": self._lateness}
 
     def reset(self) -> None:
         self._time.reset()
+        self._lateness.reset()
         self._late = []

@@ -96,7 +96,7 @@ class WindowOperator(TimedOperator):
             for column, accumulator in zip(self._taken, self._accumulators, strict=True):
                 accumulator.update(slots, None if column is None else part.column(column))
         if not placed.all():
-            self.put_late(batch, np.flatnonzero(~placed))
+            self.put_late(batch, np.flatnonzero(~placed), times)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:

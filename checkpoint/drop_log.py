@@ -1,0 +1,49 @@
+"""Warns in the driver's log of rows that operators drop: who, how many, how late, and what to do.
+
+Rules of this file: words to the log, rate-limited by the caller's clock. Rows are counted by operators.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from checkpoint import limits
+from checkpoint.core.dropped import dropped_rows, dropped_text, late_by_text, merge_counters
+
+logger: Final = logging.getLogger("dos.checkpoint")
+
+
+class DropLog:
+    """One region's."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._told: dict[str, dict[str, int]] = {}
+        self._next_look = 0.0
+
+    def look(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
+        """Warn of what was dropped since the last warning, if anything was and that one is old enough.
+        `workers`: of each, its operators' counters.
+        """
+        if now < self._next_look:
+            return
+        self._next_look = now + limits.heartbeat_s
+        operators: dict[str, dict[str, int]] = {}
+        for worker in workers:
+            for name, counters in worker.items():
+                merge_counters(operators.setdefault(name, {}), counters)
+        dropped = dropped_rows([operators])
+        for rule, by_operator in dropped.items():
+            for name, count in by_operator.items():
+                more = count - self._told.get(rule, {}).get(name, 0)
+                if more > 0:
+                    self._next_look = now + limits.drops_told_s
+                    behind = late_by_text(operators[name]) if rule == "late" else ""
+                    logger.warning(
+                        "region %s: %s (%s since the region began%s)",
+                        self._region,
+                        dropped_text({rule: {name: more}}),
+                        f"{count:,}",
+                        behind,
+                    )
+        self._told = dropped
