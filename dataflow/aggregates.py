@@ -26,6 +26,7 @@ from dataflow.accumulators import (
 )
 from dataflow.distinct import DistinctAccumulator
 from dataflow.errors import SchemaError
+from dataflow.exact_values import DECIMAL_DIGITS, DecimalSumAccumulator, ValueExtremeAccumulator
 from dataflow.schema import type_text
 
 PRECISION_MIN: Final = 5
@@ -74,8 +75,9 @@ class Count(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregate):
-    """The sum of a column: bigint of integers, double of doubles, rounded once at the end. A sum of integers
-    that does not fit a bigint stops the region.
+    """The sum of a column: bigint of integers, double of doubles, rounded once at the end; of decimal(p, s)
+    exactly, decimal(p + 10, s) with at most 38 digits. A sum that does not fit stops the region, doubles
+    excepted.
 
         by_item.aggregate("sold", income=Sum("price"))
     """
@@ -83,9 +85,13 @@ class Sum(Aggregate):
     column: str
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        if column is not None and pa.types.is_decimal128(column):
+            return pa.decimal128(min(DECIMAL_DIGITS, column.precision + 10), column.scale)
         return pa.int64() if pa.types.is_integer(_number(self, column)) else pa.float64()
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        if pa.types.is_decimal128(column):
+            return DecimalSumAccumulator(name, self.result_type(column))
         return SumAccumulator(name, _number(self, column))
 
 
@@ -110,7 +116,8 @@ class Mean(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Min(Aggregate):
-    """The least value of a column of numbers, dates, timestamps or booleans.
+    """The least value of a column of numbers, decimals, dates, timestamps, booleans or text (by
+    its UTF-8 bytes).
 
     Example:
 
@@ -123,12 +130,13 @@ class Min(Aggregate):
         return _ordered(self, column)
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
-        return ExtremeAccumulator(name, _ordered(self, column), largest=False)
+        return _extreme(name, _ordered(self, column), largest=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Max(Aggregate):
-    """The largest value of a column of numbers, dates, timestamps or booleans.
+    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text (by
+    its UTF-8 bytes).
 
     Example:
 
@@ -141,7 +149,7 @@ class Max(Aggregate):
         return _ordered(self, column)
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
-        return ExtremeAccumulator(name, _ordered(self, column), largest=True)
+        return _extreme(name, _ordered(self, column), largest=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,15 @@ def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
         return column
     if types.is_integer(column) or column in (pa.float32(), pa.float64()):
         return column
-    raise _wrong(aggregate, column, "a column of numbers, dates, timestamps or booleans")
+    if types.is_string(column) or types.is_large_string(column) or types.is_decimal128(column):
+        return column
+    raise _wrong(aggregate, column, "a column of numbers, decimals, dates, timestamps, booleans or text")
+
+
+def _extreme(name: str, column: pa.DataType, *, largest: bool) -> Accumulator:
+    if pa.types.is_decimal128(column) or pa.types.is_string(column) or pa.types.is_large_string(column):
+        return ValueExtremeAccumulator(name, column, largest=largest)
+    return ExtremeAccumulator(name, column, largest=largest)
 
 
 def check_are_aggregates(given: Mapping[str, object]) -> None:

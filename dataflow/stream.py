@@ -7,7 +7,7 @@ make of a graph is `graph.py`'s. The methods that only a keyed stream has are in
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
@@ -256,6 +256,16 @@ class Stream:
         """
         self.graph.annotate(self.node if isinstance(self.node, str) else self.node.name, annotation)
         return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Only for names that are not there. A keyed method on a stream whose keys an operator gave up."""
+        if name.startswith("_") or not hasattr(KeyedOperators, name):
+            raise AttributeError(f"a stream has no method {name!r}")
+        made = self.node if isinstance(self.node, str) else self.node.name
+        raise AttributeError(
+            f"{name} needs a keyed stream, and the output of {made!r} has no keys: key_by must come directly"
+            f" before it; write .key_by(NAME, COLUMN, ...).{name}(...), and filter or map before key_by"
+        )
 
     def _table(self, control: "ControlTable | None") -> str | None:
         if control is None:

@@ -173,10 +173,6 @@ def test_a_sum_of_integers_that_does_not_fit_stops_and_names_the_operator() -> N
         ),
         ({"total": Sum("who")}, "Sum takes a column of integers or doubles, and column 'who' is string"),
         ({"mean": Mean("day")}, "Mean takes a column of integers or doubles, and column 'day' is date"),
-        (
-            {"low": Min("who")},
-            "Min takes a column of numbers, dates, timestamps or booleans, and column 'who'",
-        ),
         ({"key": Count()}, "the result 'key' is named like a key column"),
         ({"_hash": Count()}, "_hash"),
     ],
