@@ -133,6 +133,8 @@ new_file_bytes: Final = 4 * KIB
 """What a new object costs before its first byte: its file's first block, and its share of the folder."""
 space_look_seconds: Final = 1.0
 """Between two looks at what is free."""
+again_seconds: Final = 1.0
+"""After which the disk is asked again for a sync or a removal that it could not begin."""
 tail_tries_seconds_min: Final = 1.0
 tail_tries_seconds_max: Final = 60.0
 """Between two tries to copy a torn tail aside: twice as long each time, up to the longest."""

@@ -6,9 +6,10 @@ the handles that were open and to nobody later. Only what is unused and synced m
 longest goes first.
 """
 
+import errno
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from dos_server.disk import Disk
@@ -28,6 +29,7 @@ class OpenFile:
     synced: int = 0
     failed: bool = False
     forgotten: bool = False
+    guard: threading.Lock = field(default_factory=threading.Lock)
 
 
 class OpenFiles:
@@ -66,14 +68,20 @@ class OpenFiles:
 
     def sync(self, file: OpenFile) -> None:
         """Put every write that has ended on stable storage. Raises OSError: it must never be tried again,
-        because the kernel forgets what it failed to write, and the next sync would succeed."""
-        writes = file.writes
-        try:
-            self._disk.sync(file.handle)
-        except OSError:
-            file.failed = True
-            raise
-        file.synced = writes
+        because the kernel forgets what it failed to write, and the next sync would succeed.
+
+        One at a time: a write that is taken back syncs too, and the kernel tells an error to one of them.
+        """
+        with file.guard:
+            if file.failed:
+                raise OSError(errno.EIO, "a sync of it failed before")
+            writes = file.writes
+            try:
+                self._disk.sync(file.handle)
+            except OSError:
+                file.failed = True
+                raise
+            file.synced = writes
 
     def forget_folder(self, folder: str) -> None:
         """Close every file in the folder, those in use when their use ends."""

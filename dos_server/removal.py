@@ -16,39 +16,53 @@ import contextlib
 import logging
 
 from dos_server.core.records import Mark
-from dos_server.core.vocabulary import Removal
+from dos_server.core.vocabulary import Removal, Trouble
 from dos_server.disk import Disk
 from dos_server.marks import Marks
+from dos_server.troubles import came_before_sync, trouble_of
 
 log = logging.getLogger("dos.server")
 
 
 def remove(disk: Disk, marks: Marks, folder: str, mark: Mark) -> Removal:
     """Take away the object that has that mark; nobody uses its file."""
+    begun = False
     try:
+        held = marks.of(mark.name)
+        begun = held is not None and held.removed  # and put off: its file may be gone
         marks.write(mark._replace(removed=True), durable=True)
         with contextlib.suppress(FileNotFoundError):
             disk.remove(f"{folder}/{mark.name}")
     except OSError as error:
+        if begun:
+            return _unknown(folder, mark, error)
         log.error("object %s/%s cannot be removed: %s", folder, mark.name, error)
-        return _take_back(marks, folder, mark)
+        as_it_was = Removal.INTACT if trouble_of(error) is Trouble.FAILED else Removal.NOT_NOW
+        return _take_back(marks, folder, mark, as_it_was)
     try:
         disk.sync_folder(folder)
         marks.erase(mark.name)
     except OSError as error:
-        log.error("whether %s/%s is removed, a restart must say: %s", folder, mark.name, error)
-        return Removal.UNKNOWN
+        return _unknown(folder, mark, error)
     return Removal.GONE
 
 
-def _take_back(marks: Marks, folder: str, mark: Mark) -> Removal:
+def _unknown(folder: str, mark: Mark, error: OSError) -> Removal:
+    """Its mark says removed: the removal can be gone on with, unless a sync has failed."""
+    if came_before_sync(error):
+        log.warning("the removal of %s/%s is not finished, and goes on later: %s", folder, mark.name, error)
+        return Removal.LATER
+    log.error("whether %s/%s is removed, a restart must say: %s", folder, mark.name, error)
+    return Removal.UNKNOWN
+
+
+def _take_back(marks: Marks, folder: str, mark: Mark, as_it_was: Removal) -> Removal:
     """The file is there still: have the mark say so, durably, or a crash removes it after all."""
     try:
         marks.write(mark, durable=True)
     except OSError as error:
-        log.error("whether %s/%s is removed, a restart must say: %s", folder, mark.name, error)
-        return Removal.UNKNOWN
-    return Removal.INTACT
+        return _unknown(folder, mark, error)
+    return as_it_was
 
 
 def finish(disk: Disk, marks: Marks, folder: str, name: str) -> None:

@@ -19,41 +19,30 @@ for one object by one write and one sync at a time.
 
 import errno
 import logging
-from dataclasses import dataclass
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
 from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
-from dos_server.core import findings, records
+from dos_server.core import records
 from dos_server.core import vocabulary as v
-from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
-from dos_server.core.records import NO_CLAIM, Claim, Mark
-from dos_server.core.recovery import NO_ROOM, Decision
-from dos_server.core.recovery_scan import Found, judge, lost
+from dos_server.core.records import Claim, Mark
+from dos_server.core.recovery_scan import Found
 from dos_server.disk import Disk, FreeSpace
-from dos_server.marks import Marks, says_damaged
-from dos_server.stored_reads import StoredReads
-from dos_server.troubles import noted, says_nothing_of_the_disk, trouble_of
+from dos_server.loading import Loading
+from dos_server.marks import says_damaged
+from dos_server.open_files import OpenFile
+from dos_server.troubles import came_before_sync, noted, trouble_of
 
 log = logging.getLogger("dos.server")
 
 
-@dataclass
-class _Folder:
-    """What is known of a loaded directory: its marks, and whether its own entry is durable."""
-
-    marks: Marks
-    durable: bool
-
-
-class Storage(StoredReads):
+class Storage(Loading):
     """See the module."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
-        self._folders: dict[str, _Folder] = {}
         self._told_no_space = False
 
     # Start and stop
@@ -95,126 +84,6 @@ class Storage(StoredReads):
                 self._folders[directory].marks.sync()
             self.forget(directory)
 
-    def forget(self, directory: str) -> None:
-        """Close the files of a directory that is not in use."""
-        folder = self._folders.pop(directory, None)
-        self._files.forget_folder(f"{OBJECTS}/{directory}")
-        if folder is not None:
-            folder.marks.close()
-
-    # Directories
-
-    def load(self, directory: str) -> v.DirectoryLoaded:
-        """Read a directory and bring each object to a state that is on stable storage.
-
-        Changes nothing twice.
-        """
-        path = f"{OBJECTS}/{directory}"
-        try:
-            names = self._disk.names(path)
-            folder = self._folders[directory] = _Folder(Marks(self._disk, path), names is not None)
-            if names is None:
-                return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
-            # a killed server leaves names that can be read and are not durable: no mark may outlive its name
-            self._disk.sync_folder(OBJECTS)
-            self._disk.sync_folder(path)
-            data = small_files.read(self._disk, f"{path}/.claim")
-            claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
-            marks = folder.marks.load()
-            for name in [name for name, mark in marks.items() if mark.removed]:
-                removal.finish(self._disk, folder.marks, path, name)
-                del marks[name]
-                names = [one for one in names if one != name]
-            side_files.remove_leftovers(self._disk, path, names)
-            objects = {
-                name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
-            }
-            for name in marks.keys() - objects.keys():
-                log.error(
-                    "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
-                )
-                objects[name] = lost(marks[name].synced)
-            epoch_max = max((found.epoch_max for found in objects.values()), default=0)
-            records.check_claim(claim, f"{directory}/.claim", epoch_max)
-        except (OSError, CorruptDataError) as error:
-            log.error("directory %s cannot be used: %s", directory, error)
-            self.forget(directory)
-            return v.DirectoryLoaded(
-                directory, exists=True, claim=NO_CLAIM, objects={}, problem=f"{directory}: {error}"
-            )
-        return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
-
-    def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
-        """Judge an object of a loaded directory anew, by its mark as it is now."""
-        try:
-            mark = self._folders[directory].marks.of(name)
-        except OSError as error:
-            log.error("mark of %s/%s: %s", directory, name, error)
-            return v.ObjectLoaded(directory, name, None)
-        return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
-
-    def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
-        durable = mark.synced if mark is not None else 0
-        try:
-            with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
-                found, size = self._judge(directory, name, file.handle, mark)
-                durable = max(durable, found.size)  # all of that may have been acknowledged
-                if not found.corrupt:
-                    found = self._bring_in_order(directory, name, file.handle, found, size, mark)
-        except OSError as error:
-            log.error("object %s/%s cannot be used: %s", directory, name, error)
-            return _without(durable, error)
-        if found.letter == NO_ROOM:
-            return found
-        if found.corrupt:
-            poisoned = mark is not None and mark.poisoned
-            durable = max(found.durable, found.size)
-            self.set_mark(directory, Mark(name, durable, poisoned, damaged=True, root=found.root))
-            return found
-        if mark is not None and mark.poisoned:
-            return self._forgive(directory, name, found)
-        said = Mark(name, found.size, root=found.root)
-        if mark != said:
-            self.set_mark(directory, said)
-        return found
-
-    def _forgive(self, directory: str, name: str, found: Found) -> Found:
-        """Take the word "poisoned" off a mark, durably, before anything new is acknowledged.
-
-        Or a power cut brings it back, and the next start cuts what was acknowledged since."""
-        try:
-            self._folders[directory].marks.write(Mark(name, found.size, root=found.root), durable=True)
-        except OSError as error:
-            log.error("mark of %s/%s: %s", directory, name, error)
-            return _without(found.size, error)
-        return found
-
-    def _judge(self, directory: str, name: str, handle: int, mark: Mark | None) -> tuple[Found, int]:
-        """What the table of `core.recovery` says, and the bytes of the file."""
-        disk = self._disk
-        seed = object_seed(directory, name)
-        size = disk.size(handle)
-        found = judge(lambda position, count: disk.read(handle, position, count), size, seed, mark)
-        if found.decision is not Decision.KEEP:
-            log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
-        return found, size
-
-    def _bring_in_order(
-        self, directory: str, name: str, handle: int, found: Found, size: int, mark: Mark | None
-    ) -> Found:
-        """Carry the table's decision out; what is kept is on stable storage then."""
-        disk = self._disk
-        try:
-            side_files.cut_tail(disk, directory, name, handle, found, size)
-        except OSError as error:
-            if trouble_of(error) is not v.Trouble.NO_SPACE:
-                raise
-            log.error("tail of %s/%s: no space to copy it aside; free some, then it is done", directory, name)
-            found = found.uncut(size)
-        if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
-            side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
-        return found
-
     def store_claim(self, directory: str, claim: Claim) -> v.Trouble:
         """Put a claim on stable storage, with the folder and its entry."""
         try:
@@ -251,44 +120,55 @@ class Storage(StoredReads):
     # Objects
 
     def write(self, effect: v.Write) -> v.Trouble:
-        """Write extents, whole or not at all: on a full disk the file is cut back.
-
-        A file that cannot be opened, for want of descriptors, say, is as it was: that is no space too.
-        """
+        """Write extents, whole or not at all: the part that a full disk let in is taken back."""
         directory, name, position, buffers, create = effect
-        path, opened = f"{OBJECTS}/{directory}/{name}", False
+        path = f"{OBJECTS}/{directory}/{name}"
         try:
             if create:
                 self._make_folder(directory)
             with self._files.use(path, create=create) as file:
-                wrote, opened = 1, True
                 try:
                     self._disk.write(file.handle, position, buffers)
                 except OSError as error:
-                    if trouble_of(error) is v.Trouble.NO_SPACE:
-                        self._disk.cut(file.handle, position)
-                        if create:
-                            self._disk.remove(path)
-                        wrote = 0
+                    if trouble_of(error) is v.Trouble.FAILED or not self._taken_back(file, effect):
+                        file.writes += 1
+                        raise OSError(errno.EIO, f"a part of it may be in the file: {error}") from error
                     raise
-                finally:
-                    file.writes += wrote
+                file.writes += 1
         except OSError as error:
             log.error("write of %s/%s: %s", directory, name, error)
-            if not opened and says_nothing_of_the_disk(error):
-                return v.Trouble.NO_SPACE
-            if create and trouble_of(error) is v.Trouble.NO_SPACE:
+            if create and trouble_of(error) is not v.Trouble.FAILED:
                 self._files.forget(path)
             return trouble_of(error)
         return v.Trouble.NONE
 
+    def _taken_back(self, file: OpenFile, effect: v.Write) -> bool:
+        """Whether nothing of a refused write is on the disk any more, nor comes back after a power cut.
+
+        The cut is synced before anything else is written there: or the disk may hold a mixture of two
+        writes, which no crash is known to make (row D). A new file's name goes, durably.
+        """
+        try:
+            if effect.create:
+                self._disk.remove(f"{OBJECTS}/{effect.directory}/{effect.name}")
+                self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
+            else:
+                self._disk.cut(file.handle, effect.position)
+                self._files.sync(file)
+        except OSError as error:
+            log.error("write of %s/%s cannot be taken back: %s", effect.directory, effect.name, error)
+            return False
+        return True
+
     def sync(self, effect: v.Sync) -> v.Trouble:
         """Put an object on stable storage.
 
-        With `entry` its directory entry and each ancestor not yet durable.
+        With `entry` its directory entry and each ancestor not yet durable. PASSES: it was not even tried, and
+        may be asked for again; a sync that failed never.
         """
+        file: OpenFile | None = None
+        path = f"{OBJECTS}/{effect.directory}/{effect.name}"
         try:
-            path = f"{OBJECTS}/{effect.directory}/{effect.name}"
             with self._files.use(path) as file:
                 self._files.sync(file)
                 if effect.entry:
@@ -298,18 +178,9 @@ class Storage(StoredReads):
                     raise FileNotFoundError(errno.ENOENT, "its file was removed or replaced", path)
         except OSError as error:
             log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
-            return v.Trouble.FAILED
+            failed = file is not None and file.failed
+            return v.Trouble.PASSES if came_before_sync(error) and not failed else v.Trouble.FAILED
         return v.Trouble.NONE
-
-    def set_mark(self, directory: str, mark: Mark) -> None:
-        """Note a lower bound of what is synced.
-
-        A failure is only noted: a missing mark is a lower bound too.
-        """
-        try:  # and no `noted`: this is done with every sync
-            self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
-        except OSError as error:
-            log.warning("mark of %s/%s: %s", directory, mark.name, error)
 
     def make_directory(self, directory: str) -> v.Trouble:
         """Make a directory, if it is not there, and put its entry on stable storage."""
@@ -386,10 +257,3 @@ class Storage(StoredReads):
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)
             folder.durable = True
-
-
-def _without(durable: int, error: OSError) -> Found:
-    """What an object is that could not be brought to a durable state: nothing, until there is room if that is
-    all it wants, as some file systems do also for bytes that are written again in their place."""
-    found = lost(durable)
-    return found.uncut(1) if trouble_of(error) is v.Trouble.NO_SPACE else found

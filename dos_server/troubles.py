@@ -13,25 +13,32 @@ from dos_server.core.endings import Trouble
 
 log = logging.getLogger("dos.server")
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_MEANING: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), Trouble.NO_SPACE),
+    # want of descriptors or of memory, a signal
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR), Trouble.PASSES),
+    # want of a right, which a person gives back; a server of files that does not answer now
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE), Trouble.PASSES),
+}
+"""Everything else is the disk's: FAILED."""
 
-
-_ELSEWHERE: Final = frozenset(
-    {
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR),
-        *(errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE),
-    }
-)
-
-
-def says_nothing_of_the_disk(error: OSError) -> bool:
-    """Whether a file could not be read for want of something else: descriptors, memory, the right to."""
-    return error.errno in _ELSEWHERE
+_BEFORE_SYNC: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM})
+"""Errors of opening a folder, and never of syncing it."""
 
 
 def trouble_of(error: OSError) -> Trouble:
     """What an error of the disk means to the core."""
-    return Trouble.NO_SPACE if error.errno in _NO_SPACE else Trouble.FAILED
+    return _MEANING.get(error.errno or 0, Trouble.FAILED)
+
+
+def says_nothing_of_the_disk(error: OSError) -> bool:
+    """Whether an error proves no damage and ends when its cause does: the next try may work."""
+    return trouble_of(error) is Trouble.PASSES
+
+
+def came_before_sync(error: OSError) -> bool:
+    """Whether a folder was not even opened to be synced: the sync may be tried again, a failed one never."""
+    return error.errno in _BEFORE_SYNC
 
 
 @contextlib.contextmanager

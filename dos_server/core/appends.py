@@ -18,7 +18,7 @@ from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState, Ticket
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
-from dos_server.core.tables import Tables
+from dos_server.core.tables import REFUSALS, Tables
 from dos_server.limits import watermark_seconds_max
 
 _session_of: Final = attrgetter("session")
@@ -101,13 +101,13 @@ class Appends:
             if state.tickets:
                 self._tables.untold.setdefault(state, self._tables.now + watermark_seconds_max)
             self._write_and_sync(directory, state)
-        elif event.trouble is v.Trouble.NO_SPACE:
+        elif event.trouble is not v.Trouble.FAILED:
             refused = state.undo_write()
             if not state.exists:
                 del directory.objects[event.name]
-            self._refuse_tickets(
-                refused, ErrorCode.NO_SPACE, f"no space for {event.name}; nothing was written"
-            )
+            why = "no space for" if event.trouble is v.Trouble.NO_SPACE else "the server cannot write now:"
+            text = f"{why} {event.name}; nothing was written"
+            self._refuse_tickets(refused, REFUSALS[event.trouble], text)
         else:
             state.forget_write()
             self._poison(state)
@@ -123,6 +123,9 @@ class Appends:
         state = directory.objects[event.name]
         if state.poisoned:  # by a write that failed meanwhile
             state.forget_sync()
+        elif event.trouble is v.Trouble.PASSES:  # it was not tried: nothing is acknowledged before it was
+            state.sync_covers = None
+            self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
         elif event.trouble is not v.Trouble.NONE:
             state.forget_sync()
             self._poison(state)

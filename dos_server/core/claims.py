@@ -13,7 +13,7 @@ from dos_server.core.directory_state import Claimant, DirectoryState, Loading, O
 from dos_server.core.name_table import ObjectTable
 from dos_server.core.records import Claim
 from dos_server.core.session import Session
-from dos_server.core.tables import Tables
+from dos_server.core.tables import REFUSALS, Tables
 
 
 class Claims:
@@ -43,6 +43,12 @@ class Claims:
 
     def directory_loaded(self, event: v.DirectoryLoaded) -> None:
         directory = self._tables.directories[event.directory]
+        if event.passes:
+            del self._tables.directories[event.directory]  # who asks next has it loaded again
+            self._tables.openings -= len(directory.opening)
+            for opening in directory.opening:
+                self._not_opened(opening, ErrorCode.BUSY, event.problem)
+            return
         directory.loading = Loading.BROKEN if event.problem else Loading.READY
         directory.problem = event.problem
         directory.exists = event.exists
@@ -161,9 +167,8 @@ class Claims:
     def _claim_failed(self, directory: DirectoryState, trouble: v.Trouble) -> None:
         claimant, directory.claimant = directory.claimant, None
         if claimant is not None:
-            code = ErrorCode.NO_SPACE if trouble is v.Trouble.NO_SPACE else ErrorCode.POISONED
-            text = f"the claim of {directory.name} could not be put on stable storage"
-            self._not_opened(claimant, code, text)
+            text = f"the claim of {directory.name} could not be put on stable storage: {trouble.value}"
+            self._not_opened(claimant, REFUSALS[trouble], text)
 
     def grant_if_ready(self, directory: DirectoryState) -> None:
         """Answer the claimant once its claim is durable and everything older is settled (R2, R4)."""

@@ -8,6 +8,7 @@ class Trouble(Enum):
 
     NONE = "done"
     NO_SPACE = "no space left; nothing of it is in the file"
+    PASSES = "not possible now, for a cause that passes; nothing of it is in the file"
     FAILED = "failed, its effect is not known"
 
 
@@ -16,4 +17,6 @@ class Removal(Enum):
 
     GONE = "gone, durably"
     INTACT = "failed, the object is as it was"
+    NOT_NOW = "not possible now, for a cause that passes; the object is as it was"
+    LATER = "begun, and to be gone on with: the cause passes"
     UNKNOWN = "failed, and only a restart can say whether it is there"

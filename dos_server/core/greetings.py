@@ -104,8 +104,9 @@ class Greetings:
         session = tables.answerable(event.session)
         if event.trouble is not v.Trouble.NONE:
             if session is not None:
-                text = "the store record could not be put on stable storage"
-                tables.refuse(session, ErrorCode.NO_SPACE, text, event.request_id)
+                text = f"the store record could not be put on stable storage: {event.trouble.value}"
+                code = ErrorCode.BUSY if event.trouble is v.Trouble.PASSES else ErrorCode.NO_SPACE
+                tables.refuse(session, code, text, event.request_id)
             return
         offered = decode_store_record(event.record)
         if tables.record is None or offered.generation > tables.record.generation:

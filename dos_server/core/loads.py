@@ -21,13 +21,15 @@ class ForgetDirectory(NamedTuple):
 
 
 class DirectoryLoaded(NamedTuple):
-    """`objects` by name; `problem` non-empty: it cannot be used, and why."""
+    """`objects` by name; `problem` non-empty: it cannot be used, and why; `passes`: not now, and nothing is
+    known to be damaged."""
 
     directory: str
     exists: bool
     claim: Claim
     objects: dict[str, Found]
     problem: str = ""
+    passes: bool = False
 
 
 class LoadObject(NamedTuple):

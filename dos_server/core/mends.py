@@ -30,7 +30,7 @@ from dos_server.core.object_state import ObjectState, Refusal
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.space import cost
-from dos_server.core.tables import Tables
+from dos_server.core.tables import REFUSALS, Tables
 from dos_server.limits import mends_max
 
 
@@ -124,9 +124,8 @@ class Mends:
                 text = f"the session has left {mend.directory}: the new copy of {mend.name} went with it"
                 self._tables.refuse(session, ErrorCode.NOT_READY, text, mend.request_id)
         elif event.trouble is not v.Trouble.NONE:
-            no_space = event.trouble is v.Trouble.NO_SPACE
-            code = ErrorCode.NO_SPACE if no_space else ErrorCode.POISONED
-            self._give_up(session, mend, Refusal(code, f"the new copy of {mend.name} could not be written"))
+            text = f"the new copy of {mend.name} could not be written: {event.trouble.value}"
+            self._give_up(session, mend, Refusal(REFUSALS[event.trouble], text))
         elif not mend.complete:
             self._tables.send(session, m.Mended(mend.name, mend.size, done=False), mend.request_id)
         else:

@@ -83,23 +83,17 @@ class Removals:
         if refusal is None:
             state.removing = True
             session.pending += 1
-            self._tables.effects.append(
-                v.RemoveObject(
-                    session.number,
-                    request_id,
-                    directory.name,
-                    state.name,
-                    state.durable,
-                    state.corrupt_from is not None,
-                )
-            )
+            self._tables.effects.append(_remove(state, session.number, request_id))
         return refusal
 
-    def removed(self, event: v.Removed) -> Outcome:
-        """The disk has answered."""
+    def removed(self, event: v.Removed) -> Outcome | None:
+        """The disk has answered. None: it goes on with the removal later."""
         tables = self._tables
         directory = tables.directories[event.directory]
         state = directory.objects[event.name]
+        if event.ending is v.Removal.LATER:
+            tables.again(_remove(state, event.session, event.request_id))
+            return None
         state.removing = False
         refusal = None
         if event.ending is v.Removal.GONE:
@@ -107,6 +101,8 @@ class Removals:
             tables.object_version = max(tables.object_version, state.version) + 1
             tables.untold.pop(state, None)
             self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed", 0)
+        elif event.ending is v.Removal.NOT_NOW:
+            refusal = Refusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")
         elif event.ending is v.Removal.INTACT:
             refusal = Refusal(ErrorCode.POISONED, f"the disk failed, {event.name} is as it was", state.synced)
         else:
@@ -129,6 +125,11 @@ class Removals:
             text = f"{here}, none is removed but by who claimed {directory.name}"
             return Refusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
         return None
+
+
+def _remove(state: ObjectState, session: int, request_id: int) -> v.RemoveObject:
+    damaged = state.corrupt_from is not None
+    return v.RemoveObject(session, request_id, state.directory, state.name, state.durable, damaged)
 
 
 def _refuses(state: ObjectState) -> Refusal | None:

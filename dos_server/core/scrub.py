@@ -165,6 +165,10 @@ class Scrub:
         tables, name = self._tables, self._directory
         assert name is not None, "a directory was chosen"
         directory = tables.directories.get(name)
+        if directory is None and self._loaded_it:  # it cannot be opened now: the next round looks again
+            self._directory = tables.scrubbed = None
+            self._later(scrub_load_seconds)
+            return None
         if directory is None:
             directory = tables.directories[name] = DirectoryState(name)
             self._loaded_it, self._names, self._object = True, None, None

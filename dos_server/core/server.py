@@ -169,7 +169,8 @@ class ServerCore:
 
     def wants_tick(self) -> bool:
         """Whether time matters: a GET waits, or a `received` or a status has not been told."""
-        return bool(self._tables.untold or self._tables.waiting or self._version0.wants_tick())
+        tables = self._tables
+        return bool(tables.untold or tables.waiting or tables.later or self._version0.wants_tick())
 
     def is_welcome(self, session: int) -> bool:
         """Whether HELLO was answered: until then the clock of the shell runs."""
@@ -252,6 +253,7 @@ class ServerCore:
 
     def _tick(self, event: v.Tick) -> None:
         del event
+        self._tables.tick()
         self._appends.tick()
         self._reads.tick()
         self._version0.tick()
@@ -274,6 +276,8 @@ class ServerCore:
 
     def _removed(self, event: v.Removed) -> None:
         outcome = self._removals.removed(event)
+        if outcome is None:
+            return
         if outcome.session is not None and outcome.session.version == 0:
             self._version0.removed(outcome)
         else:

@@ -3,7 +3,7 @@
 Rules of this file: finding things, answering, refusing, closing. No request is decided here.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
@@ -22,7 +22,14 @@ from dos_server.core.recovery_scan import Found
 from dos_server.core.session import Session
 from dos_server.core.space import Space, cost
 from dos_server.core.waiting import Waiting
-from dos_server.limits import directories_loaded_max, objects_in_use_max, objects_loaded_max
+from dos_server.limits import again_seconds, directories_loaded_max, objects_in_use_max, objects_loaded_max
+
+REFUSALS: Final = {
+    v.Trouble.NO_SPACE: ErrorCode.NO_SPACE,
+    v.Trouble.PASSES: ErrorCode.BUSY,
+    v.Trouble.FAILED: ErrorCode.POISONED,
+}
+"""How a request is refused that the disk did not carry out."""
 
 
 class Target(NamedTuple):
@@ -39,6 +46,7 @@ class Tables:
     `unheard`: what version 0 sessions are told, not yet put into their words. `object_version`: of objects
     made from now on, above that of every object removed. `scrubbed`: the directory that the scrub is at.
     `damaged_names`: directories that have a damaged object, as far as is known of those not in memory.
+    `later`: what the disk is asked for again, and when.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Tables:
         self.space = Space(reserve_bytes)
         self.scrubbed: str | None = None
         self.damaged_names = damaged_names
+        self.later: list[tuple[float, v.Effect]] = []
         self.now = 0.0
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
@@ -81,6 +90,17 @@ class Tables:
             self.unheard.append((session, message))
         else:
             self.effects.append(v.Send(session.number, message, request_id))
+
+    def again(self, effect: v.Effect) -> None:
+        """Have the disk do something again in a while: what kept it from doing it passes."""
+        self.later.append((self.now + again_seconds, effect))
+
+    def tick(self) -> None:
+        """Ask again for what is due."""
+        due = [effect for at, effect in self.later if at <= self.now]
+        if due:
+            self.later = [one for one in self.later if one[0] > self.now]
+            self.effects += due
 
     def refuse(self, session: Session, code: ErrorCode, text: str, request_id: int, actual: int = 0) -> None:
         """Answer an error; close the session if the code says so."""

@@ -8,7 +8,11 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
+from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
+from dos_server.core.scrub import ScrubPlan
+from dos_server.limits import again_seconds
+from dos_server.troubles import trouble_of
 from tests.dos_server.test_mending import LONGER, World
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
@@ -187,8 +191,95 @@ def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refuse
     for content, name in ((b"abc", "o"), (b"", "new")):
         server.disk.fail("open", error)
         answer = server.ask(session, append(content, b"def", name))
-        assert answer.code == ErrorCode.NO_SPACE
+        assert answer.code == ErrorCode.BUSY
         server.ask(session, append(content, b"def", name))
         assert server.unasked(session, m.Watermark)[-1] == m.Watermark(
             name, len(content) + 3, len(content) + 3
         )
+
+
+PASSING = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM]
+
+
+@pytest.mark.parametrize("error", PASSING)
+@pytest.mark.parametrize("method", ["names", "open", "sync_folder"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_directory_that_cannot_be_opened_now_is_opened_when_the_cause_has_passed(
+    method: str, error: int, nth: int
+) -> None:
+    # EVIDENCE-OF: P-10
+    server = Harness()
+    session = writer(server)
+    server.ask(session, append(b"", b"abc"))
+    server.storage.stop()
+    server.start()
+    server.disk.fail(method, error, nth=nth)
+    session = server.connect()
+    answer = server.ask(session, m.ChangeDirectory("dir"))
+    server.disk.heal()
+    if isinstance(answer, m.Error):
+        assert answer.code == ErrorCode.BUSY, answer
+        assert not any(one.corrupt for one in server.ask(session, m.List()).entries)
+        assert server.core._tables.openings == 0
+        answer = server.ask(session, m.ChangeDirectory("dir"))
+    (info,) = answer.entries
+    assert (info.synced, info.corrupt) == (3, False)
+    assert server.ask(session, m.Get("o", 0, 100)).payload == b"abc"
+
+
+def test_the_scrub_goes_on_past_a_directory_that_cannot_be_opened_now() -> None:
+    world = World(scrub=ScrubPlan(1e9, 0.0, 0.0))
+    world.storage.stop()
+    world.start()
+    world.disk.fail("names", errno.EACCES, nth=1)
+    for _ in range(40):
+        world.scrub_on()
+        world.settle()
+    assert any("1 objects" in text for text in world.told), world.told
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
+def test_a_new_object_whose_folder_cannot_be_synced_now_is_acknowledged_later_and_not_before(
+    error: int,
+) -> None:
+    # EVIDENCE-OF: P-1, P-10
+    server = Harness()
+    session = writer(server)
+    server.disk.fail("sync_folder", error)
+    assert server.ask(session, append(b"", b"abc")) is None
+    assert not watermarks(server, session)
+    assert server.ask(session, m.Stat("o")).info.poisoned is False
+    assert server.core.wants_tick()
+    server.now += again_seconds
+    server.event(v.Tick())
+    server.settle()
+    assert watermarks(server, session) == [3]
+    server.disk.power_cut(random.Random(1))
+    server.start()
+    assert server.ask(writer(server), m.Get("o", 0, 100)).payload == b"abc"
+
+
+def watermarks(server: Harness, session: int) -> list[int]:
+    return [one.synced for _, one in server.heard[session] if isinstance(one, m.Watermark) and one.synced]
+
+
+@pytest.mark.parametrize("error", PASSING)
+@pytest.mark.parametrize("method", ["open", "sync_folder", "rename"])
+def test_a_claim_that_cannot_be_stored_now_is_granted_when_it_is_asked_again(method: str, error: int) -> None:
+    # EVIDENCE-OF: P-4, P-10
+    server = Harness()
+    session = server.connect()
+    server.ask(session, m.ChangeDirectory("dir"))
+    claim = m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16)
+    server.disk.fail(method, error)
+    assert server.ask(session, claim).code == ErrorCode.BUSY
+    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
+
+
+def test_every_error_number_has_one_meaning_and_an_unknown_one_is_the_disks() -> None:
+    meanings = {number: trouble_of(OSError(number, "")) for number in errno.errorcode}
+    assert meanings[errno.ENOSPC] is meanings[errno.EDQUOT] is v.Trouble.NO_SPACE
+    assert {meanings[number] for number in PASSING} == {v.Trouble.PASSES}
+    for number in (errno.EIO, errno.EROFS, errno.ENOENT, errno.EBADF, errno.EISDIR, errno.ELOOP):
+        assert meanings[number] is v.Trouble.FAILED
+    assert trouble_of(OSError("no number")) is v.Trouble.FAILED

@@ -7,10 +7,16 @@ run.
 """
 
 import contextlib
+import errno
 import functools
 import random
+from collections.abc import Callable
 
 from dos_protocol import messages as m
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import ErrorCode
+from dos_server.core import vocabulary as v
+from dos_server.limits import again_seconds
 from tests.power.disk_state import DiskState
 from tests.power.history import History, Look, look
 from tests.power.model_disk import DeadError, ModelDisk
@@ -39,32 +45,83 @@ class Life:
         return look(functools.partial(self.server.ask, self.server.connect()))
 
     def append(self, name: str, payload: bytes) -> None:
+        """Appended and acknowledged; or refused, and then as if it had never been asked for (P-8)."""
+        was_there = ("dir", name) in self.history.objects
         one = self.history.of("dir", name)
-        if one.versions[-1] is None:
+        made = one.versions[-1] is None
+        if made:
             one.replace(b"")
         request = m.Append(name, one.fold.size, one.fold.value, payload)
         one.grow(payload)
         heard = len(self.server.heard[self.session])
-        assert self.server.ask(self.session, request) is None
+        answer = self.server.ask(self.session, request)
+        if isinstance(answer, m.Error):
+            assert answer.code in (ErrorCode.NO_SPACE, ErrorCode.BUSY), answer
+            if made:
+                one.versions.pop()
+            elif not was_there:
+                del self.history.objects["dir", name]
+            else:
+                one.shrink(len(one.content) - len(payload))
+            return
+        self.wait()
         for _, message in self.server.heard[self.session][heard:]:
             assert isinstance(message, m.Watermark), message
             one.told(message.synced)
+
+    def wait(self) -> None:
+        """What the disk could not begin it begins later, when nothing keeps it from that any more."""
+        while self.server.core.wants_tick():
+            self.server.now += again_seconds
+            self.server.event(v.Tick())
+            self.server.settle()
 
     def delete(self, name: str) -> None:
         one = self.history.of("dir", name)
         if one.versions[-1]:
             one.replace(None)
-            answer = self.server.ask(self.session, m.Delete(name))
+            request = self.server.send(self.session, m.Delete(name))
+            self.server.settle()
+            self.wait()
+            answer = self.server.answer(self.session, request)
+            if isinstance(answer, m.Error):
+                assert answer.code == ErrorCode.BUSY, answer
+                one.versions.pop()
+                one.fold = PrefixDigest()
+                one.fold.update(bytes(one.content))
+                return
             assert isinstance(answer, m.Deleted), answer
             one.told()
 
 
-def many_lives(seed: int, count: int) -> None:
-    """So many lives one after the other. Raises AssertionError when one of them lost or made up something."""
+PASSING = (errno.EMFILE, errno.ENFILE, errno.EACCES)
+
+
+def _trouble(rng: random.Random) -> Callable[[str], int]:
+    """What a disk, or the system around it, refuses for a while: it is full, or descriptors or rights are
+    missing. Not both at once: then what a full disk let in cannot be taken back, and it is poisoned."""
+    often, full = rng.choice((0.05, 0.3)), rng.random() < 0.5
+
+    def trouble(method: str) -> int:
+        if rng.random() >= often or (full and method != "write") or (not full and method.startswith("write")):
+            return 0
+        return errno.ENOSPC if full else rng.choice(PASSING)
+
+    return trouble
+
+
+def many_lives(seed: int, count: int, *, troubled: bool = False) -> None:
+    """So many lives one after the other. Raises AssertionError when one of them lost or made up something.
+
+    `troubled`: the disk is full, and descriptors and rights are missing, now and then, once a server runs.
+    """
     rng, history, state = random.Random(seed), History(), DiskState()
     for epoch in range(1, count + 1):
         with contextlib.suppress(DeadError):
-            life = Life(ModelDisk(state, dies_after=rng.randrange(60)), history, epoch)
+            disk = ModelDisk(state, dies_after=rng.randrange(60))
+            life = Life(disk, history, epoch)
+            if troubled:
+                disk.trouble = _trouble(rng)
             while True:
                 if rng.random() < 0.3:
                     life.delete(rng.choice(NAMES))

@@ -4,10 +4,11 @@ What the server does is in `journal`, as if the file system had noted it.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dos_protocol.digests import Buffer
 from dos_server.disk import FreeSpace
+from dos_server.limits import mark_bytes
 from tests.power import operations as op
 from tests.power.disk_state import ROOT, DiskState
 
@@ -22,15 +23,21 @@ class ModelDisk:
 
     def __init__(self, state: DiskState, below: str = "", *, dies_after: int = 1 << 40) -> None:
         self.state = state
-        self._dies_after = dies_after
+        self.dies_after = dies_after
+        self.trouble: Callable[[str], int] = lambda _: 0
+        """Error number by method: 0 is none. A write that fails has written its first half."""
         self._below = below
         self.journal: list[op.AnyOperation] = []
         self._handles: dict[int, int] = {}
         self._last_handle = 0
         self._last_node = max([*self.state.files, *self.state.folders])
 
+    def _called(self, method: str) -> None:
+        if error := self.trouble(method):
+            raise OSError(error, f"injected into {method}")
+
     def _do(self, operation: op.AnyOperation) -> None:
-        if len(self.journal) >= self._dies_after:
+        if len(self.journal) >= self.dies_after:
             raise DeadError
         self.state.apply(operation)
         self.journal.append(operation)
@@ -66,6 +73,7 @@ class ModelDisk:
             return None
 
     def make_folder(self, folder: str) -> bool:
+        self._called("make_folder")
         parent, name = self._place(folder)
         if name in self.state.folders[parent].seen:
             return False
@@ -73,6 +81,7 @@ class ModelDisk:
         return True
 
     def open(self, path: str, *, create: bool) -> int:
+        self._called("open")
         folder, name = self._place(path)
         if name not in self.state.folders[folder].seen:
             if not create:
@@ -110,6 +119,12 @@ class ModelDisk:
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
         data = b"".join(bytes(one) for one in buffers)
+        try:
+            self._called("write" if len(data) > mark_bytes else "write of a mark")
+        except OSError:
+            half = op.Write(node=self._node(handle), position=position, data=data[: len(data) // 2])
+            self._do(half)
+            raise
         self._do(op.Write(node=self._node(handle), position=position, data=data))
 
     def cut(self, handle: int, size: int) -> None:
@@ -119,6 +134,7 @@ class ModelDisk:
         self._do(op.SyncFile(node=self._node(handle), since=self.state.count))
 
     def sync_folder(self, folder: str) -> None:
+        self._called("sync_folder")
         self._do(op.SyncFolder(node=self._folder(folder), since=self.state.count))
 
     def rename(self, folder: str, old: str, new: str) -> None:
@@ -128,6 +144,7 @@ class ModelDisk:
         self._do(op.Rename(folder=node, name=old, new_name=new))
 
     def remove(self, path: str) -> None:
+        self._called("remove")
         folder, name = self._place(path)
         if name not in self.state.folders[folder].seen:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)

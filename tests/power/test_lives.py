@@ -1,20 +1,144 @@
 """No sequence of kills and power cuts takes anything back: see `lives`."""
 
 import contextlib
+import errno
+import functools
+import random
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_server.core import vocabulary as v
+from dos_server.open_files import OpenFile
+from dos_server.storage import Storage
 from tests.power.disk_state import DiskState
-from tests.power.history import History
+from tests.power.history import History, look
 from tests.power.lives import NAMES, Life, many_lives
 from tests.power.model_disk import DeadError, ModelDisk
+from tests.support.core_harness import Harness
 
 
 @given(seed=st.integers(0, 2**32))
 def test_no_sequence_of_kills_and_power_cuts_takes_back_what_was_told(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4
     many_lives(seed, 8)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_what_was_refused_leaves_nothing_behind_whatever_is_killed_or_cut(seed: int) -> None:
+    """A full disk, no descriptors, no right. Half of a refused write was written back, and the next one at
+    the same place made a mixture of the two; a file that was made and removed again came back, empty."""
+    # EVIDENCE-OF: P-8, P-10
+    many_lives(seed, 8, troubled=True)
+
+
+def _cut_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    def taken_back(self: Storage, file: OpenFile, effect: v.Write) -> bool:
+        if effect.create:
+            return original(self, file, effect)
+        self._disk.cut(file.handle, effect.position)
+        return True
+
+    original = Storage._taken_back
+    patch.setattr(Storage, "_taken_back", taken_back)
+
+
+def _removed_name_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    def taken_back(self: Storage, file: OpenFile, effect: v.Write) -> bool:
+        if not effect.create:
+            return original(self, file, effect)
+        self._disk.remove(f"d/{effect.directory}/{effect.name}")
+        return True
+
+    original = Storage._taken_back
+    patch.setattr(Storage, "_taken_back", taken_back)
+
+
+def _short_write_counts_as_whole(patch: pytest.MonkeyPatch) -> None:
+    def write(self: Storage, effect: v.Write) -> v.Trouble:
+        original(self, effect)
+        return v.Trouble.NONE
+
+    original = Storage.write
+    patch.setattr(Storage, "write", write)
+
+
+def _want_of_descriptors_poisons(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("dos_server.storage.came_before_sync", lambda error: False)
+
+
+def _entry_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    original = Storage.sync
+    patch.setattr(Storage, "sync", lambda self, effect: original(self, effect._replace(entry=False)))
+
+
+def _removal_that_was_put_off_is_begun_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("dos_server.marks.Marks.of", lambda self, name: None)
+
+
+def _sync_that_was_not_tried_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    def sync(self: Storage, effect: v.Sync) -> v.Trouble:
+        trouble = original(self, effect)
+        return v.Trouble.NONE if trouble is v.Trouble.PASSES else trouble
+
+    original = Storage.sync
+    patch.setattr(Storage, "sync", sync)
+
+
+def _troubled_lives(seeds: int) -> None:
+    for seed in range(seeds):
+        many_lives(seed, 8, troubled=True)
+
+
+def _refused_and_written_again() -> None:
+    """A full disk takes half of an append; another one is written to the same place, and before it is synced
+    the power goes."""
+    rng, history, state = random.Random(4), History(), DiskState()
+    disk = ModelDisk(state)
+    life = Life(disk, history, 1)
+    life.append("a", b"first")
+    disk.trouble = lambda method: errno.ENOSPC if method == "write" else 0
+    life.append("a", rng.randbytes(9_000))
+    disk.trouble = lambda _: 0
+    with contextlib.suppress(DeadError):
+        disk.dies_after = len(disk.journal) + 1  # written, and not synced
+        life.append("a", rng.randbytes(9_000))
+    for seed in range(300):
+        server = Harness(ModelDisk(DiskState.of(state.crash(seed))))
+        wrong = history.violations(look(functools.partial(server.ask, server.connect())))
+        assert not wrong, (seed, wrong)
+
+
+def test_a_refused_write_leaves_nothing_that_the_next_one_could_be_mixed_with() -> None:
+    # EVIDENCE-OF: P-8, P-10
+    _refused_and_written_again()
+
+
+def test_without_a_sync_of_the_cut_the_mixture_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _cut_is_not_synced(monkeypatch)
+    with pytest.raises(AssertionError):
+        _refused_and_written_again()
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        _removed_name_is_not_synced,
+        _short_write_counts_as_whole,
+        _want_of_descriptors_poisons,
+        _entry_is_not_synced,
+        _removal_that_was_put_off_is_begun_anew,
+        _sync_that_was_not_tried_is_acknowledged,
+    ],
+)
+def test_lives_on_a_troubled_disk_find_a_bug_that_is_put_in(
+    monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, OSError)):
+        _troubled_lives(400)
 
 
 def test_what_a_killed_server_left_in_memory_is_not_taken_for_durable() -> None:

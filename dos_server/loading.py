@@ -1,0 +1,183 @@
+"""A directory on its way into memory: its claim, its marks, and each object, brought to a state that is on
+stable storage.
+
+What a file is, `core.recovery` decides; here its decision is carried out, before anything of it is told.
+
+Rules of this file: reading a directory, and what a start changes in it. An error that proves no damage makes
+nothing damaged: the directory is not opened now, and read again by who asks next.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.names import is_name
+from dos_server import removal, side_files, small_files
+from dos_server.core import findings, records
+from dos_server.core import vocabulary as v
+from dos_server.core.extent import object_seed
+from dos_server.core.layout import OBJECTS
+from dos_server.core.records import NO_CLAIM, Mark
+from dos_server.core.recovery import NO_ROOM, Decision
+from dos_server.core.recovery_scan import Found, judge, lost
+from dos_server.disk import Disk
+from dos_server.marks import Marks
+from dos_server.stored_reads import StoredReads
+from dos_server.troubles import says_nothing_of_the_disk, trouble_of
+
+log = logging.getLogger("dos.server")
+
+
+@dataclass
+class Folder:
+    """What is known of a loaded directory: its marks, and whether its own entry is durable."""
+
+    marks: Marks
+    durable: bool
+
+
+class Loading(StoredReads):
+    """See the module. Called from threads; one directory, and one object, by one at a time."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
+        self._folders: dict[str, Folder] = {}
+
+    def forget(self, directory: str) -> None:
+        """Close the files of a directory that is not in use."""
+        folder = self._folders.pop(directory, None)
+        self._files.forget_folder(f"{OBJECTS}/{directory}")
+        if folder is not None:
+            folder.marks.close()
+
+    def load(self, directory: str) -> v.DirectoryLoaded:
+        """Read a directory and bring each object to a state that is on stable storage.
+
+        Changes nothing twice.
+        """
+        path = f"{OBJECTS}/{directory}"
+        try:
+            names = self._disk.names(path)
+            folder = self._folders[directory] = Folder(Marks(self._disk, path), names is not None)
+            if names is None:
+                return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
+            # a killed server leaves names that can be read and are not durable: no mark may outlive its name
+            self._disk.sync_folder(OBJECTS)
+            self._disk.sync_folder(path)
+            data = small_files.read(self._disk, f"{path}/.claim")
+            claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
+            marks = folder.marks.load()
+            for name in [name for name, mark in marks.items() if mark.removed]:
+                removal.finish(self._disk, folder.marks, path, name)
+                del marks[name]
+                names = [one for one in names if one != name]
+            side_files.remove_leftovers(self._disk, path, names)
+            objects = {
+                name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
+            }
+            for name in marks.keys() - objects.keys():
+                log.error(
+                    "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
+                )
+                objects[name] = lost(marks[name].synced)
+            epoch_max = max((found.epoch_max for found in objects.values()), default=0)
+            records.check_claim(claim, f"{directory}/.claim", epoch_max)
+        except (OSError, CorruptDataError) as error:
+            log.error("directory %s cannot be used: %s", directory, error)
+            self.forget(directory)
+            passes = isinstance(error, OSError) and trouble_of(error) is not v.Trouble.FAILED
+            problem = f"{directory}: {error}"
+            return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, passes)  # noqa: FBT003
+        return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
+
+    def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
+        """Judge an object of a loaded directory anew, by its mark as it is now."""
+        try:
+            mark = self._folders[directory].marks.of(name)
+            return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
+        except OSError as error:
+            log.error("object %s/%s cannot be judged now: %s", directory, name, error)
+            return v.ObjectLoaded(directory, name, None)
+
+    def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
+        durable = mark.synced if mark is not None else 0
+        try:
+            with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
+                found, size = self._judge(directory, name, file.handle, mark)
+                durable = max(durable, found.size)  # all of that may have been acknowledged
+                if not found.corrupt:
+                    found = self._bring_in_order(directory, name, file.handle, found, size, mark)
+        except OSError as error:
+            if says_nothing_of_the_disk(error):
+                raise
+            log.error("object %s/%s cannot be used: %s", directory, name, error)
+            return _without(durable, error)
+        if found.letter == NO_ROOM:
+            return found
+        if found.corrupt:
+            poisoned = mark is not None and mark.poisoned
+            durable = max(found.durable, found.size)
+            self.set_mark(directory, Mark(name, durable, poisoned, damaged=True, root=found.root))
+            return found
+        if mark is not None and mark.poisoned:
+            return self._forgive(directory, name, found)
+        said = Mark(name, found.size, root=found.root)
+        if mark != said:
+            self.set_mark(directory, said)
+        return found
+
+    def _forgive(self, directory: str, name: str, found: Found) -> Found:
+        """Take the word "poisoned" off a mark, durably, before anything new is acknowledged.
+
+        Or a power cut brings it back, and the next start cuts what was acknowledged since."""
+        try:
+            self._folders[directory].marks.write(Mark(name, found.size, root=found.root), durable=True)
+        except OSError as error:
+            if says_nothing_of_the_disk(error):
+                raise
+            log.error("mark of %s/%s: %s", directory, name, error)
+            return _without(found.size, error)
+        return found
+
+    def _judge(self, directory: str, name: str, handle: int, mark: Mark | None) -> tuple[Found, int]:
+        """What the table of `core.recovery` says, and the bytes of the file."""
+        disk = self._disk
+        seed = object_seed(directory, name)
+        size = disk.size(handle)
+        found = judge(lambda position, count: disk.read(handle, position, count), size, seed, mark)
+        if found.decision is not Decision.KEEP:
+            log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
+        return found, size
+
+    def _bring_in_order(
+        self, directory: str, name: str, handle: int, found: Found, size: int, mark: Mark | None
+    ) -> Found:
+        """Carry the table's decision out; what is kept is on stable storage then."""
+        disk = self._disk
+        try:
+            side_files.cut_tail(disk, directory, name, handle, found, size)
+        except OSError as error:
+            if trouble_of(error) is not v.Trouble.NO_SPACE:
+                raise
+            log.error("tail of %s/%s: no space to copy it aside; free some, then it is done", directory, name)
+            found = found.uncut(size)
+        if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
+            side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
+        return found
+
+    def set_mark(self, directory: str, mark: Mark) -> None:
+        """Note a lower bound of what is synced.
+
+        A failure is only noted: a missing mark is a lower bound too.
+        """
+        try:  # and no `noted`: this is done with every sync
+            self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
+        except OSError as error:
+            log.warning("mark of %s/%s: %s", directory, mark.name, error)
+
+
+def _without(durable: int, error: OSError) -> Found:
+    """What an object is that could not be brought to a durable state: nothing, until there is room if that is
+    all it wants, as some file systems do also for bytes that are written again in their place."""
+    found = lost(durable)
+    return found.uncut(1) if trouble_of(error) is v.Trouble.NO_SPACE else found
