@@ -14,7 +14,7 @@ from tests.attack.trial import Limits, Result, attempt
 
 pytestmark = pytest.mark.process
 
-SHORT = {"frames-begun": 0.3, "list-directories": 0.2}
+SHORT = {"frames-begun": 0.3, "list-directories": 0.2, "get-tiny-extents": 0.1}
 """By attack, its scale here."""
 SECONDS = 2.5
 AT_MOST = Limits(p99_ms=1_000.0, resident_mb=150.0)
