@@ -69,6 +69,20 @@ class Life:
             assert isinstance(message, m.Watermark), message
             one.told(message.synced)
 
+    def stream(self, name: str, payload: bytes) -> None:
+        """The same by a session of version 0, in a directory that nobody claims: only SYNCED acknowledges."""
+        one = self.history.of("plain", name)
+        session = self.server.connect0()
+        assert self.server.ask0(session, "uplain") == b"ok"
+        assert self.server.ask0(session, f"a{name}\t{len(one.content)}") == b"ok"
+        one.grow(payload)
+        self.server.stream(session, payload)
+        self.server.event(v.BatchEnded())
+        self.server.event(v.HalfClosed(session))
+        self.server.settle()
+        for status in self.server.replies(session):
+            one.told(int(status.split(b"\t")[1]))
+
     def wait(self) -> None:
         """What the disk could not begin it begins later, when nothing keeps it from that any more."""
         while self.server.core.wants_tick():
@@ -110,10 +124,11 @@ def _trouble(rng: random.Random) -> Callable[[str], int]:
     return trouble
 
 
-def many_lives(seed: int, count: int, *, troubled: bool = False) -> None:
+def many_lives(seed: int, count: int, *, troubled: bool = False, version0: bool = False) -> None:
     """So many lives one after the other. Raises AssertionError when one of them lost or made up something.
 
     `troubled`: the disk is full, and descriptors and rights are missing, now and then, once a server runs.
+    `version0`: its clients write too.
     """
     rng, history, state = random.Random(seed), History(), DiskState()
     for epoch in range(1, count + 1):
@@ -123,7 +138,9 @@ def many_lives(seed: int, count: int, *, troubled: bool = False) -> None:
             if troubled:
                 disk.trouble = _trouble(rng)
             while True:
-                if rng.random() < 0.3:
+                if version0 and rng.random() < 0.5:
+                    life.stream(rng.choice(NAMES), rng.randbytes(rng.choice((1, 500, 9_000))))
+                elif rng.random() < 0.3:
                     life.delete(rng.choice(NAMES))
                 else:
                     life.append(rng.choice(NAMES), rng.randbytes(rng.choice((1, 500, 9_000))))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_server.core import vocabulary as v
+from dos_server.core.object_state import ObjectState
 from dos_server.open_files import OpenFile
 from dos_server.storage import Storage
 from tests.power.disk_state import DiskState
@@ -32,6 +33,28 @@ def test_what_was_refused_leaves_nothing_behind_whatever_is_killed_or_cut(seed: 
     the same place made a mixture of the two; a file that was made and removed again came back, empty."""
     # EVIDENCE-OF: P-8, P-10
     many_lives(seed, 8, troubled=True)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_what_a_session_of_version_0_was_told_is_never_taken_back(seed: int) -> None:
+    # EVIDENCE-OF: P-1
+    many_lives(seed, 6, version0=True)
+
+
+def test_status_frames_that_run_ahead_of_the_disk_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def was_written(self: ObjectState) -> None:
+        original(self)
+        self.synced = self.written
+
+    original = ObjectState.wrote
+    monkeypatch.setattr(ObjectState, "wrote", was_written)
+    with pytest.raises(AssertionError):
+        _lives_of_version_0(100)
+
+
+def _lives_of_version_0(seeds: int) -> None:
+    for seed in range(seeds):
+        many_lives(seed, 6, version0=True)
 
 
 def _cut_is_not_synced(patch: pytest.MonkeyPatch) -> None:
