@@ -108,6 +108,17 @@ def test_files_that_cover_the_same_time_are_counted_whole(tmp_path: Path) -> Non
     assert not late_rows(region)
 
 
+def test_files_that_are_not_begun_hold_event_time_back(tmp_path: Path) -> None:
+    """A step has room for the first file alone, and its rows are far ahead already."""
+    files: list[Lines] = [[(second, "k") for second in range(0, 200, 5)] for _ in range(4)]
+    write_files(tmp_path, texts_of(files))
+    small = WorkerLimits(step_bytes_max=28, batch_bytes_max=28)  # rows up to second 25
+    region = OneThreadRegion(counted(FileSource(tmp_path / "*")), 1, random.Random(1).randrange, small)
+    run_through(region, random.Random(1), 4)
+    assert shown(region) == naive(files)
+    assert not late_rows(region)
+
+
 @st.composite
 def inputs(draw: st.DrawFn) -> tuple[list[Lines], int]:
     """Splits that each keep the lateness that comes with them."""
