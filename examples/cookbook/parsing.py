@@ -5,18 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from dataflow import FileSource, Graph, Stream
+from dataflow.sources.base import SourceSpec
 
 
 def read_csv(graph: Graph, name: str, path: Path, schema: str) -> Stream:
     """The rows of a file, or of all that fit a pattern, without headers; `schema` names the columns, of types
     string, bigint, double and timestamp.
     """
+    return parsed(graph, name, FileSource(path), schema)
+
+
+def parsed(graph: Graph, name: str, source: SourceSpec, schema: str) -> Stream:
+    """The rows of a source of such lines."""
     kinds = [column.split()[1] for column in schema.split(", ")]
 
     def parse(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(READ[kind](text) for kind, text in zip(kinds, row["line"].split(","), strict=True))
 
-    return graph.source(f"{name}_lines", FileSource(path)).map(name, parse, schema=schema)
+    return graph.source(f"{name}_lines", source).map(name, parse, schema=schema)
 
 
 def _timestamp(text: str) -> datetime:
