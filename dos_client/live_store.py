@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from dos_client import chance
+from dos_client.arguments import check_number, check_numbers, check_run, check_text
 from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
@@ -32,7 +33,6 @@ from dos_client.telling.standing import member_in_store
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, LocalProtocolError
-from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID, check_id, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened, StatResult
@@ -57,6 +57,7 @@ class Store:
         self.token = token
         self.client = client
         self.chance = chance.stream()
+        self.run_token = trio.lowlevel.current_trio_token()
         self.server_record: StoreRecord | None = None
         self.counts = Counts()
         self.damage = Damage()
@@ -90,8 +91,9 @@ class Store:
         this one for another writer. When cancelled, members may hold the claim: that fences older writers,
         and nothing else."""
         self._refuse_in_store()
-        if not 1 <= epoch <= u64_max or check_id(writer_id, "writer_id") == NO_ID:
-            raise LocalProtocolError(f"a claim has an epoch from 1 and a writer id that is not zero: {epoch}")
+        check_number(epoch, "epoch", least=1)
+        if check_id(writer_id, "writer_id") == NO_ID:
+            raise LocalProtocolError("a claim has a writer id that is not zero")
         self.wrote.set()
         claim = await self._begin(Claim(self, directory, epoch, writer_id))
         try:
@@ -128,8 +130,8 @@ class Store:
 
     async def list_directories(self, prefix: str = "") -> list[str]:
         """Names of directories that any of F members has. Raises QuorumUnavailableError."""
-        quorums = Quorums(self.record)
-        names: set[str] = set()
+        check_text(prefix, "prefix")
+        quorums, names = Quorums(self.record), set[str]()
         asked: dict[bytes, bool] = {}
         errors: dict[str, str] = {}
 
@@ -160,6 +162,7 @@ class Store:
         of what was acknowledged. Raises NotFoundError or PastEndError when F members say so, CorruptError as
         members answered; QuorumUnavailableError or BrokenConnectionError when too few could be asked for
         some seconds."""
+        check_numbers(offset=offset, max_bytes=max_bytes)
         how = read_committed if committed else read_any
         return await how(self, directory, name, offset, max_bytes)
 
@@ -177,13 +180,14 @@ class Store:
         bookmark: where a reader keeps how far it has come, when it reads on again and again up to an `end`
         that it knows to be committed: then one question and its answer are all that it takes. Where he has
         not been, two."""
+        check_numbers(offset=offset, end=end)
         committed = Committed(self, directory, name)
         snapshot = Snapshot(self, committed)
         return committed_stream(self, committed, snapshot, offset, end, bookmark=bookmark)
 
     def growth(self, directory: str, name: str, size: int) -> Growth:
         """What members tell of an object beyond `size`, as soon as they have it; to be entered."""
-        return Growth(self, Committed(self, directory, name), size)
+        return Growth(self, Committed(self, directory, name), check_number(size, "size"))
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Stream:
         """Committed bytes from `offset` on, for ever, as they become so; the object may come later. Survives
@@ -191,10 +195,12 @@ class Store:
 
         Raises CorruptError when members contradict each other and no quorum settles it. When the object is
         deleted it waits, and gives nothing of another object that is made of the name."""
-        return follow(self, directory, name, offset)
+        return follow(self, directory, name, check_number(offset, "offset"))
 
     async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
         """Sizes of an object, and the digest of a prefix, on every member that answers."""
+        check_numbers(digest_at=digest_at)
+        check_name(name)
         found: dict[bytes, StatResult] = {}
         last: list[DosError] = []
 
@@ -319,6 +325,7 @@ class Store:
             self._nursery.start_soon(watch.run)
 
     async def _begin(self, claim: Claim) -> Claim:
+        check_run(self.run_token)
         self._claims[claim] = None
         await self._nursery.start(claim.run)
         return claim
@@ -373,6 +380,7 @@ class Store:
         self, ask: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
     ) -> None:
         """Ask all members at once. When enough have answered, the others get a moment more."""
+        check_run(self.run_token)
         done = trio.Event()
         remaining = len(self.record.members)
 

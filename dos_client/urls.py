@@ -40,6 +40,8 @@ def parse_url(url: "str | DosUrl") -> DosUrl:
     grammar."""
     if isinstance(url, DosUrl):
         return url
+    if not isinstance(url, str):
+        raise BadUrlError(f"a URL is text: {url!r:.60}", remedy=_REMEDY)
     if not url.startswith(SCHEME):
         raise BadUrlError(f"a URL begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
     servers_text, *path = url[len(SCHEME) :].split("/")

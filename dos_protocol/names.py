@@ -28,6 +28,8 @@ def is_name(name: str) -> bool:
 
 def check_name(name: str) -> str:
     """The same name, or `BadNameError`. Values are shown escaped and cut: they come from outside."""
+    if not isinstance(name, str):
+        raise BadNameError(f"a name is text, got {name!r:.60}")
     if _NAME.fullmatch(name) is None:
         shown = ascii(name[:40])
         raise BadNameError(f"a name must match [A-Za-z0-9][A-Za-z0-9._-]{{0,127}}: {shown}, {len(name)} long")

@@ -152,6 +152,13 @@ def _open_file(name: str) -> BinaryIO:
         fail(f"cannot read {name}: {error.strerror}", REFUSED)
 
 
+def _some_of(source: BinaryIO) -> bytes:
+    """What there is now, nothing at the end. Unbuffered: a terminal gives a line, and an interrupted command
+    leaves behind a thread that holds no lock of a buffer."""
+    data: bytes = getattr(source, "raw", source).read(payload_bytes_max)
+    return data
+
+
 async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: bool) -> dict[str, Any]:
     assert url.directory is not None
     assert url.object is not None
@@ -162,7 +169,7 @@ async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: boo
     async with claim:
         writer = await resume(store, claim, url.object)
         before = writer.size
-        while data := await trio.to_thread.run_sync(source.read, payload_bytes_max):
+        while data := await trio.to_thread.run_sync(_some_of, source, abandon_on_cancel=True):
             writer.append(data)
             await writer.wait_room()
         await writer.wait_synced(writer.size)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import trio
 
+from dos_client.arguments import check_run
 from dos_client.core.hedging import Ask, Candidate, Drop, Effect, Race
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import answers_owed_max
@@ -90,6 +91,7 @@ async def ask_members(
     earlier ones do not do. Raises nothing: what went wrong is in the answers.
 
     `sessions`: a reader's, unless others are given."""
+    check_run(store.run_token)
     return await _Asking(store, tiers, question, sessions or ReaderSessions(store, question.directory)).run()
 
 

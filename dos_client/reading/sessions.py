@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from dos_client.arguments import check_run
 from dos_client.limits import read_bytes_max, reader_sessions_max
 from dos_client.sessions.connection import Connection, open_connection
 from dos_protocol.errors import (
@@ -20,6 +21,7 @@ from dos_protocol.errors import (
     StaleGenerationError,
 )
 from dos_protocol.limits import payload_bytes_max
+from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened
 
@@ -125,7 +127,8 @@ class Readers:
 
     def session(self, member: Member, directory: str) -> ReaderSession:
         """The session for that member and directory, begun now if there is none."""
-        key = (member.server_id, directory)
+        check_run(self._store.run_token)
+        key = (member.server_id, check_name(directory))
         session = self._sessions.get(key)
         if session is None or session.over:
             session = self._sessions[key] = ReaderSession(self._store, member, directory)

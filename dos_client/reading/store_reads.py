@@ -43,6 +43,7 @@ async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_
 async def read_any(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
     """Durable bytes of the first good member; see `Store.read`."""
     check_name(directory)
+    check_name(name)
     wanted = min(max_bytes, read_bytes_max)
     if wanted <= 0:
         return b""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import trio
 
+from dos_client.arguments import check_absent, check_run
 from dos_client.core.claim import (
     ClaimMachine,
     ClaimState,
@@ -37,12 +38,7 @@ from dos_client.writing.link import Link
 from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import Target
-from dos_protocol.errors import (
-    ClosedError,
-    DosError,
-    FencedError,
-    LocalProtocolError,
-)
+from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -172,7 +168,8 @@ class Claim:
         """An object of this claim, empty so far. `local`: where this machine keeps a copy of what is
         appended, if it does; members far behind are filled from there.
 
-        Raises FencedError, ClosedError, LocalProtocolError if it is known."""
+        Raises FencedError, ClosedError, LocalProtocolError if it is known, or exists."""
+        check_absent(self, name)
         return self._open(name, Window(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
@@ -223,7 +220,8 @@ class Claim:
     # What the store, the writers and the links use
 
     def check(self) -> None:
-        """Raise why the claim is over, if it is."""
+        """Raise why the claim is over, if it is; LocalProtocolError in another trio run than the store's."""
+        check_run(self.store.run_token)
         match self.ended:
             case FencedError() as fenced:
                 raise FencedError(str(fenced.args[0]), actual=fenced.epoch_held)

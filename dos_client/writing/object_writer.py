@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from dos_client.arguments import check_number
 from dos_client.core.window import Window
 from dos_client.limits import chunk_bytes_max, journal_lag_bytes_max
 from dos_client.writing.target import Target
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError
+from dos_protocol.limits import u64_max
 
 if TYPE_CHECKING:
     from dos_client.writing.claim import Claim
@@ -74,16 +76,25 @@ class ObjectWriter:
         """Wait until `synced` is at least `size`. Raises FencedError, ClosedError. Waits for ever without a
         quorum.
 
-        Whatever ends the wait, the bytes stay in hand and go on being sent."""
+        Whatever ends the wait, the bytes stay in hand and go on being sent. Raises LocalProtocolError for a
+        size that was not appended."""
+        self._check_appended(size)
         while self._target.synced < size:
             self._claim.check()
             await self._target.synced_waiters.add(size).wait()
 
     async def wait_received(self, size: int) -> None:
         """`wait_synced`, for `received`."""
+        self._check_appended(size)
         while self._target.received < size:
             self._claim.check()
             await self._target.received_waiters.add(size).wait()
+
+    def _check_appended(self, size: int) -> None:
+        """Refuse to wait for what was never appended. A size below 0 is reached: callers wait for `size` less
+        some slack. A claim that is over says so itself."""
+        if self._claim.ended is None:
+            check_number(size, "size", least=-u64_max, most=self.size)
 
     async def wait_room(self) -> None:
         """Wait until fewer than `journal_lag_bytes_max` bytes are not synced: back-pressure instead of memory

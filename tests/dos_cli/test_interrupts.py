@@ -1,9 +1,15 @@
 """An interrupt ends the command wherever it comes: exit code 130, and no traceback."""
 
+import signal
 import subprocess
 import sys
+from contextlib import aclosing
 
 import pytest
+import trio
+
+from dos_client.store import connect
+from dos_server.testing import threaded_server
 
 
 @pytest.mark.parametrize(
@@ -49,3 +55,29 @@ main()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     assert "a bug" in done.stderr
+
+
+async def first_bytes(url: str) -> bytes:
+    """Of notes/typed, once there are some."""
+    with trio.fail_after(60):
+        async with connect(url) as store, aclosing(store.follow("notes", "typed")) as stream:
+            return await anext(stream)
+
+
+def test_an_append_from_a_source_that_stays_open_ends_at_an_interrupt_and_what_came_is_appended() -> None:
+    with threaded_server() as server:
+        url = f"{server.url}/notes/typed"
+        with subprocess.Popen(
+            [sys.executable, "-m", "dos_cli", "append", url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            process.stdin.write(b"a line\n")
+            process.stdin.flush()
+            assert trio.run(first_bytes, server.url) == b"a line\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 130
+            assert process.stderr is not None
+            assert b"Traceback" not in process.stderr.read()
