@@ -1,5 +1,7 @@
 """Which record counts: only one that enough of its own members show."""
 
+import itertools
+
 from dos_client.core.admission import Admission, admit
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_protocol.store_record import Member, StoreRecord
@@ -71,6 +73,16 @@ def test_a_stray_server_at_a_members_address_leads_nobody_into_its_own_store() -
         "its own is confirmed, and is not the one that is meant"
     )
     assert decide([*answers, *shown(b=G1)], asked=asked).record == G1
+
+
+def test_which_store_is_meant_is_said_by_its_newest_record_whoever_answers_first() -> None:
+    """The record before a replacement names an address that another store's server has now."""
+    stray = StoreRecord(b"T" * 16, 9, 1, (Member(server_id("q"), "c:1"), Member(server_id("r"), "x:1")))
+    ours, theirs = shown(a=G3, b=G3, j=G1), ServerAnswer("c:1", server_id("q"), stray)
+    asked = ["b:1", "c:1", "x:1"]
+    for answers in itertools.permutations([*ours, theirs]):
+        found = decide(list(answers), asked=asked)
+        assert (found.record or found.newest) == stray, "it names two of the addresses; ours names one by now"
 
 
 def test_servers_of_a_store_that_it_leaves_out_are_handed_a_record_that_counts() -> None:

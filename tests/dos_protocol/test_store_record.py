@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.specification import StoreRecordSpec
 from dos_protocol.store_record import (
@@ -63,6 +64,25 @@ def test_a_flip_or_a_cut_is_named(record: StoreRecord, data: st.DataObject) -> N
 def test_a_record_that_breaks_a_rule_has_no_bytes(record: StoreRecord, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         encode_store_record(record)
+
+
+@pytest.mark.parametrize("address", ["!", "~", "h" * 255, "!~:1"])
+def test_every_visible_character_may_stand_in_an_address(address: str) -> None:
+    record = StoreRecord(b"s" * 16, 1, 1, (A, Member(b"c" * 16, address)))
+    assert decode_store_record(encode_store_record(record)) == record
+
+
+@pytest.mark.parametrize("address", ["", "h" * 256, " ", "\x7f", "h 1", "h\x1f", "h\x80", "é:1"])
+def test_no_other_character_may_nor_none_nor_too_many(address: str) -> None:
+    with pytest.raises(ValueError, match="1 to 255 visible ASCII characters"):
+        encode_store_record(StoreRecord(b"s" * 16, 1, 1, (A, Member(b"c" * 16, address))))
+
+
+def test_what_is_too_short_is_refused_though_its_digest_fits() -> None:
+    for size in range(len(encode_store_record(StoreRecord(b"s" * 16, 1, 1, (A,))))):
+        body = bytes(size)
+        with pytest.raises(CorruptDataError):
+            decode_store_record(body + digest64(body).to_bytes(8, "big"))
 
 
 @pytest.mark.parametrize(

@@ -351,6 +351,38 @@ def test_a_claim_that_cannot_be_stored_is_refused_and_still_fences() -> None:
     assert isinstance(again, m.DirectoryOpened)
 
 
+def test_a_claim_that_could_not_be_stored_does_not_cost_the_one_that_came_after_it() -> None:
+    # EVIDENCE-OF: P-4
+    server = Harness()
+    first, second = server.connect(), server.connect()
+    server.disk.fail("rename", errno.EIO)
+    server.send(first, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=W1))
+    request = server.send(second, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W2))
+    server.settle()
+    assert isinstance(server.answer(second, request), m.DirectoryOpened)
+    assert code_of(server.ask(first, append(b"", b"x"))) != ErrorCode.NO_SPACE
+    server.start()
+    assert server.ask(server.connect(), m.ChangeDirectory("dir")).epoch == 2
+
+
+def test_a_session_that_is_elsewhere_hears_no_watermark_of_what_it_left() -> None:
+    """Its objects have the same names there: a watermark would be taken for theirs."""
+    # EVIDENCE-OF: P-1
+    server = Harness()
+    session = server.connect()
+    server.ask(session, m.ChangeDirectory("here"))
+    server.ask(session, m.ChangeDirectory("there"))
+    server.ask(session, m.ChangeDirectory("here"))
+    server.send(session, append(b"", b"hello"))
+    server.send(session, m.ChangeDirectory("there"))
+    server.settle()
+    server.tick(60.0)
+    assert server.unasked(session, m.Watermark) == []
+    server.ask(session, m.ChangeDirectory("here"))
+    server.ask(session, append(b"hello", b"!"))
+    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 6, 6)]
+
+
 def test_an_unreadable_claim_closes_the_directory_and_no_other() -> None:
     server = Harness()
     claimed(server, 4, W1)

@@ -19,6 +19,7 @@ class Package(NamedTuple):
 
     def files(self) -> list[str]:
         found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
+        found = {path for path in found if path.name != "specification.py"}  # what tests compare with
         return sorted(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
 
 
@@ -41,7 +42,8 @@ PACKAGES: dict[str, Package] = {
     "journal": Package(("journal/core/*.py", "journal/chain.py", "journal/writer.py", "journal/reading.py"),
                        ("tests/journal",)),
     "checkpoint": Package(
-        ("checkpoint/core/*.py", "checkpoint/manifest_log.py", "checkpoint/state_blocks.py"),
+        ("checkpoint/core/*.py", "checkpoint/manifest_log.py", "checkpoint/state_blocks.py",
+         "checkpoint/steps_log.py", "checkpoint/output_log.py"),
         ("tests/checkpoint",),
     ),
     "dataflow": Package(
