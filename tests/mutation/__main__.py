@@ -91,6 +91,9 @@ def tell_stale() -> int:
         for key in keys:
             if key not in found:
                 print(f"{path.name}: {key.module} {key.where}\n    - {key.before}\n    + {key.after}")
+    for bug in lists.planted():
+        if bug.text() is None:
+            print(f"{lists.PLANTED.name}: {bug.module}: {bug.name}")
     return 0
 
 

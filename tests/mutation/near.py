@@ -25,7 +25,7 @@ class Package(NamedTuple):
 
 STORAGE_SHELL = (
     "storage", "stored_reads", "small_files", "side_files", "removal", "marks", "open_files", "disk",
-    "troubles",
+    "troubles", "loading",
 )  # fmt: skip
 
 PACKAGES: dict[str, Package] = {

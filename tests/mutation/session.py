@@ -199,6 +199,10 @@ class Near:
             found.append(name)
         return found
 
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether all of these tests were collected."""
+        return all(name in self._items for name in names)
+
     def run_with(self, path: str, new: CodeType, names: Sequence[str]) -> str:
         """The test that fails when the file's functions have other code; empty: none."""
         return self._run_warm(path, new, names, 60.0)
