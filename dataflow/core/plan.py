@@ -9,8 +9,9 @@ exchanges into it.
 
 Whether a step ends with a cut is known only when its barriers are in, that is from stage 1 on. So everything
 with an effect (state, sinks) is placed in stage 1 or later, also in a graph without an exchange: then
-channel 0 carries barriers and nothing else. Sources may thus run ahead, and nothing that would have to be
-taken back happens in stage 0.
+channel 0 carries barriers and nothing else. Where such an operator stands before the first exchange (a sort
+before a key_by), one more channel carries barriers, after those of the exchanges. Sources may thus run ahead,
+and nothing that would have to be taken back happens in stage 0.
 
 A control table is no data port: what comes to it in a step is in force from the next step on, so an operator
 that reads it may be above the operators that it comes from, and the graph still runs stage by stage. Its rows
@@ -321,20 +322,24 @@ def make_plan(nodes: Sequence[NodeSpec]) -> Plan:
         controls = tuple(nodes[table].name for table in spec.controls)
         plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange, controls)
     ordered = tuple(plans.values())
-    channels = max(1, exchanges)
-    return Plan(ordered, _stages(ordered, barrier_only=not exchanges), channels)
+    # Without an exchange out of stage 0 (there is none, or a sort stands before the first) a channel of its
+    # own brings the barriers to stage 1.
+    crossed = any(node.exchange is not None and node.stage == 0 for node in ordered)
+    barriers = None if crossed else exchanges
+    channels = exchanges + (not crossed)
+    return Plan(ordered, _stages(ordered, barriers), channels)
 
 
-def _stages(nodes: Sequence[NodePlan], *, barrier_only: bool) -> tuple[StagePlan, ...]:
+def _stages(nodes: Sequence[NodePlan], barriers: int | None) -> tuple[StagePlan, ...]:
     count = 1 + max(node.output_stage for node in nodes)
     stages = []
     for index in range(count):
         sends = tuple(n.exchange for n in nodes if n.exchange is not None and n.stage == index)
         receives = tuple(n.exchange for n in nodes if n.exchange is not None and n.output_stage == index)
-        if barrier_only and index == 0:
-            sends = (0,)
-        if barrier_only and index == 1:
-            receives = (0,)
+        if barriers is not None and index == 0:
+            sends = (barriers,)
+        if barriers is not None and index == 1:
+            receives = (barriers,)
         stages.append(StagePlan(index, tuple(n for n in nodes if n.stage == index), receives, sends))
     assert all(stage.receives for stage in stages[1:]), "a stage that no barrier reaches"
     return tuple(stages)
