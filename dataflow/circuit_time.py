@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from checkpoint.core.divisions import Division, Sources
 from checkpoint.core.manifest import SplitPosition
-from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark, SourceTime, further, together
+from dataflow.core.event_time import END, IDLE, UNKNOWN, Mark, SourceTime, further, held_back, together
 from dataflow.core.plan import Kind, NodePlan
 from dataflow.graph_plan import GraphPlan
 from dataflow.operators.base import Operator
@@ -44,6 +44,7 @@ class CircuitTime:
         self.flows = graph.has_event_time
         """Whether marks are sent and heard at all."""
         self._operators = operators
+        self._lags = graph.lags
         self._timing = {
             node.name: one
             for node in graph.plan.nodes
@@ -133,7 +134,8 @@ class CircuitTime:
 
     def inputs(self, step: int, node: NodePlan) -> list[Mark]:
         """The marks of an operator's inputs."""
-        return [self._marks[step].get(name, UNKNOWN) for name in node.inputs]
+        marks = [self._marks[step].get(name, UNKNOWN) for name in node.inputs]
+        return [held_back(mark, lag) for mark, lag in zip(marks, self._lags[node.name], strict=True)]
 
     def passed(self, step: int, node: NodePlan) -> None:
         """The operator has seen all rows of the step: how far its output is."""

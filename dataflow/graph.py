@@ -19,15 +19,18 @@ from pathlib import Path
 from checkpoint.core.fingerprint import fingerprint
 from dataflow.core.plan import NodeSpec, find_problems, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
+from dataflow.core.updates import carries_updates, update_problems
 from dataflow.errors import GraphError
 from dataflow.explaining import explain
 from dataflow.graph_checks import (
+    reads_of_sinks,
     region_problems,
     shared_key_problems,
     shown_by_step_problems,
     sink_deliveries,
     time_problems,
 )
+from dataflow.graph_lags import find_lags
 from dataflow.graph_plan import GraphPlan
 from dataflow.graph_schemas import find_schemas
 from dataflow.operators.apply import apply_spec
@@ -209,6 +212,8 @@ class Graph:
             raise GraphError(self.name, choice.problems)
         described = [node.spec for node in self._nodes]
         unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
+        reads = reads_of_sinks(specs, described)
+        unfit += update_problems(specs, reads)
         unfit += region_problems(choice, {node.name: node.spec for node in self._nodes})
         if unfit:
             raise GraphError(self.name, tuple(unfit))
@@ -223,7 +228,18 @@ class Graph:
             operators[node.name] = node.spec.describe(inputs, schema)
             older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
         by_name = {node.name: node.spec for node in self._nodes}
-        return GraphPlan(self.name, plan, by_name, schemas, operators, fingerprint(operators), older, choice)
+        return GraphPlan(
+            self.name,
+            plan,
+            by_name,
+            schemas,
+            operators,
+            fingerprint(operators),
+            older,
+            choice,
+            carries_updates(specs, reads),
+            find_lags(specs, described),
+        )
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
         """Index -> what was said of the operator: by name, or on its class or function."""

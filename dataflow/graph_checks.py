@@ -18,6 +18,7 @@ from dataflow.operators.base import OperatorSpec
 from dataflow.operators.key_by import KeyBySpec, check_keyed_alike
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
+from dataflow.sources.log import LogSource
 
 
 def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
@@ -53,6 +54,16 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
                 f" {found!r}; put stream.event_time(name, column, lateness=...) between them"
             )
     return problems
+
+
+def reads_of_sinks(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[int, int]:
+    """Source -> the sink of the same graph whose output log it reads."""
+    sinks = {node.name: index for index, node in enumerate(nodes) if node.kind is Kind.SINK}
+    return {
+        index: sinks[spec.sink]
+        for index, spec in enumerate(specs)
+        if isinstance(spec, LogSource) and spec.region is None and spec.sink in sinks
+    }
 
 
 def shared_key_problems(

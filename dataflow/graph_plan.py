@@ -29,6 +29,12 @@ class GraphPlan:
     """Name -> earlier descriptions whose state it takes over, by its migrations."""
     choice: Choice
     """Which operators are in which region."""
+    updates: frozenset[str]
+    """Operators whose output carries updates: only the last row of a key is a result."""
+    lags: dict[str, tuple[int, ...]]
+    """Operator -> how far the times that it works with may be behind the watermark of each input, in
+    microseconds: its own watermark is held back by that.
+    """
 
     def stored(self) -> dict[str, Any]:
         """What a `RegionSpec` says of the graph: which state it writes, and which it takes."""

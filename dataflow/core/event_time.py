@@ -47,6 +47,11 @@ def behind(time: int, lateness: int) -> Mark:
     return max(time - lateness - 1, _BEGIN)
 
 
+def held_back(mark: Mark, lag: int) -> Mark:
+    """What a mark promises of times that may be `lag` microseconds behind it."""
+    return mark if mark < _BEGIN or mark == END else max(mark - lag, _BEGIN)
+
+
 def encode_mark(mark: Mark) -> bytes:
     """The payload of a PUNCTUATION frame: 8 bytes, big-endian, signed."""
     return _WIRE.pack(mark)
