@@ -17,6 +17,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
 from dos_protocol.digests import Buffer
@@ -106,10 +107,23 @@ class RealDisk:
         self._opened: dict[int, tuple[int, int]] = {}
         """Device and inode of each open file, so that `is_named` costs one system call."""
         self._locked_roots: dict[int, int] = {}
+        self._spares: list[int] = []
+        self._spares_guard = Lock()
+        self._lay_by()
 
     def shut(self) -> None:
         """Let the data directory go. Handles still open stay open."""
+        self._give_up_spares()
         os.close(self._root)
+
+    def _lay_by(self) -> None:
+        """Keep descriptors for `sync_folder`: it has two open at a time."""
+        while len(self._spares) < 2:
+            self._spares.append(os.dup(self._root))
+
+    def _give_up_spares(self) -> None:
+        while self._spares:
+            os.close(self._spares.pop())
 
     def lock(self, name: str) -> int:
         """Take the lock of the data directory, or raise BlockingIOError: another process holds it.
@@ -249,6 +263,22 @@ class RealDisk:
         os.fdatasync(handle)
 
     def sync_folder(self, folder: str) -> None:
+        try:
+            self._sync_folder(folder)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            # A file that waits for the sync of its folder stays open. When such files have all descriptors,
+            # each of them waits for one more: so one sync at a time has those that were laid by.
+            with self._spares_guard:
+                self._give_up_spares()
+                try:
+                    self._sync_folder(folder)
+                finally:
+                    with contextlib.suppress(OSError):  # others took them meanwhile: the next time, perhaps
+                        self._lay_by()
+
+    def _sync_folder(self, folder: str) -> None:
         with self._folder(folder) as descriptor:
             os.fsync(descriptor)
 
