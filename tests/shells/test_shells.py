@@ -97,7 +97,7 @@ def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
         ("links_outlive_their_incarnation", 3),
         ("a_life_begins_before_the_last_has_ended", 5),
         ("votes_do_not_wait_for_the_state", 10),
-        ("votes_do_not_wait_for_output_logs", 3),
+        ("votes_do_not_wait_for_output_logs", 10),
         ("votes_do_not_wait_for_files", 5),
         ("files_have_what_came_behind_the_cut", 3),
         ("listeners_are_not_closed", 2),
