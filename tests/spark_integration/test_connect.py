@@ -101,10 +101,12 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     servers: Servers[ThreadedServer], tmp_path: Path
 ) -> None:
     with open_store(servers.url) as store:
-        write_steps(store, "words", "out", 0, {1: [{"word": "a", "count": 1}]}, COUNTS)
+        (end,) = write_steps(store, "words", "out", 0, {1: [{"word": "a", "count": 1}]}, COUNTS)
         states = [write_state(store, "words", 0, [{"counts": {"a": 1}}, {"counts": {"b": 2}}])]
         cuts = [dict(enumerate(at)) for at in zip(*states, strict=True)]
-        write_cuts(store, "words", "out", cuts, states=cuts, operators={"counts": "count"}, retain=2)
+        write_cuts(
+            store, "words", "out", [{0: end}] * 2, states=cuts, operators={"counts": "count"}, retain=2
+        )
         with connect_server(tmp_path) as url:
             said = run_client(url, servers.url, tmp_path)
         assert "counting.coord" not in store.list_directories()
