@@ -33,6 +33,9 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
         try:
             return super().write(data)
+        except KeyboardInterrupt:
+            self._over = True  # it may have been written: what holds it back must not write it once more
+            raise
         except OSError as error:
             self._over = True
             if isinstance(error, BrokenPipeError):

@@ -169,7 +169,8 @@ class Claim:
         appended, if it does; members far behind are filled from there.
 
         Raises FencedError, ClosedError, LocalProtocolError if it is known, or exists."""
-        check_absent(self, name)
+        if name not in self.deleting:  # which is refused by its own name, below
+            check_absent(self, name)
         return self._open(name, Window(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
