@@ -36,6 +36,10 @@ class StepTime(NamedTuple):
     recorded: Division | None = None
     """Of a step that is replayed."""
 
+    def mark_of(self, source: str) -> Mark:
+        """The mark of a source; that of its rows is known to an `event_time` alone."""
+        return END if self.sources[source].at_end else IDLE if source in self.idle else UNKNOWN
+
 
 class CircuitTime:
     """See the top of this file. `operators`: those of the circuit, by name."""
@@ -123,8 +127,8 @@ class CircuitTime:
         if not self.flows:
             return
         self._now[step] = now
-        for name, source in now.sources.items():
-            self._marks[step][name] = END if source.at_end else IDLE if name in now.idle else UNKNOWN
+        for name in now.sources:
+            self._marks[step][name] = now.mark_of(name)
 
     def heard(self, step: int, marks: Mapping[int, Sequence[Mark]]) -> None:
         """What all senders said of the channels of a stage."""
@@ -167,16 +171,10 @@ class CircuitTime:
     def _as_before_0190(self, now: StepTime, name: str) -> Mark:
         """The rule when divisions did not hold the mark: the largest of all splits."""
         timing = self._timing[name]
-        given = together(self._marks_of_sources(now, name))
+        given = together(map(now.mark_of, self._sources[name]))
         newest = [timing.splits.newest(source) for source in self._sources[name]]
         own = further(timing.mark, max(newest, default=UNKNOWN))
         return given if given == END or own == UNKNOWN else own
-
-    def _marks_of_sources(self, now: StepTime, name: str) -> list[Mark]:
-        return [
-            END if now.sources[source].at_end else IDLE if source in now.idle else UNKNOWN
-            for source in self._sources[name]
-        ]
 
     def division(self, step: int) -> Sources:
         """What the division of a step says of event time: an `event_time` -> its mark."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dataflow.operators.base import UserFault
+from dataflow.python_rows import micros_of_time
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -84,7 +85,7 @@ class Tuples:
 
 def millis(time: datetime) -> int:
     """Whole milliseconds since 1970, rounded down; a time without a zone is UTC."""
-    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MS
+    return micros_of_time(time) // 1_000
 
 
 def time_of(ms: int, column: pa.DataType) -> datetime:

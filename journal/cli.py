@@ -25,7 +25,6 @@ from journal.cli_support import (
     TokenFile,
     journal_file,
     progress_of,
-    quiet_when_the_pipe_closes,
     refuse,
     refusing,
     token_of,
@@ -110,8 +109,7 @@ def dump(
     if as_json and v0_style:
         refuse("--json and --v0-style are two ways to show the same: say one of them", USAGE)
     render = rendering.as_original if v0_style else _render(as_json=as_json, full=full)
-    with quiet_when_the_pipe_closes():
-        _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file, history=history)
+    _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file, history=history)
 
 
 @app.command()
@@ -150,11 +148,10 @@ def grep(
     """
     with refusing():
         search = Search(pattern, _operation(op))
-    with quiet_when_the_pipe_closes():
-        show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
-        _show(target, show, token_file, history=history)
-        if not search.found:
-            raise typer.Exit(NOTHING_FOUND)
+    show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
+    _show(target, show, token_file, history=history)
+    if not search.found:
+        raise typer.Exit(NOTHING_FOUND)
 
 
 @app.command()
@@ -183,12 +180,11 @@ def verify(
     Exit codes: 0 sound, 1 a fault was found or not all could be verified, 2 usage or no such journal, 3 the
     store cannot be reached.
     """
-    with quiet_when_the_pipe_closes():
-        outcome = _inspect(target, accept, token_file, history=history)
-        sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
-        sys.stdout.flush()
-        if outcome.fault is not None or outcome.unproved:
-            raise typer.Exit(FAULT)
+    outcome = _inspect(target, accept, token_file, history=history)
+    sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
+    sys.stdout.flush()
+    if outcome.fault is not None or outcome.unproved:
+        raise typer.Exit(FAULT)
 
 
 @app.command()
@@ -220,7 +216,7 @@ def follow(
         sys.stdout.write(render(located) + "\n")
         sys.stdout.flush()
 
-    with quiet_when_the_pipe_closes(), refusing():
+    with refusing():
         if is_url(target):
             trio.run(follow_chain, target, token_of(token_file), begin, show)
         else:
@@ -265,21 +261,18 @@ def timeline(
         with refusing():
             check_drawable(plot)
     found = Timeline()
-    with quiet_when_the_pipe_closes():
-        outcome = _inspect(target, timeline_of(found), token_file, history=history)
-        if plot is not None:
-            with refusing():
-                draw_timeline(found, target, plot)
-            _say_fault(outcome)
-            return
-        columns = shutil.get_terminal_size((110, 24)).columns
-        text = (
-            timeline_json(found, lines=lines)
-            if as_json
-            else timeline_text(found, lines=lines, columns=columns)
-        )
-        sys.stdout.write(text + "\n")
+    outcome = _inspect(target, timeline_of(found), token_file, history=history)
+    if plot is not None:
+        with refusing():
+            draw_timeline(found, target, plot)
         _say_fault(outcome)
+        return
+    columns = shutil.get_terminal_size((110, 24)).columns
+    text = (
+        timeline_json(found, lines=lines) if as_json else timeline_text(found, lines=lines, columns=columns)
+    )
+    sys.stdout.write(text + "\n")
+    _say_fault(outcome)
 
 
 @app.command()
@@ -310,11 +303,10 @@ def status(
     """
     if not is_url(url):
         refuse(f"{url} is no chain: a recovery reads a journal file whole; `dos journal verify` does", USAGE)
-    with quiet_when_the_pipe_closes():
-        with refusing(), progress_of(url, quiet=False) as progress:
-            found = trio.run(chain_status, url, token_of(token_file), progress)
-        sys.stdout.write((status_json(found) if as_json else found.as_text()) + "\n")
-        sys.stdout.flush()
+    with refusing(), progress_of(url, quiet=False) as progress:
+        found = trio.run(chain_status, url, token_of(token_file), progress)
+    sys.stdout.write((status_json(found) if as_json else found.as_text()) + "\n")
+    sys.stdout.flush()
 
 
 def _render(*, as_json: bool, full: bool) -> Callable[[Located], str]:

@@ -28,7 +28,7 @@ from dos_protocol.tokens import token_in
 from journal.core.errors import ArchiveUnavailableError
 from journal.inspecting import DAMAGE
 
-SOUND, FAULT, USAGE, UNREACHABLE, NOTHING_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
+FAULT, USAGE, UNREACHABLE, NOTHING_FOUND, INTERRUPTED = 1, 2, 3, 4, 130
 
 Target = Annotated[
     str,
@@ -118,18 +118,3 @@ def progress_of(target: str, *, quiet: bool) -> Iterator[Callable[[int, int | No
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(target, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def quiet_when_the_pipe_closes() -> Iterator[None]:
-    """Whoever reads our output had enough (`| head`): that is an end like any other, without a traceback.
-    Output that cannot be written for another reason (a full disk) ends the command with words.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is held back goes there
-        if isinstance(error, BrokenPipeError):
-            raise typer.Exit(SOUND) from None
-        refuse(f"the output cannot be written: {_told(error)}", USAGE)

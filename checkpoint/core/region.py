@@ -217,7 +217,7 @@ class RegionStatus:
     pins: Mapping[str, int] = field(default_factory=dict)
     """Name -> the cut that stays restorable by it, as the last cut has them."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
+    """Rule ("late") -> operator -> rows that it dropped since the region began."""
 
     @property
     def step(self) -> int:

@@ -9,8 +9,8 @@ one column, the value. A batch function takes a `pa.RecordBatch` and returns wha
 `RecordBatch`, `Table`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
 array; in flat_map, None for no rows. A batch is never empty. A pandas function takes and returns a DataFrame,
 or a Series where a batch function may return an array. Columns of another type are cast if nothing is lost by
-it. With a control table, that is the second
-argument of all of them; with side outputs, the last one is `emit(port, row)`.
+it. With a control table, that is the second argument of all of them; with side outputs, the last one is
+`emit(port, row)`.
 """
 
 from abc import abstractmethod

@@ -21,7 +21,6 @@ from journal.cli_support import (
     Target,
     TokenFile,
     progress_of,
-    quiet_when_the_pipe_closes,
     refuse,
     refusing,
     token_of,
@@ -119,23 +118,22 @@ def files(
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
     """
     sizes = FileSizes()
-    with quiet_when_the_pipe_closes():
-        with refusing():
-            taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
-            _read(target, taken, token_file)
-        listed = sorted(sizes.sizes.items())
-        _report(
-            taken,
-            as_json,
-            {"files": [{"path": path, "bytes": size} for path, size in listed]},
-            lambda told: "".join(
-                [
-                    *(f"{size:>14,} {_printable(path)}\n" for path, size in listed),
-                    f"{len(listed)} files as of {told['as_of']}",
-                ]
-            ),
-        )
-        sys.stdout.flush()
+    with refusing():
+        taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
+        _read(target, taken, token_file)
+    listed = sorted(sizes.sizes.items())
+    _report(
+        taken,
+        as_json,
+        {"files": [{"path": path, "bytes": size} for path, size in listed]},
+        lambda told: "".join(
+            [
+                *(f"{size:>14,} {_printable(path)}\n" for path, size in listed),
+                f"{len(listed)} files as of {told['as_of']}",
+            ]
+        ),
+    )
+    sys.stdout.flush()
 
 
 def cat(
@@ -157,7 +155,6 @@ def cat(
     cannot be reached.
     """
     with (
-        quiet_when_the_pipe_closes(),
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
         refusing(),
         Rebuilding(Path(folder, "files"), stop=_stop(at), only=name, paths=_paths(strip)) as rebuilding,
@@ -205,7 +202,6 @@ def diff(
     be reached.
     """
     with (
-        quiet_when_the_pipe_closes(),
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
         refusing(),
     ):

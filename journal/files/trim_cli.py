@@ -20,7 +20,6 @@ from journal.cli_support import (
     USAGE,
     AsJson,
     TokenFile,
-    quiet_when_the_pipe_closes,
     refuse,
     refusing,
     token_of,
@@ -74,21 +73,16 @@ def trim(
     """
     if apply != stopped:
         refuse("say --apply and --stopped together: only who writes a directory may delete there", USAGE)
-    with quiet_when_the_pipe_closes():
-        with refusing():
-            work = functools.partial(
-                _work, url, stop_at(moment_here(before)), token_of(token_file), apply=apply
-            )
-            try:
-                plan, clean = trio.run(work)
-            except HistoryTrimmedError as error:
-                refuse(str(error), USAGE)
-        sys.stdout.write((_json(plan, apply) if as_json else _text(plan, apply)) + "\n")
-        sys.stdout.flush()
-        if not clean:
-            refuse(
-                "released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE
-            )
+    with refusing():
+        work = functools.partial(_work, url, stop_at(moment_here(before)), token_of(token_file), apply=apply)
+        try:
+            plan, clean = trio.run(work)
+        except HistoryTrimmedError as error:
+            refuse(str(error), USAGE)
+    sys.stdout.write((_json(plan, apply) if as_json else _text(plan, apply)) + "\n")
+    sys.stdout.flush()
+    if not clean:
+        refuse("released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE)
 
 
 async def _work(url: str, before: Stop, token: bytes, *, apply: bool) -> tuple[Trim, bool]:
