@@ -105,7 +105,7 @@ class Circuit:
         for node in sorted(graph.plan.nodes, key=lambda node: node.kind is not Kind.CONTROL):
             if node.exchange is not None:
                 self._open_exchange(node, layout)
-            else:
+            if node.kind is not Kind.BROADCAST:
                 control = next((self._controls[table].table for table in node.controls), None)
                 context = OperatorContext(
                     region,
@@ -127,7 +127,7 @@ class Circuit:
             reader.reached = self.time.reached_by(name)
         self._held: dict[int, dict[str, list[_Input]]] = {}
         """Step -> operator -> rows that wait for a later stage."""
-        self._to_send: dict[str, list[_Input]] = defaultdict(list)
+        self._to_send: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._unions: dict[str, list[_Input]] = defaultdict(list)
         """Union -> its rows, which wait for the end of the step."""
 
@@ -263,7 +263,7 @@ class Circuit:
         """
         stages = self.graph.plan.stages
         for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
-            if node.exchange is not None:
+            if node.name not in self._operators:
                 continue
             for suffix, table in self._operators[node.name].tables().items():
                 try:
@@ -315,8 +315,8 @@ class Circuit:
 
     def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
         self._taken[node.name] += given.batch.num_rows
-        if node.exchange is not None:
-            self._to_send[node.name].append(given)
+        if node.kind is Kind.BROADCAST:
+            self._to_send[node.name].append(given.batch)
             return
         operator = self._operators[node.name]
         if node.kind is Kind.SINK:
@@ -331,7 +331,10 @@ class Circuit:
         except UserFault as fault:
             raise _operator_error(node.name, given.origin.say(fault.row), fault) from fault
         for batch in made:
-            self._emit(run, node.name, batch, given.origin.coarse())
+            if node.exchange is None:
+                self._emit(run, node.name, batch, given.origin.coarse())
+            elif batch.num_rows:
+                self._to_send[node.name].append(batch)
         if self._sides.get(node.name):
             self._emit_sides(run, node.name, operator, given.origin.coarse())
 
@@ -339,7 +342,7 @@ class Circuit:
         sends: Sends = {}
         for node in run.stage.nodes:
             if node.exchange is not None:
-                sends[node.exchange] = self._partition(run, node)
+                sends[node.exchange] = self._partition(node)
             else:
                 self._end_step(run, node, cut=cut)
             self.time.passed(run.step, node)
@@ -368,13 +371,8 @@ class Circuit:
         if self._sides.get(node.name):
             self._emit_sides(run, node.name, operator, origin)
 
-    def _partition(self, run: "_Run", node: NodePlan) -> list[list[pa.RecordBatch]]:
-        inputs = self._to_send.pop(node.name, [])
-        try:
-            return self._partitioners[node.name].partition([given.batch for given in inputs])
-        except UserFault as fault:
-            where = inputs[0].origin.coarse().say(None) if len(inputs) == 1 else f"step {run.step}"
-            raise _operator_error(node.name, where, fault) from fault
+    def _partition(self, node: NodePlan) -> list[list[pa.RecordBatch]]:
+        return self._partitioners[node.name].partition(self._to_send.pop(node.name, []))
 
 
 class _Run(NamedTuple):

@@ -21,6 +21,7 @@ from dataflow.core.plan import Kind, NodePlan
 from dataflow.graph_plan import GraphPlan
 from dataflow.operators.base import Operator
 from dataflow.operators.event_time import EventTimeOperator
+from dataflow.operators.nulls import NullRule
 from dataflow.sources.base import Positions, SourceBatch
 
 ONE_SPLIT: Final = SourceTime(caught_up_holds=False)
@@ -54,6 +55,12 @@ class CircuitTime:
             for node in graph.plan.nodes
             if isinstance(one := operators.get(node.name), EventTimeOperator)
         }
+        self._counting = [
+            (node.stage, one)
+            for node in graph.plan.nodes
+            if isinstance(one := operators.get(node.name), NullRule)
+        ]
+        """What may be ahead of the checkpoint, with its stage: it remembers each step."""
         self._sources = {name: _sources_above(graph, name) for name in self._timing}
         """An `event_time` -> the sources whose rows it gets."""
         self._exchanges = {node.exchange: node.name for node in graph.plan.nodes if node.exchange is not None}
@@ -190,11 +197,11 @@ class CircuitTime:
 
     def stage_over(self, step: int, stage: int) -> None:
         """A stage has run; what nobody asks for any more goes."""
-        for timing in self._timing.values():
-            if stage == 0:
-                timing.remember(step)
+        for own, operator in self._counting:
+            if stage == own:
+                operator.remember(step)
             if stage == self._last:
-                timing.forget(step)
+                operator.forget(step)
         if stage == 0:
             self._now.pop(step, None)
             self._fed.clear()
@@ -203,8 +210,8 @@ class CircuitTime:
 
     def cut_at(self, step: int) -> None:
         """The state as of the end of this step is asked for next."""
-        for timing in self._timing.values():
-            timing.look_at(step)
+        for _, operator in self._counting:
+            operator.look_at(step)
 
 
 def _sources_above(graph: GraphPlan, name: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Growing columns of keys, held as plain buffers so that ten million keys are ten million values and no
 objects.
 
-Rules of this file: append, take, compare; no hashes and no meaning. A key has no nulls (the exchange refuses
-them). `HeapColumn` keeps strings and binaries as one heap of bytes and one array of ends; `FixedColumn`
-keeps anything of a fixed width as the bytes of its values. Both hand out Arrow arrays that share or copy
-those buffers.
+Rules of this file: append, take, compare; no hashes and no meaning. Null is a key like any other and equal to
+itself, as in GROUP BY. `HeapColumn` keeps strings and binaries as one heap of bytes and one array of ends;
+`FixedColumn` keeps anything of a fixed width as the bytes of its values. Both hand out Arrow arrays that
+share or copy those buffers.
 """
 
 from typing import Any, TypeAlias
@@ -31,6 +31,52 @@ def grown(array: npt.NDArray[Any], needed: int) -> npt.NDArray[Any]:
     return larger
 
 
+class _Nulls:
+    """Which values of a growing column are null. No memory and no work before the first null."""
+
+    def __init__(self) -> None:
+        self._null: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def bytes_held(self) -> int:
+        return 0 if self._null is None else self._null.nbytes
+
+    def append(self, values: pa.Array, rows: int) -> None:
+        """These values are added behind `rows` others."""
+        if self._null is None:
+            if not values.null_count:
+                return
+            self._null = np.zeros(_FIRST_ROWS, np.bool_)
+            self._null = grown(self._null, rows)
+            self._null[:rows] = False
+        self._null = grown(self._null, rows + len(values))
+        self._null[rows : rows + len(values)] = _null_mask(values)
+
+    def mask(self, slots: Slots) -> npt.NDArray[np.bool_] | None:
+        """Which of these slots hold null; None if none of the column does."""
+        return None if self._null is None else self._null[slots]
+
+    def put_into(self, values: pa.Array, slots: Slots) -> pa.Array:
+        """The values of these slots, null where they were."""
+        mask = self.mask(slots)
+        if mask is None or not mask.any():
+            return values
+        return pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)
+
+    def equal(self, same: npt.NDArray[np.bool_], slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
+        """`same`, which compares what lies under nulls too, put right where either side is null."""
+        mask = self.mask(slots)
+        if mask is None:
+            return same if not values.null_count else same & ~_null_mask(values)
+        null = _null_mask(values)
+        return (same & ~mask & ~null) | (mask & null)
+
+
+def _null_mask(values: pa.Array) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
 class HeapColumn:
     """A growing column of strings or binaries. Invariant: `ends[i] <= ends[i + 1]`, value i is
     heap[ends[i]:ends[i+1]].
@@ -41,6 +87,7 @@ class HeapColumn:
         self._large = pa.large_string() if kind.equals(pa.string()) else pa.large_binary()
         self._heap: npt.NDArray[np.uint8] = np.empty(_FIRST_BYTES, np.uint8)
         self._ends: npt.NDArray[np.int64] = np.zeros(_FIRST_ROWS + 1, np.int64)
+        self._nulls = _Nulls()
         self._rows = 0
 
     def __len__(self) -> int:
@@ -48,13 +95,14 @@ class HeapColumn:
 
     @property
     def bytes_held(self) -> int:
-        return self._heap.nbytes + self._ends.nbytes
+        return self._heap.nbytes + self._ends.nbytes + self._nulls.bytes_held
 
     def append(self, values: pa.Array) -> None:
         """Add values at the end. Those handed out before stay valid."""
         count = len(values)
         if not count:
             return
+        self._nulls.append(values, self._rows)
         buffers = values.buffers()
         ends = np.frombuffer(buffers[1], np.int32)[values.offset : values.offset + count + 1].astype(np.int64)
         begin, size = int(ends[0]), int(ends[-1] - ends[0])
@@ -68,11 +116,17 @@ class HeapColumn:
 
     def take(self, slots: Slots) -> pa.Array:
         """The values at these slots, in the column's own type."""
-        return self._view().take(pa.array(slots)).cast(self._kind)
+        return self._nulls.put_into(self._raw(slots), slots)
 
     def equal(self, slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
         """Whether the value at slots[i] is values[i]."""
-        return _as_mask(pc.equal(self.take(slots), values))
+        same = pc.equal(self._raw(slots), values)
+        if same.null_count:
+            same = same.fill_null(fill_value=False)
+        return self._nulls.equal(_as_mask(same), slots, values)
+
+    def _raw(self, slots: Slots) -> pa.Array:
+        return self._view().take(pa.array(slots)).cast(self._kind)
 
     def _view(self) -> pa.Array:
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._heap)]
@@ -87,6 +141,7 @@ class FixedColumn:
         self._boolean = pa.types.is_boolean(kind)
         width = 1 if self._boolean else kind.bit_width // 8
         self._values: npt.NDArray[Any] = np.empty(_FIRST_ROWS, np.dtype(f"V{width}"))
+        self._nulls = _Nulls()
         self._rows = 0
 
     def __len__(self) -> int:
@@ -94,10 +149,11 @@ class FixedColumn:
 
     @property
     def bytes_held(self) -> int:
-        return self._values.nbytes
+        return self._values.nbytes + self._nulls.bytes_held
 
     def append(self, values: pa.Array) -> None:
         """Add values at the end."""
+        self._nulls.append(values, self._rows)
         raw = self._raw(values)
         self._values = grown(self._values, self._rows + len(raw))
         self._values[self._rows : self._rows + len(raw)] = raw
@@ -107,16 +163,21 @@ class FixedColumn:
         """The values at these slots."""
         raw = self._values[slots]
         if self._boolean:
-            return pa.array(raw.view(np.uint8).astype(np.bool_))
-        return pa.Array.from_buffers(self._kind, len(raw), [None, pa.py_buffer(np.ascontiguousarray(raw))])
+            found = pa.array(raw.view(np.uint8).astype(np.bool_))
+        else:
+            buffers = [None, pa.py_buffer(np.ascontiguousarray(raw))]
+            found = pa.Array.from_buffers(self._kind, len(raw), buffers)
+        return self._nulls.put_into(found, slots)
 
     def equal(self, slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
         """Whether the value at slots[i] is values[i], byte for byte."""
-        result: npt.NDArray[np.bool_] = self._values[slots] == self._raw(values)
-        return result
+        same: npt.NDArray[np.bool_] = self._values[slots] == self._raw(values)
+        return self._nulls.equal(same, slots, values)
 
     def _raw(self, values: pa.Array) -> npt.NDArray[Any]:
         if self._boolean:
+            if values.null_count:
+                values = values.fill_null(fill_value=False)
             bits: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(np.uint8)
             return bits.view(self._values.dtype)
         all_rows: npt.NDArray[Any] = np.frombuffer(values.buffers()[1], self._values.dtype)

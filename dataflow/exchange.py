@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from checkpoint.core.layout import Layout
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
-from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, UserFault
+from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
 from dataflow.state import Hashes
 
 Weights = npt.NDArray[np.int64]
@@ -58,9 +58,7 @@ class Partitioner:
         self._owners = np.array(owners, np.int64)
 
     def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-        """For each worker its batches, in an order that depends only on the rows. Raises UserFault for a null
-        key.
-        """
+        """For each worker its batches, in an order that depends only on the rows."""
         if not batches:
             return [[] for _ in range(self._workers)]
         if self._merge is not None:
@@ -75,14 +73,6 @@ class Partitioner:
 
     def _hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [batch.column(name) for name in self._keys]
-        for name, column in zip(self._keys, columns, strict=True):
-            if column.null_count:
-                row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-                raise UserFault(
-                    f"key column {name!r} is null",
-                    row=row,
-                    remedy="filter such rows or give them a key before key_by",
-                )
         return batch.append_column(HASH_COLUMN, pa.array(key_hashes(columns), pa.uint64()))
 
     def _split(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -101,7 +91,7 @@ def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
     sample = columns[0].slice(0, limits.key_sample_rows)
     if pc.count_distinct(sample).as_py() > limits.key_sample_rows * limits.key_sample_distinct_max:
         return hash_keys(columns)
-    encoded = columns[0].dictionary_encode()
+    encoded = columns[0].dictionary_encode(null_encoding="encode")
     hashes: Hashes = hash_keys([encoded.dictionary])[encoded.indices.to_numpy()]
     return hashes
 

@@ -20,6 +20,7 @@ from dataflow.operators.emitting import side_outputs
 from dataflow.operators.event_time import EventTimeSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
+from dataflow.operators.nulls import OnNullKey, OnNullTime
 from dataflow.operators.side import SideSpec
 from dataflow.operators.sort import SortSpec
 from dataflow.operators.user import UserOperator
@@ -173,14 +174,17 @@ class Stream:
         """
         return self.graph.union(name, self, *others)
 
-    def key_by(self, name: str, *columns: str) -> "KeyedStream":
+    def key_by(self, name: str, *columns: str, on_null: OnNullKey = "group") -> "KeyedStream":
         """Rows with the same values in `columns` meet on one worker.
 
-        Example:
+        on_null: what becomes of rows in which one of these is null. "group": null is a key like any other and
+        equal to itself, as in SQL's GROUP BY; a join matches nothing on it, as SQL's does. "error": the
+        region stops. "drop": they are dropped and counted. "side": they are on the side output "null".
 
             orders.key_by("by_item_and_time", "item", "at").count("counts")
+            orders.key_by("by_known_item", "item", on_null="drop").count("known")
         """
-        stream = self._then(name, KeyBySpec(tuple(columns)))
+        stream = self._then(name, KeyBySpec(tuple(columns), on_null))
         return KeyedStream(stream.graph, stream.node)
 
     def event_time(
@@ -191,6 +195,7 @@ class Stream:
         lateness: timedelta | None = None,
         punctuation: str | None = None,
         idle_after: timedelta | None = None,
+        on_null: OnNullTime = "error",
     ) -> "Stream":
         """The same rows; `column`, a timestamp, is their event time, and from here on it moves. The watermark
         is the least over all splits (files, producers, ...) that are not read to their end.
@@ -200,12 +205,14 @@ class Stream:
         rows of its split have larger times. A row that breaks the promise is late.
         idle_after: a split that gives nothing for so long, though all of it was read, does not count until
         it gives rows again; these may be late. None: a silent split holds event time back.
+        on_null: what becomes of rows in which `column` is null. "error": the region stops. "drop": they are
+        dropped and counted. "side": they are on the side output "null".
 
             sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
             sent.event_time("by_rows", "at", punctuation="all_before")
         """
-        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after))
+        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null))
 
     def sort(self, name: str, time: str) -> "Stream":
         """The same rows in the order of their event time, those of one time in the order of all columns, as
@@ -230,8 +237,8 @@ class Stream:
         return self._then(name, apply_spec(operator))
 
     def side(self, name: str, port: str) -> "Stream":
-        """A side output of the operator before: "late", the rows that came too late for it, or one that a
-        user function or operator declares.
+        """A side output of the operator before: "late", the rows that came too late for it; "null", those
+        without a key or time, where on_null="side"; or one that a user function or operator declares.
 
             in_order = orders.sort("in_order", "at")
             in_order.side("late", "late").sink("late_out", CallSink(print))

@@ -15,6 +15,7 @@ LATE_BY: Final = "late_by_us_max"
 
 REMEDIES: Final = {
     "late": "give event_time a larger lateness, or take the side output 'late' of such an operator",
+    "null": "their key or event time is null; on_null='side' and a taker of the side output 'null' keep them",
 }
 """Rule -> what to do so that no row is dropped by it."""
 _US: Final = 1e6
@@ -28,7 +29,7 @@ def merge_counters(into: dict[str, int], other: Mapping[str, int]) -> None:
 
 
 def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Rule ("late") -> operator -> rows that it dropped since the region began. `workers`: of each,
+    """Rule ("late", "null") -> operator -> rows that it dropped since the region began. `workers`: of each,
     its operators' counters.
     """
     found: dict[str, dict[str, int]] = {}

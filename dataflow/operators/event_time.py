@@ -8,10 +8,10 @@ themselves, in a column that is null or says: all later rows of the split have l
 output is the least over the splits that count (`core/event_time.py`), and moves at the end of a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import ClassVar, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,14 @@ from checkpoint.state_blocks import block_schema, make_block
 from dataflow.core.event_time import UNKNOWN, Mark, SplitWatermarks, behind, further, is_time
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_sides
 from dataflow.schema import type_text
 
 _ONE: Final = timedelta(microseconds=1)
+_INSTEAD: Final = (
+    "write event_time(..., on_null='drop') or 'side' to leave such rows out, or give them a time before"
+)
 
 
 def micros_of(duration: timedelta, what: str) -> int:
@@ -51,11 +55,17 @@ def check_time_column(column: str, columns: pa.Schema) -> None:
 
 
 def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
-    """A timestamp column as microseconds. Raises UserFault for a null."""
+    """A timestamp column as microseconds. Raises UserFault for a null: `event_time` has let none through, so
+    this is another column, or a function made it null after that.
+    """
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        remedy = "filter such rows or give them a time before"
-        raise UserFault(f"time column {name!r} is null", row=row, remedy=remedy)
+        raise UserFault(
+            f"time column {name!r} is null in {column.null_count} of {len(column)} rows",
+            row=row,
+            remedy="filter such rows or give them a time before; event_time(..., on_null=) looks at its own"
+            " column alone",
+        )
     times: npt.NDArray[np.int64] = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
     return times
 
@@ -69,8 +79,10 @@ class EventTimeSpec(OperatorSpec):
     lateness: timedelta | None
     punctuation: str | None
     idle_after: timedelta | None = None
+    on_null: OnNullTime = "error"
 
     def __post_init__(self) -> None:
+        check_choice(self.on_null, get_args(OnNullTime))
         if (self.lateness is None) == (self.punctuation is None):
             raise SchemaError(
                 "event time moves by lateness=timedelta(...), how far rows may be behind others, or by"
@@ -86,6 +98,9 @@ class EventTimeSpec(OperatorSpec):
             if name is not None:
                 check_time_column(name, inputs[0])
         return inputs[0]
+
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return null_sides(self.on_null, inputs[0])
 
     def open(self, context: OperatorContext) -> "EventTimeOperator":
         del context
@@ -133,12 +148,13 @@ class MarkTable(StateTable):
         self._stored = list(self.marks)
 
 
-class EventTimeOperator(Operator):
+class EventTimeOperator(NullRule):
     """Its mark is state. It runs in stage 0, ahead of the checkpoint, so it remembers the mark of each step.
     The watermarks of splits are stored with the positions of the splits (`circuit_time.py`).
     """
 
     def __init__(self, spec: EventTimeSpec) -> None:
+        super().__init__("time column", spec.on_null, (spec.column,), _INSTEAD)
         self._column = spec.column
         self._punctuation = spec.punctuation
         self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
@@ -149,15 +165,16 @@ class EventTimeOperator(Operator):
         """Source and split of the rows that `process` is given next."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        times = times_of(batch.column(self._column), self._column)
-        if self._punctuation is not None:
+        timed = self.without_nulls(batch)
+        times = times_of(timed.column(self._column), self._column)
+        if self._punctuation is not None:  # also of a row without a time: it is a promise about the others
             said = batch.column(self._punctuation)
             newest = pc.max(said.cast(pa.timestamp("us", said.type.tz)).cast(pa.int64())).as_py()
             if newest is not None:
                 self.splits.saw(*self.rows_of, newest)
         elif len(times):
             self.splits.saw(*self.rows_of, behind(int(times.max()), self._lateness))
-        return [batch]
+        return [timed]
 
     def passes_on(self, mark: Mark) -> Mark:
         """`mark`: the least over the splits. What was promised before stays promised."""
@@ -166,9 +183,10 @@ class EventTimeOperator(Operator):
         return self._state.marks[0] if is_time(mark) or mark == UNKNOWN else mark
 
     def tables(self) -> dict[str, StateTable]:
-        return {"~time": self._state}
+        return {**super().tables(), "~time": self._state}
 
     def reset(self) -> None:
+        super().reset()
         self._state.reset()
         self.splits = SplitWatermarks()
 
@@ -179,15 +197,18 @@ class EventTimeOperator(Operator):
 
     def remember(self, step: int) -> None:
         """The step is over here."""
+        super().remember(step)
         self._state.of_step[step] = self._state.marks[0]
 
     def forget(self, step: int) -> None:
         """Nobody asks for steps before this one any more."""
+        super().forget(step)
         for old in [one for one in self._state.of_step if one < step]:
             del self._state.of_step[old]
 
     def look_at(self, step: int) -> None:
         """The next checkpoint is that of this step."""
+        super().look_at(step)
         self._state.looked_at = step
 
 

@@ -5,7 +5,8 @@ Rules of this file: pairs of rows, and which rows can still find a partner.
 
 Each pair is found once, in the step in which the later of the two came, so the pairs do not depend on the
 order (lines 1 to 4: the order of pairs does). A row is kept until a punctuation of the *other* input says
-that no partner can come (lines 5 and 6). Nulls in the key do not come here: `key_by` refuses them.
+that no partner can come (lines 5 and 6). A row with a null in its key has no partner, as in SQL (null is
+equal to nothing there): it is not kept. If it is late it goes where late rows go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,16 @@ class _Side:
     def key_columns(self, rows: Rows) -> list[pa.Array]:
         return [rows.batch.column(name) for name in self.keys]
 
+    def with_key(
+        self, batch: pa.RecordBatch, times: npt.NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """The rows without a null in their key, and their times."""
+        nulls = [column for name in self.keys if (column := batch.column(name)).null_count]
+        if not nulls:
+            return batch, times
+        kept = ~np.logical_or.reduce([one.is_null().to_numpy(zero_copy_only=False) for one in nulls])
+        return batch.filter(pa.array(kept)), times[kept]
+
     def reset(self) -> None:
         self.table.reset()
         self.came = []
@@ -119,6 +130,7 @@ class JoinOperator(TimedOperator):
         if late.any():
             self._put_late_of(index, batch, np.flatnonzero(late), times)
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
+        batch, times = side.with_key(batch, times)
         # A row waits until the other input is `within` behind it: then no partner is near enough.
         side.came.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
         return ()

@@ -2,25 +2,30 @@
 description.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pyarrow as pa
 
 from dataflow.columns import key_column
 from dataflow.core.plan import Kind
 from dataflow.errors import SchemaError
-from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, Operator, OperatorContext, OperatorSpec
+from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, OperatorContext, OperatorSpec
+from dataflow.operators.nulls import NullRule, OnNullKey, check_choice, null_sides
 from dataflow.schema import type_text
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBySpec(OperatorSpec):
-    """The columns that make the key, in order."""
+    """The columns that make the key, in order; and what becomes of rows in which one of them is null."""
 
     kind: ClassVar[Kind] = Kind.KEY_BY
     keys: tuple[str, ...]
+    on_null: OnNullKey = "group"
+
+    def __post_init__(self) -> None:
+        check_choice(self.on_null, get_args(OnNullKey))
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         if not self.keys:
@@ -41,8 +46,17 @@ class KeyBySpec(OperatorSpec):
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"
 
-    def open(self, context: OperatorContext) -> Operator:
-        raise AssertionError(f"exchange {context.operator!r} is run by the circuit, not as an operator")
+    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return null_sides(self.on_null, inputs[0])
+
+    def open(self, context: OperatorContext) -> NullRule:
+        """What rows go through before they are sent; the exchange itself is run by the circuit."""
+        del context
+        instead = (
+            "write key_by(..., on_null='drop') or 'side' to leave such rows out, or 'group' to take null as a"
+            " key of its own"
+        )
+        return NullRule("key column", self.on_null, self.keys, instead)
 
 
 def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:

@@ -195,8 +195,8 @@ class MapStateOperator(TimedOperator):
         return list(zip(timers[slots].tolist(), self.keys_of(slots), slots.tolist(), strict=True))
 
     def keys_of(self, slots: Slots) -> list[tuple[Any, ...]]:
-        """The keys in these slots."""
-        return list(zip(*(column.to_pylist() for column in self._table.keys(slots)), strict=True))
+        """The keys in these slots, which have an order: for null stands `_LAST`."""
+        return list(zip(*map(_in_order_of_keys, self._table.keys(slots)), strict=True))
 
     def _forget(self, called: set[int]) -> None:
         """Keys for which nothing is kept any more."""
@@ -261,6 +261,24 @@ def _each(batch: pa.RecordBatch) -> Iterator[Row]:
     """The rows, few of them as objects at a time."""
     for begin in range(0, batch.num_rows, _rows_at_once):
         yield from rows_of(batch.slice(begin, _rows_at_once))
+
+
+class _NullKey:
+    """What stands for null among keys that are compared: it comes last, as where `sort` orders rows."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: object) -> bool:
+        return other is not self
+
+
+_LAST: Final = _NullKey()
+
+
+def _in_order_of_keys(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return [_LAST if value is None else value for value in values] if column.null_count else values
 
 
 class _Run:
@@ -354,6 +372,7 @@ class _Run:
         self.fired.append(slot)
         on_timer: Callable[..., Any] | None = operator.calls.on_timer
         if on_timer is not None:
-            named = dict(zip(operator.spec.keys, key, strict=True))
+            values = [None if value is _LAST else value for value in key]
+            named = dict(zip(operator.spec.keys, values, strict=True))
             self.called.add(slot)
             self._call(slot, time, on_timer, (named, operator.as_time(time)), key)

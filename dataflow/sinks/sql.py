@@ -25,7 +25,7 @@ from dataflow import limits
 from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import TransactionName, parse_name
 from dataflow.errors import DeliveryError, SchemaError, SinkFencedError, SinkOwnedError, SinkWriteError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, UserFault
 from dataflow.sinks.base import Owner, SinkSpec, SinkWriter, not_once_only, owner_of
 from dataflow.sinks.sql_tables import UPSERTS, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
@@ -286,6 +286,15 @@ class KeyedWriter(SinkWriter):
         self._rows = 0
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        for name in self._spec.key:
+            column = batch.column(name)
+            if column.null_count:  # where the table allows it, each null is another row: nothing is replaced
+                raise UserFault(
+                    f"key column {name!r} of table {self._spec.table!r} is null in {column.null_count} of"
+                    f" {batch.num_rows} rows, and SQL finds no row again by null",
+                    row=column.is_null().index(pa.scalar(value=True)).as_py(),
+                    remedy="leave such rows out by key_by(..., on_null='drop') or 'side', or map them before",
+                )
         self._step.append(batch)
         return ()
 

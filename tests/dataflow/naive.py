@@ -32,10 +32,15 @@ def is_late(time: int, mark: int | None) -> bool:
     return mark is not None and time <= mark
 
 
+def by_key(key: str | None) -> tuple[bool, str]:
+    """The order of keys: null is a key, behind all others."""
+    return key is None, key or ""
+
+
 def windows(steps: Steps, lateness: int, size: int, slide: int) -> tuple[list[list[Row]], list[Row]]:
     """Rows of each step, and late rows: [start, end) is over when the watermark is at end - 1."""
     marks = watermarks(steps, lateness)
-    open_: dict[tuple[int, str], list[Row]] = {}
+    open_: dict[tuple[int, str | None], list[Row]] = {}
     given: list[list[Row]] = []
     late: list[Row] = []
     for rows, met, mark in zip(steps, before(marks), marks, strict=True):
@@ -53,7 +58,7 @@ def windows(steps: Steps, lateness: int, size: int, slide: int) -> tuple[list[li
     return given, late
 
 
-def _window(start: int, key: str, size: int, rows: Sequence[Row]) -> Row:
+def _window(start: int, key: str | None, size: int, rows: Sequence[Row]) -> Row:
     return {
         "k": key,
         "start": start,
@@ -67,7 +72,7 @@ def joined(
     lefts: Steps, rights: Steps, lateness: tuple[int, int], within: int
 ) -> tuple[list[list[tuple[Row, Row]]], list[Row], list[Row]]:
     """Pairs of each step, late rows of the left and of the right. Pairs of rows that are not late: each in
-    the step in which the later one came.
+    the step in which the later one came. Null is equal to no key.
     """
     sides = (lefts, rights)
     kept: list[list[tuple[int, Row]]] = [[], []]
@@ -83,14 +88,14 @@ def joined(
     given: list[list[tuple[Row, Row]]] = [[] for _ in lefts]
     for left_step, left in kept[0]:
         for right_step, right in kept[1]:
-            if left["k"] == right["k"] and abs(left["t"] - right["t"]) < within:
+            if left["k"] is not None and left["k"] == right["k"] and abs(left["t"] - right["t"]) < within:
                 given[max(left_step, right_step)].append((left, right))
     return given, *late
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """By time, those of one time by all columns from left to right."""
-    return sorted(rows, key=lambda row: (row["t"], row["k"], row["x"], row["tag"]))
+    return sorted(rows, key=lambda row: (row["t"], by_key(row["k"]), row["x"], row["tag"]))
 
 
 def released(steps: Steps, lateness: int) -> tuple[list[list[Row]], list[Row]]:
@@ -111,7 +116,7 @@ def released(steps: Steps, lateness: int) -> tuple[list[list[Row]], list[Row]]:
 def top_k(steps: Steps, lateness: int, size: int, k: int) -> tuple[list[list[Row]], list[Row]]:
     """By window, by key, the largest x first, equal ones in the order of all columns (time first)."""
     marks = watermarks(steps, lateness)
-    open_: dict[tuple[int, str], list[Row]] = {}
+    open_: dict[tuple[int, str | None], list[Row]] = {}
     given: list[list[Row]] = []
     late: list[Row] = []
     for rows, met, mark in zip(steps, before(marks), marks, strict=True):
@@ -122,16 +127,21 @@ def top_k(steps: Steps, lateness: int, size: int, k: int) -> tuple[list[list[Row
             else:
                 open_.setdefault((start, row["k"]), []).append(row)
         made: list[Row] = []
-        for one in sorted(one for one in open_ if is_late(one[0] + size - 1, mark)):
-            made += sorted(open_.pop(one), key=lambda row: (-row["x"], row["t"], row["k"], row["tag"]))[:k]
+        over = [one for one in open_ if is_late(one[0] + size - 1, mark)]
+        for one in sorted(over, key=lambda one: (one[0], by_key(one[1]))):
+            made += sorted(open_.pop(one), key=_place)[:k]
         given.append(made)
     return given, late
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return -row["x"], row["t"], by_key(row["k"]), row["tag"]
 
 
 def window_dedup(steps: Steps, lateness: int, size: int) -> tuple[list[list[Row]], list[Row]]:
     """The first row of each key in each window at once; late where its window is over."""
     met = before(watermarks(steps, lateness))
-    seen: set[tuple[int, str]] = set()
+    seen: set[tuple[int, str | None]] = set()
     given: list[list[Row]] = []
     late: list[Row] = []
     for rows, mark in zip(steps, met, strict=True):
@@ -149,7 +159,7 @@ def window_dedup(steps: Steps, lateness: int, size: int) -> tuple[list[list[Row]
 
 def count_windows(steps: Steps, lateness: int, size: int, slide: int) -> list[list[Row]]:
     """Full windows of each step: rows of a key in the order of `sort`, from row n * slide on."""
-    rows_of: dict[str, list[Row]] = {}
+    rows_of: dict[str | None, list[Row]] = {}
     given: list[list[Row]] = []
     for rows in released(steps, lateness)[0]:
         made = []
@@ -169,17 +179,17 @@ def count_windows(steps: Steps, lateness: int, size: int, slide: int) -> list[li
     return given
 
 
-def timers(steps: Steps, lateness: int, wait: int) -> list[list[tuple[str, int, int, int]]]:
+def timers(steps: Steps, lateness: int, wait: int) -> list[list[tuple[str | None, int, int, int]]]:
     """A function that counts the rows of a key, sets its timer at the time of a row + wait where x > 0, and
     takes it away where x < 0: (key, time, rows so far, 0 for a row and 1 for the timer). A timer for t comes
     after all rows up to t and once; those of one time in the order of their keys.
     """
-    rows_of: dict[str, int] = {}
-    set_: dict[str, int] = {}
+    rows_of: dict[str | None, int] = {}
+    set_: dict[str | None, int] = {}
     marks = watermarks(steps, lateness)
-    given: list[list[tuple[str, int, int, int]]] = []
+    given: list[list[tuple[str | None, int, int, int]]] = []
     for rows, mark in zip(released(steps, lateness)[0], marks, strict=True):
-        made: list[tuple[str, int, int, int]] = []
+        made: list[tuple[str | None, int, int, int]] = []
         for row in rows:
             made += _fire(set_, rows_of, row["t"] - 1)
             key = row["k"]
@@ -195,8 +205,11 @@ def timers(steps: Steps, lateness: int, wait: int) -> list[list[tuple[str, int, 
     return given
 
 
-def _fire(set_: dict[str, int], rows_of: Mapping[str, int], mark: int) -> list[tuple[str, int, int, int]]:
-    due = sorted((time, key) for key, time in set_.items() if time <= mark)
+def _fire(
+    set_: dict[str | None, int], rows_of: Mapping[str | None, int], mark: int
+) -> list[tuple[str | None, int, int, int]]:
+    due = [(time, key) for key, time in set_.items() if time <= mark]
+    due.sort(key=lambda one: (one[0], by_key(one[1])))
     for _, key in due:
         del set_[key]
     return [(key, time, rows_of[key], 1) for time, key in due]

@@ -13,7 +13,6 @@ from checkpoint.key_hash import hash_keys
 from checkpoint.state_blocks import decode_block, encode_block
 from dataflow import limits
 from dataflow.exchange import Partitioner, decode_batch, encode_batch, frames_of, key_hashes, merge_rows
-from dataflow.operators.base import UserFault
 from dataflow.operators.count import CountOperator
 from dataflow.operators.key_by import wire_schema
 
@@ -100,11 +99,13 @@ def test_every_type_of_key_is_merged_sent_and_counted(column: pa.Array, beside: 
     assert twin.snapshot().num_rows == 2
 
 
-def test_a_null_key_is_a_fault_with_its_row() -> None:
-    batch = pa.record_batch({"word": ["a", None], "n": [1, 2]}, schema=SCHEMA)
-    with pytest.raises(UserFault, match="key column 'word' is null") as caught:
-        Partitioner(["word"], even_layout(2), 2, None).partition([batch])
-    assert caught.value.row == 1
+@pytest.mark.parametrize("merge", [["word"], None])
+def test_null_is_a_key_with_one_owner_and_not_the_empty_one(merge: list[str] | None) -> None:
+    batch = pa.record_batch({"word": ["", None, "a", None], "n": [1, 2, 3, 4]}, schema=SCHEMA)
+    parts = Partitioner(["word"], even_layout(3), 3, merge).partition([batch])
+    found = [{word for piece in part for word in piece.column("word").to_pylist()} for part in parts]
+    assert sum(None in words for words in found) == 1
+    assert set.union(*found) == {"", "a", None}
 
 
 def test_no_rows_give_no_batches() -> None:

@@ -35,7 +35,7 @@ def inside(row: Row) -> Row:
 _rows = st.builds(
     lambda t, k, x, tag: {"t": t, "k": k, "x": x, "tag": tag},
     st.integers(0, 12),
-    st.sampled_from("ab"),
+    st.sampled_from(["a", "b", None]),
     st.integers(-1, 2),
     st.integers(0, 2),
 )

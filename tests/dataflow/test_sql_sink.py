@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from dataflow import SchemaError, limits
 from dataflow.errors import SinkFencedError, SinkWriteError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, UserFault
 from dataflow.sink_testing import check_sink
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlOutput, SqlSink
@@ -96,6 +96,14 @@ def test_the_last_row_of_a_key_counts_and_an_old_writer_is_refused(url: str) -> 
     assert sorted(rows_in(url, sink.table)) == [(1, "new"), (2, "b")]
     for writer in (old, new):
         writer.close()
+
+
+def test_a_null_in_the_key_is_refused(url: str) -> None:
+    writer = opened(SqlSink(url, f"t{next(_tables)}", key=["text"]))
+    with pytest.raises(UserFault, match=r"key column 'text' of table .* is null in 1 of 2 rows") as caught:
+        writer.process(batch((1, "a"), (2, None)))
+    assert caught.value.row == 1
+    writer.close()
 
 
 def test_every_type_that_has_a_column_comes_back(url: str) -> None:

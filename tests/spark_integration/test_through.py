@@ -114,6 +114,23 @@ def test_windows_over_a_frame_lose_no_row_whatever_its_width_and_the_order_of_it
     found.dos.stop()
 
 
+def test_null_keys_are_grouped_as_spark_groups_them_and_null_times_are_counted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = spark.range(0, 900, 1, 3).selectExpr(
+        "if(id % 9 = 0, null, timestamp_seconds(id)) at", "if(id % 2 = 0, null, 'k' || id % 5) key"
+    )
+    graph = Graph("nulls")
+    rows = graph.source("rows", InputSource("rows", frame.schema))
+    timed = rows.event_time("timed", "at", lateness=timedelta(0), on_null="drop").key_by("by_key", "key")
+    counts = timed.aggregate("counts", Tumbling("at", timedelta(days=1)), rows=Count())
+    counts.sink("totals", LogSink(publish="cut"))
+    found = dos.through(frame, graph, workers=2, data_dir=tmp_path / "store")
+    expected = frame.where("at is not null").groupBy("key").count().collect()
+    assert {row["key"]: row["rows"] for row in found.collect()} == {row[0]: row[1] for row in expected}
+    found.dos.stop()
+
+
 def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped_and_says_why_its_feed_failed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

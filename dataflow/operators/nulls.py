@@ -1,0 +1,150 @@
+"""What `event_time` and `key_by` do with rows whose time or key is null: stop, drop, or put them aside.
+
+Rules of this file: which rows go on, and how many were put aside. Why these choices: docs/decisions/0214.
+
+How many rows were put aside is state, as that of late rows (`late.py`): a row that was dropped before a
+checkpoint does not come again. Both operators may be in stage 0, which runs ahead of the checkpoint, so the
+count is remembered for each step.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.key_hash import hash_keys
+from checkpoint.state_blocks import block_schema, make_block
+from dataflow.errors import SchemaError
+from dataflow.operators.base import Operator, StateTable, UserFault
+
+OnNullTime: TypeAlias = Literal["error", "drop", "side"]
+OnNullKey: TypeAlias = Literal["group", "error", "drop", "side"]
+NULL_PORT: Final = "null"
+"""The side output of rows that were put aside."""
+_LOST: Final = "null_rows_dropped"
+
+
+def check_choice(on_null: str, choices: Sequence[str]) -> None:
+    """Raises SchemaError for what is none of the choices."""
+    if on_null not in choices:
+        raise SchemaError(f"on_null is {', '.join(map(repr, choices))}, not {on_null!r}")
+
+
+def null_sides(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
+    """The side outputs of an operator with this choice."""
+    return {NULL_PORT: columns} if on_null == "side" else {}
+
+
+class RememberedCount(StateTable):
+    """A number that only grows, as state of an operator that may be ahead of the checkpoint."""
+
+    _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64())]))
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.rows = 0
+        self._of_step: dict[int, int] = {}
+        self._looked_at = 0
+
+    def remember(self, step: int) -> None:
+        """The step is over here."""
+        self._of_step[step] = self.rows
+
+    def forget(self, step: int) -> None:
+        """No checkpoint of a step before this one will be taken."""
+        for old in [one for one in self._of_step if one < step]:
+            del self._of_step[old]
+
+    def look_at(self, step: int) -> None:
+        """The next checkpoint is that of this step."""
+        self._looked_at = step
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return self.snapshot()
+
+    def snapshot(self) -> pa.RecordBatch:
+        rows = self._of_step.get(self._looked_at, self.rows)
+        keys = pa.array([0] if rows else [], pa.int64())
+        values = pa.array([rows] if rows else [], pa.int64())
+        return make_block(self._schema, [keys], hash_keys([keys]), [values])
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            self.rows = row["rows"]
+
+
+class NullRule(Operator):
+    """An operator that lets rows through, but for those in which one of `columns` is null."""
+
+    def __init__(self, what: str, on_null: str, columns: Sequence[str], instead: str) -> None:
+        """what: the role of these columns, for people. instead: what to write so that null does not stop it.
+        "group" lets all rows through.
+        """
+        self._what = what
+        self._on_null = on_null
+        self._null_columns = tuple(columns)
+        self._instead = instead
+        self._aside: list[pa.RecordBatch] = []
+        self.nulls = RememberedCount()
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        return [self.without_nulls(batch)]
+
+    def without_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that go on. Raises UserFault for on_null="error"."""
+        found = [name for name in self._null_columns if batch.column(name).null_count]
+        if not found or self._on_null == "group":
+            return batch
+        null = np.zeros(batch.num_rows, np.bool_)
+        for name in found:
+            null |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        if self._on_null == "error":
+            rows = batch.column(found[0]).null_count
+            raise UserFault(
+                f"{self._what} {found[0]!r} is null in {rows} of {batch.num_rows} rows",
+                row=int(np.flatnonzero(null)[0]),
+                remedy=self._instead,
+            )
+        self.nulls.rows += int(null.sum())
+        if self._on_null == "side":
+            self._aside.append(batch.filter(pa.array(null)))
+        return batch.filter(pc.invert(pa.array(null)))
+
+    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+        assert port == NULL_PORT
+        aside, self._aside = self._aside, []
+        return aside
+
+    def lost_on(self, port: str) -> dict[str, int]:
+        return {_LOST: self.nulls.rows} if port == NULL_PORT and self.nulls.rows else {}
+
+    def counters(self) -> dict[str, int]:
+        return {_LOST: self.nulls.rows} if self._on_null == "drop" and self.nulls.rows else {}
+
+    def tables(self) -> dict[str, StateTable]:
+        return {"~nulls": self.nulls}
+
+    def reset(self) -> None:
+        self.nulls.reset()
+        self._aside = []
+
+    # --- ahead of the checkpoint ----------------------------------------------------------------------------
+
+    def remember(self, step: int) -> None:
+        """The step is over here."""
+        self.nulls.remember(step)
+
+    def forget(self, step: int) -> None:
+        """Nobody asks for steps before this one any more."""
+        self.nulls.forget(step)
+
+    def look_at(self, step: int) -> None:
+        """The next checkpoint is that of this step."""
+        self.nulls.look_at(step)
+
+
+__all__ = ["NULL_PORT", "NullRule", "OnNullKey", "OnNullTime", "check_choice", "null_sides"]
