@@ -11,7 +11,7 @@ step's markers, one from each sender. So a replay of the same steps sees the sam
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from checkpoint.core.divisions import Division, Sources
@@ -46,7 +46,12 @@ class CircuitTime:
     """See the top of this file. `operators`: those of the circuit, by name."""
 
     def __init__(self, graph: GraphPlan, operators: Mapping[str, Operator]) -> None:
-        self.flows = graph.has_event_time
+        self._waiting = graph.waiting
+        self._incomplete = set(self._waiting.made_from)
+        self._told_complete: set[str] = set()
+        self._at_end: dict[int, frozenset[str]] = {}
+        """Step -> the sources that are at their end here."""
+        self.flows = graph.has_event_time or bool(self._incomplete)
         """Whether marks are sent and heard at all."""
         self._operators = operators
         self._lags = graph.lags
@@ -134,6 +139,7 @@ class CircuitTime:
         if not self.flows:
             return
         self._now[step] = now
+        self._at_end[step] = frozenset(name for name, time in now.sources.items() if time.at_end)
         for name in now.sources:
             self._marks[step][name] = now.mark_of(name)
 
@@ -141,7 +147,10 @@ class CircuitTime:
         """What all senders said of the channels of a stage."""
         for channel, said in marks.items():
             if channel in self._exchanges:
-                self._marks[step][self._exchanges[channel]] = together(said)
+                name = self._exchanges[channel]
+                self._marks[step][name] = together(said)
+                if self._marks[step][name] == END:
+                    self._incomplete.discard(name)
 
     def inputs(self, step: int, node: NodePlan) -> list[Mark]:
         """The marks of an operator's inputs."""
@@ -154,6 +163,8 @@ class CircuitTime:
             return
         if node.name in self._timing:
             mark = self._least(step, node.name)
+        elif node.name in self._waiting.made_from:
+            mark = self._completeness(step, node.name)
         else:
             mark = (
                 together(self.inputs(step, node)) if node.inputs else self._marks[step].get(node.name, IDLE)
@@ -207,11 +218,37 @@ class CircuitTime:
             self._fed.clear()
         if stage == self._last:
             self._marks.pop(step, None)
+            self._at_end.pop(step, None)
 
     def cut_at(self, step: int) -> None:
         """The state as of the end of this step is asked for next."""
         for _, operator in self._counting:
             operator.look_at(step)
+
+    # --- control tables that are to be complete first ------------------------------------------------------
+
+    @property
+    def held(self) -> Collection[str]:
+        """The sources of which nothing is to be read yet. It changes between steps only, in the same step on
+        all workers.
+        """
+        return [name for name, tables in self._waiting.held.items() if tables & self._incomplete]
+
+    def has_end_to_tell(self, exhausted: Collection[str]) -> bool:
+        """Whether others wait for a step of this worker, which says that the sources of a table are at their
+        end.
+        """
+        untold = self._incomplete - self._told_complete
+        return any(self._waiting.made_from[table] <= frozenset(exhausted) for table in untold)
+
+    def _completeness(self, step: int, broadcast: str) -> Mark:
+        """What goes to all workers behind the rows of such a table, in the place of an event time, which no
+        table has. Not the mark of its input: a source that is idle does not hold that back.
+        """
+        if not self._waiting.made_from[broadcast] <= self._at_end[step]:
+            return UNKNOWN
+        self._told_complete.add(broadcast)
+        return END
 
 
 def _sources_above(graph: GraphPlan, name: str) -> tuple[str, ...]:

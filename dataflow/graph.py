@@ -23,6 +23,7 @@ from dataflow.core.updates import carries_updates, update_problems
 from dataflow.errors import GraphError
 from dataflow.explaining import explain
 from dataflow.graph_checks import (
+    complete_first_problems,
     reads_of_sinks,
     region_problems,
     shared_key_problems,
@@ -121,7 +122,9 @@ class Graph:
         spec = apply_spec(operator, tuple(inputs))
         return self._add(name, spec, [inputs[one] for one in inputs_of(operator)])
 
-    def control(self, name: str, stream: "Stream", *keys: str) -> "ControlTable":
+    def control(
+        self, name: str, stream: "Stream", *keys: str, complete_first: bool = False
+    ) -> "ControlTable":
         """The last row of each key of a stream, whole on every worker, for operators that take `control=`:
 
             newest = graph.control("newest", prices, "item")
@@ -135,9 +138,13 @@ class Graph:
         (a tuple, where there are several) to a dict of the other columns. A row whose other columns are all
         null takes its key out. What comes in a step is in force from the next step on, everywhere; so the
         stream may be made from what the table's readers give. Each step begins when the one before is over.
+
+        complete_first: for a table from bounded sources. Nothing is read of the sources whose rows reach a
+        reader of the table until those of the table are read to their end, and all of it is in force on all
+        workers. A source that never ends holds the others up for ever.
         """
         rows = self._add(f"{name}.rows", BroadcastSpec(), (stream,))
-        self._add(name, ControlSpec(keys), (rows,))
+        self._add(name, ControlSpec(keys, complete_first), (rows,))
         return ControlTable(self, name)
 
     @classmethod
@@ -228,7 +235,7 @@ class Graph:
             operators[node.name] = node.spec.describe(inputs, schema)
             older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
         by_name = {node.name: node.spec for node in self._nodes}
-        return GraphPlan(
+        made = GraphPlan(
             self.name,
             plan,
             by_name,
@@ -240,6 +247,9 @@ class Graph:
             carries_updates(specs, reads),
             find_lags(specs, described),
         )
+        if unfit := complete_first_problems(made):
+            raise GraphError(self.name, tuple(unfit))
+        return made
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
         """Index -> what was said of the operator: by name, or on its class or function."""

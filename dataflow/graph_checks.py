@@ -14,7 +14,9 @@ from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import EXCHANGES, KIND_RULES, Kind, NodeSpec, in_order
 from dataflow.core.regions import Choice
 from dataflow.errors import DeliveryError, SchemaError
+from dataflow.graph_plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
+from dataflow.operators.control import ControlSpec
 from dataflow.operators.key_by import KeyBySpec, check_keyed_alike
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
@@ -136,6 +138,26 @@ def _delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> lis
                     f"sink {name!r} is in a region with delivery={wanted!r}, and a {type(spec).__name__}"
                     f" {error.args[0]}; {error.remedy}"
                 )
+    return problems
+
+
+def complete_first_problems(plan: GraphPlan) -> list[str]:
+    """A table that is to be complete first waits for no source that waits for it, and a failure loses none of
+    its rows.
+    """
+    problems = plan.waiting.problems()
+    for name, spec in plan.specs.items():
+        if not isinstance(spec, ControlSpec) or not spec.complete_first:
+            continue
+        region = next((one for one in plan.choice.regions if name in one.members), None)
+        if region is None or region.settings.delivery == "at-most-once":
+            where = (
+                "outside of any consistent region" if region is None else 'in a region with "at-most-once"'
+            )
+            problems.append(
+                f"control table {name!r} is to be complete first and is {where}, where a failure loses rows"
+                " of it; leave complete_first out, or choose another delivery or region"
+            )
     return problems
 
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from dataflow.core.complete_first import Waiting, find_waiting
 from dataflow.core.delivery import Delivery
 from dataflow.core.plan import Kind, Plan
 from dataflow.core.regions import Choice, Consistent
 from dataflow.errors import GraphError
 from dataflow.operators.base import OperatorSpec
+from dataflow.operators.control import ControlSpec
 from dataflow.sources.base import SourceSpec
 
 
@@ -64,6 +66,13 @@ class GraphPlan:
             )
             raise GraphError(self.name, (problem,))
         return regions[0].settings
+
+    @property
+    def waiting(self) -> Waiting:
+        """Which sources wait until a control table is complete."""
+        tables = self.specs.items()
+        first = [name for name, spec in tables if isinstance(spec, ControlSpec) and spec.complete_first]
+        return find_waiting(self.plan.nodes, first)
 
     @property
     def delivery(self) -> Delivery | None:

@@ -44,6 +44,9 @@ class Trial:
         self._left = {name: set(names) for name, names in self._splits.items()}
         """Source -> splits that are not read to their end."""
         self._cut_left = {name: set(left) for name, left in self._left.items()}
+        self._waiting: list[tuple[int, str, SourceBatch]] = []
+        """Worker, source, rows: of sources that wait until a control table is complete."""
+        self._cut_waiting = list(self._waiting)
         self._cut_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
         self._workers = workers
         self._step = 0
@@ -71,24 +74,43 @@ class Trial:
 
         A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn;
         or, where the source has splits, the rows of each split that is read. done: splits that give nothing
-        after this step.
+        after this step. Rows of a source that waits for a control table with `complete_first` are kept, and
+        given in the first step after the one in which the sources of the table ended.
         snapshot: the cut is all of the state, as a journal has it when it forgets what came before. end: no
         source gives anything after this step.
         """
         self._check_sources(inputs)
         self._step += 1
+        self._give_what_waited()
         for name, given in inputs.items():
             if name in self._splits:
                 self._feed_splits(name, given or {})
                 continue
             for index, rows in enumerate(batches_of(given)):
                 batch = batch_of(rows, self._schemas[name])
-                self._circuits[index % self._workers].feed(
-                    self._step, name, SourceBatch(batch, (), batch.nbytes)
-                )
-        taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
+                self._give(index % self._workers, name, SourceBatch(batch, (), batch.nbytes))
         for name, ended in (done or {}).items():
             self._left[name] -= set(ended)
+        while end and self._waiting:
+            self._one_step(cut=False, snapshot=False, end=True)
+            self._step += 1
+            self._give_what_waited()
+        self._one_step(cut=cut, snapshot=snapshot, end=end)
+
+    def _give(self, worker: int, name: str, rows: SourceBatch) -> None:
+        """Feed the rows, or keep them while their source waits for a control table."""
+        if name in self._circuits[worker].time.held:
+            self._waiting.append((worker, name, rows))
+        else:
+            self._circuits[worker].feed(self._step, name, rows)
+
+    def _give_what_waited(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for worker, name, rows in waiting:
+            self._give(worker, name, rows)
+
+    def _one_step(self, *, cut: bool, snapshot: bool, end: bool) -> None:
+        taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
         self._directories.ask_for_snapshots(due=snapshot)
         self._run(cut=cut, taken=taken, end=end)
         for circuit in self._circuits:
@@ -114,7 +136,7 @@ class Trial:
             batch = batch_of(rows, self._schemas[name])
             worker = self._splits[name].index(split) % self._workers
             piece = Piece(split, 0, batch.num_rows, 0)
-            self._circuits[worker].feed(self._step, name, SourceBatch(batch, (piece,), batch.nbytes))
+            self._give(worker, name, SourceBatch(batch, (piece,), batch.nbytes))
 
     def _take(self, plan: GraphPlan) -> None:
         self._schemas = {
@@ -145,6 +167,7 @@ class Trial:
         for name, batches in self._kept.items():
             self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
         self._left = {name: set(left) for name, left in self._cut_left.items()}
+        self._waiting = list(self._cut_waiting)
         self._circuits = self._open()
         return self._step
 
@@ -234,6 +257,8 @@ class Trial:
         for name, splits in self._splits.items():
             left = [split for split in splits[worker :: self._workers] if split in self._left[name]]
             now[name] = SourceTime(end or not left, behind=left)
+        for _, name, _ in self._waiting:
+            now[name] = SourceTime(is_known=False)
         return StepTime(now, idle=frozenset(self._schemas))
 
     def _commit(self, taken: Sequence[Checkpoint]) -> None:
@@ -241,6 +266,7 @@ class Trial:
         self._cut_operators = self._plan.operators
         self._cut_step = self._step
         self._cut_left = {name: set(left) for name, left in self._left.items()}
+        self._cut_waiting = list(self._waiting)
         self._directories.commit()
         for blocks, made in zip(self._blocks, taken, strict=True):
             if made.snapshot is not None:

@@ -102,13 +102,25 @@ class Reading:
             return None
         return max(0.0, min(since) + idle_after_s - self._clock.seconds())
 
+    def has_input(self) -> bool:
+        """Whether there may be something to read now, or a step must tell others that nothing will come."""
+        if any(reader.has_input for _, reader in self._readable()):
+            return True
+        exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
+        return self._circuit.time.has_end_to_tell(exhausted)
+
+    def _readable(self) -> list[tuple[str, SourceReader]]:
+        """The sources, without those that wait for a control table."""
+        held = self._circuit.time.held
+        return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held]
+
     def fill(self, step: int) -> None:
         """Read until the step is full, late, ended by a peer, or no input is wanted any more; one batch at
         least, if there is input.
         """
         left = self._limits.step_bytes_max
         deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
-        reading = [(name, reader) for name, reader in self._circuit.sources.items() if not reader.exhausted]
+        reading = [(name, reader) for name, reader in self._readable() if not reader.exhausted]
         while reading and self._shared.room:
             for name, reader in list(reading):
                 size = self._read_batch(step, name, reader, min(left, self._batch_bytes))

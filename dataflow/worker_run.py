@@ -231,9 +231,9 @@ class Incarnation:
         return True
 
     def _input_waits(self) -> bool:
-        if any(reader.has_input for reader in self._circuit.sources.values()):
-            return True
-        return self._reading.idle_in() == 0  # not input, but it is as good a reason for a step
+        return (
+            self._reading.has_input() or self._reading.idle_in() == 0
+        )  # not input, but it is as good a reason for a step
 
     def wakes_in(self) -> float | None:
         """Seconds after which `advance` is to be called though no message came, None: never."""

@@ -51,10 +51,11 @@ class BroadcastSpec(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class ControlSpec(OperatorSpec):
-    """The last row of each key."""
+    """The last row of each key. complete_first: sources of its readers wait until it has all its rows."""
 
     kind: ClassVar[Kind] = Kind.CONTROL
     keys: tuple[str, ...]
+    complete_first: bool = False
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> None:
         columns = inputs[0].names
