@@ -1,35 +1,132 @@
 """What operators give, computed row by row from docs/operators.md: the oracle of `test_operators_exactly.py`.
 
 Times are whole microseconds. A watermark `w` promises that all later rows have times above `w`; with lateness
-L and newest time t it is t - L - 1. Watermarks move at the end of a step. `None`: not known yet.
+L and newest time t it is t - L - 1. Watermarks move at the end of a step. `UNKNOWN` promises nothing yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
-Steps = Sequence[Sequence[Row]]
+UNKNOWN = -(10**9)
 END = 10**9
 
 
-def watermarks(steps: Steps, lateness: int) -> list[int | None]:
-    """The watermark after each step. The last step ends all sources."""
+class Batch(NamedTuple):
+    """Rows of one split, read by one worker."""
+
+    split: str
+    worker: int
+    rows: list[Row]
+
+
+class Division(NamedTuple):
+    """Which rows come in which step, how they are read, and when checkpoints and crashes are."""
+
+    workers: int
+    steps: list[dict[str, list[Batch]]]
+    """Source -> batches, in the order in which they are read."""
+    done: dict[str, dict[str | None, int]] | None
+    """Source -> split -> the step with which it is read to its end. None: no splits are named, and a worker
+    to which no row came holds nobody up.
+    """
+    cuts: frozenset[int] = frozenset()
+    """After these steps."""
+    crashes: tuple[int, ...] = ()
+    """After these steps all workers die; one after the other, and each once."""
+    snapshot: bool = False
+    """Whether a checkpoint holds all of the state, and not what has changed."""
+
+    def worker_of(self, source: str, split: str) -> int:
+        """The splits of a source are dealt in turn."""
+        assert self.done is not None
+        return list(self.done[source]).index(split) % self.workers
+
+
+class Stream(NamedTuple):
+    """What an operator is told: the rows of each step in the order of arrival, the watermark behind it."""
+
+    steps: list[list[Row]]
+    marks: list[int]
+
+    def met(self) -> list[int]:
+        """The watermark that the rows of each step meet."""
+        return [UNKNOWN, *self.marks[:-1]]
+
+
+class Made(NamedTuple):
+    """What an operator gives in each step, and which rows it puts aside as late."""
+
+    rows: list[list[Any]]
+    late: list[list[Row]]
+    late_right: list[list[Row]] = []  # noqa: RUF012 - of a join
+
+
+def stream(division: Division, timed: Mapping[tuple[str, ...], int], worker: int | None = None) -> Stream:
+    """The rows of these sources, and how far all of them are together, on one worker or behind an exchange.
+    timed: the sources above each `event_time`, and its lateness. A worker's rows of one source come before
+    those of the next, as in a union.
+    """
+    workers = range(division.workers) if worker is None else [worker]
+    sources = [source for group in timed for source in group]
+    steps = [
+        [
+            row
+            for worker in workers
+            for source in sources
+            for batch in step.get(source, [])
+            if batch.worker == worker
+            for row in batch.rows
+        ]
+        for step in division.steps
+    ]
+    each = [_marks(division, group, late, worker) for group, late in timed.items() for worker in workers]
+    marks: list[int] = []
+    for now in zip(*each, strict=True):
+        mark = _together(now)
+        before = marks[-1] if marks else UNKNOWN
+        marks.append(before if mark is None else max(mark, before))
+    return Stream(steps, marks)
+
+
+def _together(marks: Iterable[int | None]) -> int | None:
+    """The least of all that count; None: none counts."""
+    return min((mark for mark in marks if mark is not None), default=None)
+
+
+def _marks(division: Division, sources: Sequence[str], lateness: int, worker: int) -> list[int | None]:
+    """What an `event_time` above these sources promises on one worker."""
+    newest: dict[tuple[str, str], int] = {}
     found: list[int | None] = []
-    newest = None
-    for index, rows in enumerate(steps):
-        newest = max([row["t"] for row in rows] + ([] if newest is None else [newest]), default=None)
-        known = None if newest is None else newest - lateness - 1
-        found.append(END if index == len(steps) - 1 else known)
+    held = UNKNOWN
+    for index, step in enumerate(division.steps):
+        for source in sources:
+            for batch in step.get(source, []):
+                if batch.worker == worker and batch.rows:
+                    time = max(row["t"] for row in batch.rows)
+                    newest[source, batch.split] = max(time, newest.get((source, batch.split), UNKNOWN))
+        if index == len(division.steps) - 1:
+            found.append(END)
+            continue
+        of_sources: list[int | None] = []
+        for source in sources:
+            if division.done is None:
+                given = [time for (name, _), time in newest.items() if name == source]
+                of_sources.append(max(given) - lateness - 1 if given else None)
+                continue
+            left = [
+                split
+                for split, last in division.done[source].items()
+                if last > index and division.worker_of(source, split) == worker
+            ]
+            promised = [newest.get((source, split), UNKNOWN) - lateness - 1 for split in left]
+            of_sources.append(max(min(promised), UNKNOWN) if promised else END)
+        mark = _together(of_sources)
+        if mark is not None and mark != END:
+            held = max(held, mark)
+            mark = held
+        found.append(mark)
     return found
-
-
-def before(marks: Sequence[int | None]) -> list[int | None]:
-    """The watermark that the rows of each step meet."""
-    return [None, *marks[:-1]]
-
-
-def is_late(time: int, mark: int | None) -> bool:
-    return mark is not None and time <= mark
 
 
 def by_key(key: str | None) -> tuple[bool, str]:
@@ -37,179 +134,263 @@ def by_key(key: str | None) -> tuple[bool, str]:
     return key is None, key or ""
 
 
-def windows(steps: Steps, lateness: int, size: int, slide: int) -> tuple[list[list[Row]], list[Row]]:
-    """Rows of each step, and late rows: [start, end) is over when the watermark is at end - 1."""
-    marks = watermarks(steps, lateness)
-    open_: dict[tuple[int, str | None], list[Row]] = {}
-    given: list[list[Row]] = []
-    late: list[Row] = []
-    for rows, met, mark in zip(steps, before(marks), marks, strict=True):
-        for row in rows:
-            starts = [
-                start for start in range(-50, 100) if start % slide == 0 and start <= row["t"] < start + size
-            ]
-            still = [start for start in starts if not is_late(start + size - 1, met)]
-            for start in still:
-                open_.setdefault((start, row["k"]), []).append(row)
-            if not still:
-                late.append(row)
-        over = [one for one in open_ if is_late(one[0] + size - 1, mark)]
-        given.append([_window(*one, size, open_.pop(one)) for one in over])
-    return given, late
+def by_window(one: tuple[int, str | None]) -> tuple[int, tuple[bool, str]]:
+    """Windows in the order of time, then of keys."""
+    return one[0], by_key(one[1])
 
 
-def _window(start: int, key: str | None, size: int, rows: Sequence[Row]) -> Row:
-    return {
-        "k": key,
-        "start": start,
-        "end": start + size,
-        "n": len(rows),
-        "sum": sum(row["x"] for row in rows),
-    }
-
-
-def joined(
-    lefts: Steps, rights: Steps, lateness: tuple[int, int], within: int
-) -> tuple[list[list[tuple[Row, Row]]], list[Row], list[Row]]:
-    """Pairs of each step, late rows of the left and of the right. Pairs of rows that are not late: each in
-    the step in which the later one came. Null is equal to no key.
-    """
-    sides = (lefts, rights)
-    kept: list[list[tuple[int, Row]]] = [[], []]
-    late: list[list[Row]] = [[], []]
-    for side, steps in enumerate(sides):
-        met = before(watermarks(steps, lateness[side]))
-        for index, rows in enumerate(steps):
-            for row in rows:
-                if is_late(row["t"], met[index]):
-                    late[side].append(row)
-                else:
-                    kept[side].append((index, row))
-    given: list[list[tuple[Row, Row]]] = [[] for _ in lefts]
-    for left_step, left in kept[0]:
-        for right_step, right in kept[1]:
-            if left["k"] is not None and left["k"] == right["k"] and abs(left["t"] - right["t"]) < within:
-                given[max(left_step, right_step)].append((left, right))
-    return given, *late
+def order_of(row: Row, *columns: str) -> tuple[Any, ...]:
+    """By columns from left to right, nulls last."""
+    return tuple((row[name] is None, row[name]) for name in columns)
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """By time, those of one time by all columns from left to right."""
-    return sorted(rows, key=lambda row: (row["t"], by_key(row["k"]), row["x"], row["tag"]))
+    return sorted(rows, key=lambda row: order_of(row, "t", "k", "x", "tag"))
 
 
-def released(steps: Steps, lateness: int) -> tuple[list[list[Row]], list[Row]]:
-    """What `sort` gives in each step, and late rows."""
-    marks = watermarks(steps, lateness)
-    waiting: list[Row] = []
-    given: list[list[Row]] = []
-    late: list[Row] = []
-    for rows, met, mark in zip(steps, before(marks), marks, strict=True):
+def total(rows: Iterable[Row]) -> int | None:
+    """Of the values of x that are no nulls; null if all are."""
+    values = [row["x"] for row in rows if row["x"] is not None]
+    return sum(values) if values else None
+
+
+# --- without event time -------------------------------------------------------------------------------------
+
+
+def running(told: Stream) -> Made:
+    """Once a step, for each key that came in it, what is computed of all its rows."""
+    rows_of: dict[str | None, list[Row]] = {}
+    given: list[list[Any]] = []
+    for rows in told.steps:
         for row in rows:
-            (late if is_late(row["t"], met) else waiting).append(row)
-        ready = [row for row in waiting if is_late(row["t"], mark)]
-        waiting = [row for row in waiting if not is_late(row["t"], mark)]
-        given.append(in_order(ready))
-    return given, late
+            rows_of.setdefault(row["k"], []).append(row)
+        made = []
+        for key in {row["k"]: None for row in rows}:
+            values = [row["x"] for row in rows_of[key] if row["x"] is not None]
+            made.append(
+                {
+                    "k": key,
+                    "n": len(rows_of[key]),
+                    "known": len(values),
+                    "sum": total(rows_of[key]),
+                    "least": min(values, default=None),
+                    "largest": max(values, default=None),
+                }
+            )
+        given.append(made)
+    return Made(given, [[] for _ in given])
 
 
-def top_k(steps: Steps, lateness: int, size: int, k: int) -> tuple[list[list[Row]], list[Row]]:
-    """By window, by key, the largest x first, equal ones in the order of all columns (time first)."""
-    marks = watermarks(steps, lateness)
+def first_of_key(told: Stream) -> Made:
+    seen: set[str | None] = set()
+    given = []
+    for rows in told.steps:
+        made = []
+        for row in rows:
+            if row["k"] not in seen:
+                seen.add(row["k"])
+                made.append(row)
+        given.append(made)
+    return Made(given, [[] for _ in given])
+
+
+def own(told: Stream, workers: int) -> Made:
+    """An operator of the user: each row with its number in its key, as it came; the watermark whenever it has
+    moved, on each worker.
+    """
+    counts: dict[str | None, int] = {}
+    given: list[list[Any]] = []
+    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+        made: list[Any] = []
+        for row in rows:
+            counts[row["k"]] = counts.get(row["k"], 0) + 1
+            made.append((row["k"], row["t"], counts[row["k"]]))
+        if mark != met and mark != END:
+            made += [("", mark, 0)] * workers
+        given.append(made)
+    return Made(given, [[] for _ in given])
+
+
+# --- windows ------------------------------------------------------------------------------------------------
+
+
+def windows(told: Stream, size: int, slide: int, offset: int) -> Made:
+    """[start, end) is over when the watermark is at end - 1. A row is late where all its windows are."""
     open_: dict[tuple[int, str | None], list[Row]] = {}
-    given: list[list[Row]] = []
-    late: list[Row] = []
-    for rows, met, mark in zip(steps, before(marks), marks, strict=True):
+    made = Made([], [])
+    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+        late = []
         for row in rows:
-            start = row["t"] // size * size
-            if is_late(start + size - 1, met):
+            starts = [
+                start
+                for start in range(-50, 100)
+                if (start - offset) % slide == 0 and start <= row["t"] < start + size
+            ]
+            still = [start for start in starts if start + size - 1 > met]
+            for start in still:
+                open_.setdefault((start, row["k"]), []).append(row)
+            if not still:
+                late.append(row)
+        over = sorted((one for one in open_ if one[0] + size - 1 <= mark), key=by_window)
+        made.rows.append([_window(*one, size, open_.pop(one)) for one in over])
+        made.late.append(late)
+    return made
+
+
+def _window(start: int, key: str | None, size: int, rows: Sequence[Row]) -> Row:
+    found = {"window_start": start, "window_end": start + size, "n": len(rows), "sum": total(rows)}
+    return {"k": key, **found}
+
+
+def top_k(told: Stream, size: int, offset: int, k: int) -> Made:
+    """By window, by key, the largest x first, nulls last, equal ones in the order of all columns."""
+    open_: dict[tuple[int, str | None], list[Row]] = {}
+
+    def largest(row: Row) -> Any:
+        return row["x"] is None, -(row["x"] or 0), order_of(row, "t", "k", "x", "tag")
+
+    made = Made([], [])
+    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+        late, given = [], []
+        for row in rows:
+            start = (row["t"] - offset) // size * size + offset
+            if start + size - 1 <= met:
                 late.append(row)
             else:
                 open_.setdefault((start, row["k"]), []).append(row)
-        made: list[Row] = []
-        over = [one for one in open_ if is_late(one[0] + size - 1, mark)]
-        for one in sorted(over, key=lambda one: (one[0], by_key(one[1]))):
-            made += sorted(open_.pop(one), key=_place)[:k]
-        given.append(made)
-    return given, late
+        over = [one for one in open_ if one[0] + size - 1 <= mark]
+        for one in sorted(over, key=by_window):
+            given += sorted(open_.pop(one), key=largest)[:k]
+        made.rows.append(given)
+        made.late.append(late)
+    return made
 
 
-def _place(row: Row) -> tuple[Any, ...]:
-    return -row["x"], row["t"], by_key(row["k"]), row["tag"]
-
-
-def window_dedup(steps: Steps, lateness: int, size: int) -> tuple[list[list[Row]], list[Row]]:
+def first_of_window(told: Stream, size: int, offset: int) -> Made:
     """The first row of each key in each window at once; late where its window is over."""
-    met = before(watermarks(steps, lateness))
     seen: set[tuple[int, str | None]] = set()
-    given: list[list[Row]] = []
-    late: list[Row] = []
-    for rows, mark in zip(steps, met, strict=True):
-        made = []
+    made = Made([], [])
+    for rows, met in zip(told.steps, told.met(), strict=True):
+        given, late = [], []
         for row in rows:
-            start = row["t"] // size * size
-            if is_late(start + size - 1, mark):
+            start = (row["t"] - offset) // size * size + offset
+            if start + size - 1 <= met:
                 late.append(row)
             elif (start, row["k"]) not in seen:
                 seen.add((start, row["k"]))
-                made.append(row)
-        given.append(made)
-    return given, late
+                given.append(row)
+        made.rows.append(given)
+        made.late.append(late)
+    return made
 
 
-def count_windows(steps: Steps, lateness: int, size: int, slide: int) -> list[list[Row]]:
-    """Full windows of each step: rows of a key in the order of `sort`, from row n * slide on."""
+# --- in the order of event time -----------------------------------------------------------------------------
+
+
+def released(told: Stream) -> Made:
+    """What `sort` gives."""
+    waiting: list[Row] = []
+    made = Made([], [])
+    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+        made.late.append([row for row in rows if row["t"] <= met])
+        waiting += [row for row in rows if row["t"] > met]
+        made.rows.append(in_order(row for row in waiting if row["t"] <= mark))
+        waiting = [row for row in waiting if row["t"] > mark]
+    return made
+
+
+def count_windows(told: Stream, size: int, slide: int) -> Made:
+    """Full windows: rows of a key in the order of `sort`, from row n * slide on."""
     rows_of: dict[str | None, list[Row]] = {}
     given: list[list[Row]] = []
-    for rows in released(steps, lateness)[0]:
+    ordered = released(told)
+    for rows in ordered.rows:
         made = []
         for row in rows:
             of_key = rows_of.setdefault(row["k"], [])
             of_key.append(row)
             start = len(of_key) - size
             if start >= 0 and start % slide == 0:
-                made.append(
-                    {
-                        "k": row["k"],
-                        "window_number": start // slide,
-                        "sum": sum(r["x"] for r in of_key[start:]),
-                    }
-                )
+                window = of_key[start:]
+                made.append({"k": row["k"], "window_number": start // slide, "sum": total(window)})
         given.append(made)
-    return given
+    return Made(given, ordered.late)
 
 
-def timers(steps: Steps, lateness: int, wait: int) -> list[list[tuple[str | None, int, int, int]]]:
+class Kept(NamedTuple):
+    """What a function keeps of a key: how many rows came, and when it was called."""
+
+    rows: int
+    called: int
+
+
+def keyed_function(told: Stream, wait: int, ttl: int | None) -> Made:
     """A function that counts the rows of a key, sets its timer at the time of a row + wait where x > 0, and
     takes it away where x < 0: (key, time, rows so far, 0 for a row and 1 for the timer). A timer for t comes
-    after all rows up to t and once; those of one time in the order of their keys.
+    after all rows up to t and once; those of one time in the order of their keys. What the call for time t
+    left is there for calls before t + ttl.
     """
-    rows_of: dict[str | None, int] = {}
-    set_: dict[str | None, int] = {}
-    marks = watermarks(steps, lateness)
-    given: list[list[tuple[str | None, int, int, int]]] = []
-    for rows, mark in zip(released(steps, lateness)[0], marks, strict=True):
-        made: list[tuple[str | None, int, int, int]] = []
+    kept: dict[str | None, Kept] = {}
+    timers: dict[str | None, int] = {}
+
+    def rows_of(key: str | None, time: int) -> int:
+        found = kept.get(key)
+        if found is None or (ttl is not None and time >= found.called + ttl):
+            return 0
+        return found.rows
+
+    def fire(mark: int) -> list[tuple[str | None, int, int, int]]:
+        made = []
+        due = [(time, key) for key, time in timers.items() if time <= mark]
+        for time, key in sorted(due, key=by_window):
+            del timers[key]
+            rows = rows_of(key, time)
+            made.append((key, time, rows, 1))
+            kept.pop(key, None)
+            if rows:
+                kept[key] = Kept(rows, time)
+        return made
+
+    given: list[list[Any]] = []
+    ordered = released(told)
+    for rows, mark in zip(ordered.rows, told.marks, strict=True):
+        made: list[Any] = []
         for row in rows:
-            made += _fire(set_, rows_of, row["t"] - 1)
-            key = row["k"]
-            rows_of[key] = rows_of.get(key, 0) + 1
-            made.append((key, row["t"], rows_of[key], 0))
-            if row["x"] > 0:
-                set_[key] = row["t"] + wait
-            elif row["x"] < 0:
-                set_.pop(key, None)
-        if mark is not None:
-            made += _fire(set_, rows_of, mark)
+            made += fire(row["t"] - 1)
+            key, time = row["k"], row["t"]
+            kept[key] = Kept(rows_of(key, time) + 1, time)
+            made.append((key, time, kept[key].rows, 0))
+            if (row["x"] or 0) > 0:
+                timers[key] = time + wait
+            elif (row["x"] or 0) < 0:
+                timers.pop(key, None)
+        made += fire(mark)
         given.append(made)
-    return given
+    return Made(given, ordered.late)
 
 
-def _fire(
-    set_: dict[str | None, int], rows_of: Mapping[str | None, int], mark: int
-) -> list[tuple[str | None, int, int, int]]:
-    due = [(time, key) for key, time in set_.items() if time <= mark]
-    due.sort(key=lambda one: (one[0], by_key(one[1])))
-    for _, key in due:
-        del set_[key]
-    return [(key, time, rows_of[key], 1) for time, key in due]
+# --- two streams --------------------------------------------------------------------------------------------
+
+
+def joined(lefts: Stream, rights: Stream, within: int) -> Made:
+    """Pairs of rows that are not late: each in the step in which the later one came. Null
+    is equal to no key.
+    """
+
+    def parts(told: Stream) -> tuple[list[tuple[int, Row]], list[list[Row]]]:
+        kept, late = [], []
+        for index, (rows, met) in enumerate(zip(told.steps, told.met(), strict=True)):
+            late.append([row for row in rows if row["t"] <= met])
+            kept += [(index, row) for row in rows if row["t"] > met]
+        return kept, late
+
+    (kept, late), (kept_right, late_right) = parts(lefts), parts(rights)
+    given: list[list[Any]] = [[] for _ in lefts.steps]
+    for left_step, left in kept:
+        for right_step, right in kept_right:
+            same_key = left["k"] is not None and left["k"] == right["k"]
+            if same_key and abs(left["t"] - right["t"]) < within:
+                of_right = {f"{name}_r": value for name, value in right.items() if name != "k"}
+                given[max(left_step, right_step)].append(left | of_right)
+    return Made(given, late, late_right)

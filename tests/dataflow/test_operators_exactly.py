@@ -1,23 +1,39 @@
 """Operators against a naive evaluator that is exact about boundaries: which step, which row, which order.
 
+One property for all of them. A program is drawn: an operator, its numbers, what stands above it; and how its
+rows are divided into splits, workers, batches and steps, with checkpoints and crashes after any of these.
 Times are microseconds of a tiny range, so that rows meet window ends, watermarks and each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from hypothesis import example, given, settings
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow import CallSink, Count, CountWindow, Graph, InputSource, Sliding, Stream, Sum, Tumbling
+from dataflow import (
+    CallSink,
+    Count,
+    CountWindow,
+    Graph,
+    InputSource,
+    Max,
+    Min,
+    Sliding,
+    Stream,
+    Sum,
+    Tumbling,
+    UserOperator,
+)
 from dataflow.testing import Trial
 from tests.dataflow import naive
-from tests.dataflow.naive import Row
+from tests.dataflow.naive import Batch, Division, Made, Row
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = "t timestamp, k string, x bigint, tag bigint"
-Steps = list[list[Row]]
 
 
 def micro(number: int) -> timedelta:
@@ -28,213 +44,331 @@ def outside(row: Row) -> Row:
     return {**row, "t": EPOCH + micro(row["t"])}
 
 
-def inside(row: Row) -> Row:
-    return {**row, "t": (row["t"] - EPOCH) // micro(1)}
+def plain(rows: Sequence[Row]) -> list[Row]:
+    """With times as microseconds."""
+    return [
+        {
+            name: (cell - EPOCH) // micro(1) if isinstance(cell, datetime) else cell
+            for name, cell in row.items()
+        }
+        for row in rows
+    ]
 
 
-_rows = st.builds(
-    lambda t, k, x, tag: {"t": t, "k": k, "x": x, "tag": tag},
-    st.integers(0, 12),
-    st.sampled_from(["a", "b", None]),
-    st.integers(-1, 2),
-    st.integers(0, 2),
-)
-_steps = st.lists(st.lists(_rows, max_size=4), min_size=1, max_size=5)
-_lateness = st.integers(0, 3)
+# --- programs -----------------------------------------------------------------------------------------------
 
 
-def timed(graph: Graph, name: str, lateness: int) -> Stream:
-    rows = graph.source(name, InputSource(name, SCHEMA))
-    return rows.event_time(f"{name}_timed", "t", lateness=micro(lateness))
+class Operator(NamedTuple):
+    """An operator above a sink, and what it gives."""
+
+    added: Callable[[Stream], Stream]
+    naive: Callable[[Division, Mapping[tuple[str, ...], int]], Made]
+    """Of a division, and of the sources above each `event_time` with its lateness."""
+    in_order: bool = True
+    """Whether the rows of a key come in an order that is promised."""
+    ports: tuple[str, ...] = ("late",)
 
 
-def output(made: Stream, *ports: str) -> Graph:
-    made.sink("out", CallSink(print))
-    for port in ports:
-        made.side(port, port).sink(f"{port}_out", CallSink(print))
-    return made.graph
+Draw = st.DrawFn
+_sizes = st.integers(1, 5)
 
 
-def run(
-    graph: Graph, inputs: dict[str, Steps], crash: int | None, *, workers: int = 1
-) -> tuple[list[list[Row]], Trial]:
-    """What each step gave; the last one ends all sources. A checkpoint and a crash follow step `crash`."""
-    steps = len(next(iter(inputs.values())))
-    trial = Trial(graph, workers=workers)
-    given: list[list[Row]] = []
-    for index in range(steps):
-        known = len(trial.rows("out"))
-        rows = {name: [outside(row) for row in part[index]] for name, part in inputs.items()}
-        trial.step(rows, cut=index == crash, end=index == steps - 1)
-        given.append(trial.rows("out")[known:])
-        if index == crash and index < steps - 1:
-            trial.crash()
-    return given, trial
-
-
-def plain(value: Any) -> Any:
-    """A row with its times as microseconds: equal times of two zone objects print differently."""
-    if isinstance(value, dict):
-        return {name: plain(cell) for name, cell in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(map(plain, value))
-    return (value - EPOCH) // micro(1) if isinstance(value, datetime) else value
-
-
-def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    assert sorted(repr(plain(one)) for one in found) == sorted(repr(plain(one)) for one in expected)
-
-
-_trouble = st.none() | st.integers(0, 4)
-
-
-@settings(max_examples=60)
-@given(steps=_steps, lateness=_lateness, sizes=st.sampled_from([(3, 3), (4, 2), (5, 2)]), crash=_trouble)
-def test_windows(steps: Steps, lateness: int, sizes: tuple[int, int], crash: int | None) -> None:
-    size, slide = sizes
-    window = Tumbling("t", micro(size)) if size == slide else Sliding("t", micro(size), micro(slide))
-    stream = timed(Graph("g"), "rows", lateness).key_by("by", "k")
-    graph = output(stream.aggregate("made", window, n=Count(), sum=Sum("x")), "late")
-    given_, trial = run(graph, {"rows": steps}, crash)
-    expected, late = naive.windows(steps, lateness, size, slide)
-    for found, wanted in zip(given_, expected, strict=True):
-        rows = [
-            {
-                "k": row["k"],
-                "start": (row["window_start"] - EPOCH) // micro(1),
-                "end": (row["window_end"] - EPOCH) // micro(1),
-                "n": row["n"],
-                "sum": row["sum"],
-            }
-            for row in found
-        ]
-        same(rows, wanted)
-    same([inside(row) for row in trial.rows("late_out")], late)
-
-
-@settings(max_examples=80)
-@given(
-    pairs=st.lists(
-        st.tuples(st.lists(_rows, max_size=3), st.lists(_rows, max_size=3)), min_size=1, max_size=5
-    ),
-    lateness=st.tuples(_lateness, _lateness),
-    within=st.integers(1, 4),
-    crash=_trouble,
-)
-@example(  # a row stays for exactly as long as a partner may come
-    pairs=[
-        ([{"t": 0, "k": "a", "x": 1, "tag": 0}], [{"t": 2, "k": "b", "x": 1, "tag": 0}]),
-        ([], [{"t": 2, "k": "a", "x": 2, "tag": 0}]),
-        ([], []),
-    ],
-    lateness=(0, 0),
-    within=3,
-    crash=None,
-)
-@example(  # nothing of the left is known: its rows are not late, and those of the right wait
-    pairs=[
-        ([], [{"t": 9, "k": "a", "x": 1, "tag": 0}]),
-        ([{"t": 9, "k": "a", "x": 2, "tag": 0}], []),
-        ([], []),
-    ],
-    lateness=(0, 0),
-    within=1,
-    crash=0,
-)
-def test_join(
-    pairs: list[tuple[list[Row], list[Row]]], lateness: tuple[int, int], within: int, crash: int | None
-) -> None:
-    lefts, rights = [left for left, _ in pairs], [right for _, right in pairs]
-    graph = Graph("g")
-    left = timed(graph, "lefts", lateness[0]).key_by("l", "k")
-    right = timed(graph, "rights", lateness[1]).key_by("r", "k")
-    made = left.join("made", right, times=("t", "t"), within=micro(within), suffix="_r")
-    found, trial = run(output(made, "late", "late_right"), {"lefts": lefts, "rights": rights}, crash)
-    expected, late, late_right = naive.joined(lefts, rights, lateness, within)
-    for one, wanted in zip(found, expected, strict=True):
-        rows = [outside(a) | {f"{n}_r": v for n, v in outside(b).items() if n != "k"} for a, b in wanted]
-        same(one, rows)
-    same([inside(row) for row in trial.rows("late_out")], late)
-    same([inside(row) for row in trial.rows("late_right_out")], late_right)
-
-
-@settings(max_examples=40)
-@given(steps=_steps, lateness=_lateness, crash=_trouble)
-def test_sort(steps: Steps, lateness: int, crash: int | None) -> None:
-    found, trial = run(
-        output(timed(Graph("g"), "rows", lateness).sort("made", "t"), "late"), {"rows": steps}, crash
+def keyed(added: Callable[[Any], Stream], oracle: Callable[[naive.Stream], Made], **options: Any) -> Operator:
+    return Operator(
+        lambda stream: added(stream.key_by("by", "k")),
+        lambda division, timed: oracle(naive.stream(division, timed)),
+        **options,
     )
-    expected, late = naive.released(steps, lateness)
-    assert [[inside(row) for row in step] for step in found] == expected
-    same([inside(row) for row in trial.rows("late_out")], late)
 
 
-@settings(max_examples=60)
-@given(steps=_steps, lateness=_lateness, size=st.integers(1, 5), k=st.integers(1, 3), crash=_trouble)
-def test_top_k(steps: Steps, lateness: int, size: int, k: int, crash: int | None) -> None:
-    stream = timed(Graph("g"), "rows", lateness).key_by("by", "k")
-    graph = output(stream.top_k("made", Tumbling("t", micro(size)), k, by="x"), "late")
-    found, trial = run(graph, {"rows": steps}, crash)
-    expected, late = naive.top_k(steps, lateness, size, k)
-    assert [[inside(row) for row in step] for step in found] == expected
-    same([inside(row) for row in trial.rows("late_out")], late)
+def windows(draw: Draw) -> Operator:
+    size, offset = draw(_sizes), draw(st.integers(0, 2))
+    slide = draw(st.integers(1, size))
+    times = [micro(one) for one in (size, slide, offset)]
+    window = Tumbling("t", times[0], times[2]) if slide == size else Sliding("t", *times)
+    return keyed(
+        lambda stream: stream.aggregate("made", window, n=Count(), sum=Sum("x")),
+        lambda told: naive.windows(told, size, slide, offset),
+    )
 
 
-@settings(max_examples=40)
-@given(steps=_steps, lateness=_lateness, size=st.integers(1, 5), crash=_trouble)
-def test_dedup_with_a_window(steps: Steps, lateness: int, size: int, crash: int | None) -> None:
-    stream = timed(Graph("g"), "rows", lateness).key_by("by", "k")
-    graph = output(stream.dedup("made", Tumbling("t", micro(size))), "late")
-    found, trial = run(graph, {"rows": steps}, crash)
-    expected, late = naive.window_dedup(steps, lateness, size)
-    for one, wanted in zip(found, expected, strict=True):
-        same([inside(row) for row in one], wanted)
-    same([inside(row) for row in trial.rows("late_out")], late)
+def top_k(draw: Draw) -> Operator:
+    size, offset, k = draw(_sizes), draw(st.integers(0, 2)), draw(st.integers(1, 3))
+    return keyed(
+        lambda stream: stream.top_k("made", Tumbling("t", micro(size), micro(offset)), k, by="x"),
+        lambda told: naive.top_k(told, size, offset, k),
+    )
 
 
-@settings(max_examples=40)
-@given(
-    steps=_steps, lateness=_lateness, sizes=st.sampled_from([(1, 1), (2, 1), (3, 2), (2, 2)]), crash=_trouble
-)
-def test_count_windows(steps: Steps, lateness: int, sizes: tuple[int, int], crash: int | None) -> None:
-    stream = timed(Graph("g"), "rows", lateness).key_by("by", "k")
-    made = stream.aggregate("made", CountWindow("t", sizes[0], slide=sizes[1]), sum=Sum("x"))
-    found, _ = run(output(made), {"rows": steps}, crash)
-    for one, wanted in zip(found, naive.count_windows(steps, lateness, *sizes), strict=True):
-        same(one, wanted)
+def dedup(draw: Draw) -> Operator:
+    del draw
+    return keyed(lambda stream: stream.dedup("made"), naive.first_of_key, ports=())
 
 
-def at(t: int, k: str, x: int) -> Row:
-    return {"t": t, "k": k, "x": x, "tag": 0}
+def dedup_with_a_window(draw: Draw) -> Operator:
+    size, offset = draw(_sizes), draw(st.integers(0, 2))
+    return keyed(
+        lambda stream: stream.dedup("made", Tumbling("t", micro(size), micro(offset))),
+        lambda told: naive.first_of_window(told, size, offset),
+    )
 
 
-@settings(max_examples=60)
-@given(steps=_steps, lateness=_lateness, wait=st.integers(0, 4), crash=_trouble)
-@example(steps=[[at(1, "a", 1), at(3, "a", 0), at(9, "b", 0)], []], lateness=0, wait=2, crash=None)
-@example(steps=[[at(1, "a", 1), at(4, "b", 0)], []], lateness=0, wait=2, crash=None)
-def test_timers(steps: Steps, lateness: int, wait: int, crash: int | None) -> None:
+def running_aggregates(draw: Draw) -> Operator:
+    del draw
+    values = {"n": Count(), "known": Count("x"), "sum": Sum("x"), "least": Min("x"), "largest": Max("x")}
+    return keyed(lambda stream: stream.aggregate("made", **values), naive.running, ports=())
+
+
+def count_windows(draw: Draw) -> Operator:
+    size = draw(st.integers(1, 4))
+    slide = draw(st.integers(1, size))
+    return keyed(
+        lambda stream: stream.aggregate("made", CountWindow("t", size, slide=slide), sum=Sum("x")),
+        lambda told: naive.count_windows(told, size, slide),
+        in_order=False,  # windows of one key that are full in one step: which is first is not promised
+    )
+
+
+def map_state(draw: Draw) -> Operator:
+    wait, ttl = draw(st.integers(0, 4)), draw(st.none() | _sizes)
+    place = draw(st.sampled_from(["memory", "memory", "disk"]))
+
     def on_row(row: Row, state: Any) -> list[Any]:
         state.value = {"n": (state.value["n"] if state.value else 0) + 1}
-        if row["x"] > 0:
+        if (row["x"] or 0) > 0:
             state.timer = row["t"] + micro(wait)
-        elif row["x"] < 0:
+        elif (row["x"] or 0) < 0:
             state.timer = None
         return [(row["k"], row["t"], state.value["n"], 0)]
 
     def on_timer(key: Row, time: Any, state: Any) -> list[Any]:
         assert state.timer is None, "a timer that went off is not set any more"
-        return [(key["k"], time, state.value["n"], 1)]
+        return [(key["k"], time, state.value["n"] if state.value else 0, 1)]
 
-    stream = timed(Graph("g"), "rows", lateness).key_by("by", "k")
-    made = stream.map_state(
-        "made",
-        on_row,
-        on_timer=on_timer,
-        time="t",
-        state="n bigint",
-        schema="k string, t timestamp, n bigint, fired bigint",
+    options: dict[str, Any] = {"state": "n bigint", "schema": "k string, t timestamp, n bigint, fired bigint"}
+    options |= {"ttl": None if ttl is None else micro(ttl), "state_on": place}
+    return keyed(
+        lambda stream: stream.map_state("made", on_row, on_timer=on_timer, time="t", **options),
+        lambda told: naive.keyed_function(told, wait, ttl),
     )
-    found, _ = run(output(made), {"rows": steps}, crash)
-    assert [[tuple(inside(row).values()) for row in step] for step in found] == naive.timers(
-        steps, lateness, wait
+
+
+class Numbered(UserOperator):
+    """Numbers the rows of each key, and says how far event time is."""
+
+    schema = "k string, t timestamp, n bigint"
+    state = "k string, n bigint"
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        for row in batch.to_pylist():
+            self.counts[row["k"]] = self.counts.get(row["k"], 0) + 1
+            yield row["k"], row["t"], self.counts[row["k"]]
+
+    def on_punctuation(self, ts: datetime) -> list[Any]:
+        return [] if ts.year > 1970 else [("", ts, 0)]
+
+    def checkpoint(self) -> list[tuple[str, int]]:
+        return [*self.counts.items()]
+
+    def reset(self, state: pa.RecordBatch) -> None:
+        self.counts = {row["k"]: row["n"] for row in state.to_pylist()}
+
+
+def apply(draw: Draw) -> Operator:
+    del draw
+    return Operator(
+        lambda stream: stream.key_by("by", "k").apply("made", Numbered()),
+        lambda division, timed: naive.own(naive.stream(division, timed), division.workers),
+        ports=(),
     )
+
+
+def sort(draw: Draw) -> Operator:
+    """Of each worker: it stands before any exchange."""
+    del draw
+
+    def oracle(division: Division, timed: Mapping[tuple[str, ...], int]) -> Made:
+        each = [naive.released(naive.stream(division, timed, worker)) for worker in range(division.workers)]
+        steps = range(len(division.steps))
+        return Made(
+            [[row for one in each for row in one.rows[step]] for step in steps],
+            [[row for one in each for row in one.late[step]] for step in steps],
+        )
+
+    return Operator(lambda stream: stream.sort("made", "t"), oracle)
+
+
+def join(draw: Draw) -> Operator:
+    """Of the first source with the others."""
+    within = draw(_sizes)
+
+    def oracle(division: Division, timed: Mapping[tuple[str, ...], int]) -> Made:
+        left, right = ({group: timed[group]} for group in timed)
+        return naive.joined(naive.stream(division, left), naive.stream(division, right), within)
+
+    def added(both: Any) -> Stream:
+        left, right = (one.key_by(f"by_{index}", "k") for index, one in enumerate(both))
+        made: Stream = left.join("made", right, times=("t", "t"), within=micro(within), suffix="_r")
+        return made
+
+    return Operator(added, oracle, in_order=False, ports=("late", "late_right"))
+
+
+OPERATORS: list[Callable[[Draw], Operator]] = [
+    windows,
+    top_k,
+    dedup,
+    dedup_with_a_window,
+    running_aggregates,
+    count_windows,
+    map_state,
+    apply,
+    sort,
+    join,
+]
+
+
+class Program(NamedTuple):
+    """An operator, and what stands above it."""
+
+    graph: Graph
+    operator: Operator
+    timed: dict[tuple[str, ...], int]
+    sides_taken: bool
+
+
+@st.composite
+def programs(draw: Draw, kind: Callable[[Draw], Operator]) -> Program:
+    graph, operator = Graph("g"), kind(draw)
+    form = "join" if kind is join else draw(st.sampled_from(["one", "one", "union", "union of times"]))
+    sources = ("a",) if form == "one" else ("a", "b")
+    streams = [graph.source(name, InputSource(name, SCHEMA)) for name in sources]
+    if form == "union":
+        streams, groups = [streams[0].union("all", streams[1])], [sources]
+    else:
+        groups = [(name,) for name in sources]
+    timed = {group: draw(st.integers(0, 3)) for group in groups}
+    streams = [
+        stream.event_time(f"timed_{'_'.join(group)}", "t", lateness=micro(timed[group]))
+        for stream, group in zip(streams, groups, strict=True)
+    ]
+    if form == "union of times":
+        streams = [streams[0].union("all", streams[1])]
+    made = operator.added(streams if kind is join else streams[0])  # type: ignore[arg-type]
+    made.sink("out", CallSink(print))
+    sides_taken = draw(st.booleans())
+    for port in operator.ports if sides_taken else ():
+        made.side(port, port).sink(f"{port}_out", CallSink(print))
+    return Program(graph, operator, timed, sides_taken)
+
+
+# --- divisions ----------------------------------------------------------------------------------------------
+
+_rows = st.builds(
+    lambda t, k, x, tag: {"t": t, "k": k, "x": x, "tag": tag},
+    st.integers(0, 12),
+    st.sampled_from(["a", "b", None]),
+    st.none() | st.integers(-1, 2),
+    st.integers(0, 1),
+)
+
+
+@st.composite
+def divisions(draw: Draw, sources: Sequence[str]) -> Division:
+    """Any rows, read in any way, with trouble anywhere."""
+    workers, count = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(1, 5))
+    steps: list[dict[str, list[Batch]]] = [{} for _ in range(count)]
+    done: dict[str, dict[str, int]] | None = {} if draw(st.booleans()) else None
+    for source in sources:
+        if done is None:
+            for step in steps:
+                batches = draw(st.lists(st.lists(_rows, max_size=3), max_size=3))
+                step[source] = [Batch("", index % workers, rows) for index, rows in enumerate(batches)]
+            continue
+        done[source] = {}
+        for index in range(draw(st.integers(1, 3))):
+            last = draw(st.integers(0, count - 1))
+            done[source][f"s{index}"] = last
+            for step in steps[: last + 1]:
+                if rows := draw(st.lists(_rows, max_size=3)):
+                    step.setdefault(source, []).append(Batch(f"s{index}", index % workers, rows))
+    places = st.integers(0, count - 1)
+    cuts, crashes = draw(st.frozensets(places)), draw(st.lists(places, max_size=2))
+    return Division(workers, steps, done, cuts, tuple(crashes), draw(st.booleans()))
+
+
+# --- comparison ---------------------------------------------------------------------------------------------
+
+
+def compare(program: Program, division: Division) -> None:
+    """Run it, and compare every step with the naive evaluator, also when it is replayed."""
+    expected = program.operator.naive(division, program.timed)
+    asides = {"late": expected.late, "late_right": expected.late_right}
+    trial = Trial(program.graph, workers=division.workers, splits=division.done)
+    crashes, step = list(division.crashes), 0
+    while step < len(division.steps):
+        known = {sink: len(trial.rows(sink)) for sink in trial.sinks}
+        feed(trial, division, step)
+        found = {sink: plain(trial.rows(sink)[known[sink] :]) for sink in trial.sinks}
+        check_rows(program.operator, found["out"], expected.rows[step])
+        for port in program.operator.ports:
+            if program.sides_taken:
+                assert unordered(found[f"{port}_out"]) == unordered(asides[port][step]), port
+        check_dropped(program, trial, [asides[port][: step + 1] for port in program.operator.ports])
+        step += 1
+        if step - 1 in crashes:
+            crashes.remove(step - 1)
+            step = trial.crash()
+
+
+def feed(trial: Trial, division: Division, step: int) -> None:
+    given = {
+        source: [[outside(row) for row in batch.rows] for batch in batches]
+        if division.done is None
+        else {batch.split: [outside(row) for row in batch.rows] for batch in batches}
+        for source, batches in division.steps[step].items()
+    }
+    trial.step(
+        given,
+        cut=step in division.cuts,
+        snapshot=step in division.cuts and division.snapshot,
+        end=step == len(division.steps) - 1,
+        done={
+            source: {split for split, last in splits.items() if last == step}
+            for source, splits in (division.done or {}).items()
+        },
+    )
+
+
+def check_rows(operator: Operator, found: list[Row], expected: Sequence[Any]) -> None:
+    if expected and isinstance(expected[0], tuple):
+        expected = [dict(zip(found[0] if found else "", row, strict=True)) for row in expected]
+    keys = {row["k"] for row in [*found, *expected]}
+    for key in keys:
+        rows, wanted = ([row for row in part if row["k"] == key] for part in (found, expected))
+        assert (rows == wanted) if operator.in_order else unordered(rows) == unordered(wanted), key
+
+
+def check_dropped(program: Program, trial: Trial, aside: Sequence[Sequence[Sequence[Row]]]) -> None:
+    """Late rows that nobody takes are counted, those of replayed steps once."""
+    late = sum(len(rows) for port in aside for rows in port)
+    dropped = sum(counters["made"].get("late_rows_dropped", 0) for counters in trial.counters())
+    assert dropped == (0 if program.sides_taken else late)
+
+
+def unordered(rows: Sequence[Row]) -> list[str]:
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+@pytest.mark.parametrize("kind", OPERATORS, ids=lambda kind: kind.__name__)
+@settings(max_examples=80)
+@given(data=st.data())
+def test_an_operator_gives_what_the_naive_evaluator_gives(
+    kind: Callable[[Draw], Operator], data: st.DataObject
+) -> None:
+    program = data.draw(programs(kind), label="program")
+    sources = [source for group in program.timed for source in group]
+    compare(program, data.draw(divisions(sources), label="division"))
