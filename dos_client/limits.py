@@ -105,6 +105,11 @@ read_timeout_s: Final = 5.0
 look_timeout_s: Final = 3.0
 """How long members that do not answer a look are tried again, when too few have answered."""
 
+witness_timeout_s: Final = 2.0
+witness_again_s: Final = 5.0
+"""For a member to say whether it has a stamp, or to keep another's; and when it is asked again."""
+stamp_renewal_s: Final = 600.0
+"""Between two questions for a member's newest stamp, at which an old one is replaced by the server."""
 silence_ping_s: Final = 5.0
 silence_broken_s: Final = 15.0
 """A session that heard nothing for the first asks PING, for the second is taken to be broken."""

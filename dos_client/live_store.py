@@ -28,6 +28,7 @@ from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import find_membership
 from dos_client.sessions.looking import DirectoryView, trusted_members, view_of
 from dos_client.sessions.members import MemberStatus, Watch
+from dos_client.sessions.witnesses import Witnesses
 from dos_client.telling.counts import Counts
 from dos_client.telling.standing import member_in_store
 from dos_client.urls import DosUrl
@@ -47,7 +48,7 @@ class Store:
     `wrote`: set once anything was claimed.
     `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
     any. `counts`: what was done so far. `damage`: the copies that were found to be wrong. `pace`: how fast
-    members answer reads. `readers`: the sessions without a claim."""
+    members answer reads. `readers`: the sessions without a claim. `witnesses`: whose disks went back."""
 
     def __init__(
         self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
@@ -59,16 +60,15 @@ class Store:
         self.chance = chance.stream()
         self.run_token = trio.lowlevel.current_trio_token()
         self.server_record: StoreRecord | None = None
-        self.counts = Counts()
-        self.damage = Damage()
-        self.pace = Pace()
+        self.counts, self.damage, self.pace = Counts(), Damage(), Pace()
         self.wrote = trio.Event()
         self._nursery = nursery
         self._claims: dict[Claim, None] = {}
         self._watches: dict[bytes, Watch] = {}
         self.readers = Readers(self)
-        self._reread = trio.Event()
-        self._change = trio.Event()
+        self.witnesses = Witnesses(self)
+        self._reread, self._change = trio.Event(), trio.Event()
+        nursery.start_soon(self.witnesses.run)
         self._watch_members()
 
     @property
@@ -125,7 +125,7 @@ class Store:
         while True:
             record = self.record
             opened, errors = await self._open_on_members(directory)
-            if self.record == record:
+            if self.record == record and not self.witnesses.rolled_back & opened.keys():
                 return view_of(directory, record, opened, errors, as_files=as_files)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
@@ -144,7 +144,7 @@ class Store:
                 errors[member.address] = str(error.args[0])
 
         await self._all_members(ask, lambda: quorums.can_take_over(asked))
-        if not quorums.can_take_over(asked):
+        if not quorums.can_take_over(asked.keys() - self.witnesses.rolled_back):
             away = [self._watches[one.server_id] for one in self.record.members if one.server_id not in asked]
             raise QuorumUnavailableError(
                 f"{quorums.claims_needed} members are needed to list directories, {len(asked)} answered",

@@ -51,6 +51,7 @@ class ErrorCode(IntEnum):
     BUSY = 23
     INTERNAL = 24
     WOULD_LOSE = 25
+    ROLLED_BACK = 26
 
 
 class Verdict(NamedTuple):
@@ -123,6 +124,11 @@ VERDICTS: Final[dict[ErrorCode, Verdict]] = {
         "mend it from a copy that has all of `actual` bytes, or show that none ever counted",
         "so much was durable",
     ),
+    ErrorCode.ROLLED_BACK: Verdict(
+        Blame.DISK,
+        "start the server on an empty data directory, and put it in with `dos store replace`",
+        "the number of the stamp that is missing",
+    ),
 }
 
 CLOSING: Final = frozenset(
@@ -135,6 +141,7 @@ CLOSING: Final = frozenset(
         ErrorCode.STALE_GENERATION,
         ErrorCode.WRONG_STORE,
         ErrorCode.NOT_A_MEMBER,
+        ErrorCode.ROLLED_BACK,
         ErrorCode.INTERNAL,
     }
 )
@@ -342,6 +349,13 @@ class WouldLoseError(RefusedError):
     def durable(self) -> int:
         """So much the old copy had durable once."""
         return self.actual
+
+
+class RolledBackError(RefusedError):
+    """The server's disk is an older copy of itself, put back: what it acknowledged since may be missing, so
+    it counts for nothing in its store. `actual`: the number of the stamp that it lacks."""
+
+    code_of_class = ErrorCode.ROLLED_BACK
 
 
 class TooLargeError(RefusedError):

@@ -49,10 +49,14 @@ from dos_protocol.vocabulary import (
     Ping,
     Pong,
     Quit,
+    Stamp,
+    Stamped,
     Stat,
     StatResult,
     Watermark,
     Welcome,
+    Witness,
+    Witnessed,
 )
 
 __all__ = [
@@ -81,10 +85,14 @@ __all__ = [
     "Pong",
     "Quit",
     "Row",
+    "Stamp",
+    "Stamped",
     "Stat",
     "StatResult",
     "Watermark",
     "Welcome",
+    "Witness",
+    "Witnessed",
     "decode",
     "decode_entries",
     "encode",
@@ -106,6 +114,7 @@ class Row(NamedTuple):
     entries: str = ""
 
 
+_STAMP: Final = (("number", "Q"), ("stamp_id", "16s"))
 TABLE: Final[dict[Opcode, Row]] = {
     Opcode.HELLO: Row(
         Hello,
@@ -120,8 +129,11 @@ TABLE: Final[dict[Opcode, Row]] = {
             ("payload_bytes_max", "I"),
             ("in_flight_bytes_max", "I"),
             ("entries_max", "I"),
+            ("stamp_number", "Q"),
+            ("stamp_id", "16s"),
+            ("rolled_back", "?"),
         ),
-        (("store_record", "bytes"),),
+        (("store_record", "bytes"), ("witnessed", "bytes")),
     ),
     Opcode.CHANGE_DIRECTORY: Row(
         ChangeDirectory,
@@ -163,6 +175,12 @@ TABLE: Final[dict[Opcode, Row]] = {
         payload="payload",
     ),
     Opcode.MENDED: Row(Mended, (("size", "Q"), ("done", "?")), (("name", "name"),)),
+    Opcode.STAMP: Row(Stamp, _STAMP),
+    Opcode.STAMPED: Row(Stamped, _STAMP),
+    Opcode.WITNESS: Row(
+        Witness, (("server_id", "16s"), *_STAMP, ("before_number", "Q"), ("before_id", "16s"))
+    ),
+    Opcode.WITNESSED: Row(Witnessed, (("server_id", "16s"), *_STAMP)),
     Opcode.ERROR: Row(
         Error,
         (("code", "H"), ("actual", "Q")),

@@ -31,6 +31,8 @@ class Opcode(IntEnum):
     PING = 9
     QUIT = 10
     MEND = 11
+    STAMP = 12
+    WITNESS = 13
 
     WELCOME = 129
     DIRECTORY_OPENED = 130
@@ -43,6 +45,8 @@ class Opcode(IntEnum):
     PONG = 137
     BYE = 138
     MENDED = 139
+    STAMPED = 140
+    WITNESSED = 141
     ERROR = 255
 
 
@@ -74,7 +78,11 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The server's identity, its limits, and its store record (empty: it is in no store)."""
+    """The server's identity, its limits, and its store record (empty: it is in no store).
+
+    `rolled_back`: its disk is known to have gone back in time. In a session of a store, `stamp_number` and
+    `stamp_id`: the newest stamp of its disk; `witnessed`: what it was told of the other members', see
+    `stamps`."""
 
     version: int
     server_id: bytes
@@ -82,6 +90,10 @@ class Welcome(msgspec.Struct, frozen=True):
     in_flight_bytes_max: int
     entries_max: int
     store_record: bytes = b""
+    stamp_number: int = 0
+    stamp_id: bytes = NO_ID
+    rolled_back: bool = False
+    witnessed: bytes = b""
 
 
 class ChangeDirectory(msgspec.Struct, frozen=True):
@@ -234,6 +246,41 @@ class Mended(msgspec.Struct, frozen=True):
     done: bool
 
 
+class Stamp(msgspec.Struct, frozen=True):
+    """Another member was told that the server's disk has this stamp. Number 0: nobody was; only asked."""
+
+    number: int = 0
+    stamp_id: bytes = NO_ID
+
+
+class Stamped(msgspec.Struct, frozen=True):
+    """It has. The newest stamp."""
+
+    number: int
+    stamp_id: bytes
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """The newest stamp of another member's disk, to be kept.
+
+    `before_*`: what the server was told of it before (number 0: nothing); that member was shown to have it.
+    """
+
+    server_id: bytes
+    number: int
+    stamp_id: bytes
+    before_number: int = 0
+    before_id: bytes = NO_ID
+
+
+class Witnessed(msgspec.Struct, frozen=True):
+    """What is kept now, on stable storage: another stamp than that told, if `before` was not what was."""
+
+    server_id: bytes
+    number: int
+    stamp_id: bytes
+
+
 class Error(msgspec.Struct, frozen=True):
     """A refusal.
 
@@ -270,5 +317,9 @@ Message = (
     | Bye
     | Mend
     | Mended
+    | Stamp
+    | Stamped
+    | Witness
+    | Witnessed
     | Error
 )

@@ -139,6 +139,12 @@ tail_tries_seconds_min: Final = 1.0
 tail_tries_seconds_max: Final = 60.0
 """Between two tries to copy a torn tail aside: twice as long each time, up to the longest."""
 
+stamp_seconds: Final = 600.0
+"""After which a disk is given a new stamp, when a client asks for its newest. A copy that is younger does not
+look older than the disk."""
+stamps_kept_max: Final = 1_024
+"""16 KiB, a week at least. A member that was away for longer than all of them are old is not compared."""
+
 mark_bytes: Final = 256
 """One mark never crosses a sector: 256 divides 512."""
 

@@ -66,7 +66,6 @@ class ObjectServer:
         not for appends; None: what fits its size. Raises CorruptDataError."""
         self._storage, self._ports = storage, ports
         self.server_id, record, names = storage.start(ports.fresh_id())
-        self.gone = ""
         self._core = ServerCore(
             server_id=self.server_id,
             life_id=ports.fresh_id(),
@@ -77,9 +76,10 @@ class ObjectServer:
             version0=version0,
             reserve_bytes=reserve_bytes,
             scrub=scrub,
+            stamps=storage.give_stamp(ports.fresh_id()),
         )
         self._connections: dict[int, Connection] = {}
-        self._last_session = 0
+        self.gone, self._last_session, self._batch_is_open = "", 0, False
         self._descriptors = sockets.descriptors_for_connections()
         self._tick_wanted = trio.Event()
         self._stalled: dict[Resumable, None] = {}  # in the order in which they came to a stop
@@ -88,7 +88,6 @@ class ObjectServer:
         self.turns = Turns(ports.monotonic, self.readiness)
         self._look_again = OnceARound(self.readiness, self._go_on_with_those_that_wait)
         self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
-        self._batch_is_open = False
         self._sync_threads: Workers[v.Sync] = ports.workers(
             lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
             self._sync_ended,
@@ -115,6 +114,7 @@ class ObjectServer:
             v.ReadData: self._reads.ask,
             v.ReadDigest: lambda one: self._digest_threads.start(lambda: storage.digest(one)),
             v.StoreRecord: self._store_record,
+            v.StoreStamps: lambda one: self._claim_threads.start(lambda: storage.store_stamps(one)),
             v.WriteMend: self._write_mend,
             v.InstallMend: self._install_mend,
             v.DropMend: lambda one: self._mend_threads.start(lambda: storage.drop_mend(one)),

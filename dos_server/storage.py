@@ -2,6 +2,8 @@
 
     identity         the server's id
     store            the store record, when it is in one
+    stamps           that its disk is the newest of itself: see `core.stamps`
+    witnessed        the newest stamps of the other members
     lock             flock, as on the data directory itself: one server a data directory
     d/DIR/.claim     who may write DIR
     d/DIR/.marks     what is synced at least, by object
@@ -26,9 +28,10 @@ from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
-from dos_server.core.layout import OBJECTS
+from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
 from dos_server.core.records import Claim, Mark
 from dos_server.core.recovery_scan import Found
+from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
 from dos_server.disk import Disk, FreeSpace
 from dos_server.loading import Loading
 from dos_server.marks import says_damaged
@@ -69,6 +72,35 @@ class Storage(Loading):
         if record is not None:
             decode_store_record(record, "store")  # an empty file is a damaged one, not a server in no store
         return records.decode_identity(identity, "identity"), record or b"", names
+
+    def give_stamp(self, stamp_id: bytes) -> StampFiles:
+        """Give the disk another stamp, for this start; the files `stamps` and `witnessed` as they are then.
+
+        Where that is not possible, on a full disk say, the server starts with those that it has: none that
+        was told is lost. Raises CorruptDataError, OSError when one cannot be read.
+        """
+        stamps = small_files.read(self._disk, STAMPS)
+        witnessed = small_files.read(self._disk, WITNESSED)
+        history = decode_history(stamps) if stamps is not None else History()
+        if witnessed is not None:
+            decode_witnesses(witnessed)
+        grown = encode_history(history.grown(stamp_id))
+        try:
+            small_files.replace(self._disk, "", STAMPS, grown)
+        except OSError as error:
+            log.warning("no stamp for this start: %s", error)
+            grown = stamps or b""
+        return StampFiles(grown, witnessed or b"")
+
+    def store_stamps(self, effect: v.StoreStamps) -> v.StampsStored:
+        """Put `stamps` or `witnessed` on stable storage."""
+        trouble = v.Trouble.NONE
+        try:
+            small_files.replace(self._disk, "", effect.name, effect.data)
+        except OSError as error:
+            log.error("%s: %s", effect.name, error)
+            trouble = trouble_of(error)
+        return v.StampsStored(*effect, trouble)
 
     def damaged_among(self, directories: set[str]) -> set[str]:
         """Those of the directories in which a mark says that an object is damaged."""

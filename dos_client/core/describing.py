@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dos_client.core.membership import ServerAnswer
+from dos_client.core.membership import ROLLED_BACK, ServerAnswer
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord
 
@@ -27,6 +27,8 @@ class Condition(Enum):
     SWAPPED = "another member stands at its address"
     ELSEWHERE = "answers at another address"
     LEFT = "a former member stands at its address"
+    ROLLED_BACK = "rolled back"
+    """Its disk is an older copy of itself: it counts like a lost one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ def _itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> Member
     generation = _generation(answer)
     if answer.record is not None and answer.record.store_id != record.store_id:
         return MemberView(member, Condition.FOREIGN, detail="it belongs to another store now")
+    if answer.rolled_back:
+        return MemberView(member, Condition.ROLLED_BACK, generation, ROLLED_BACK)
     if answer.record == record:
         return MemberView(member, Condition.THERE, generation)
     if generation > record.generation:

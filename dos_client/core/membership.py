@@ -16,6 +16,7 @@ still believe in them.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from dos_client.core.quorum import Quorums
 from dos_protocol.store_record import StoreRecord, confirmations_needed
@@ -23,11 +24,18 @@ from dos_protocol.store_record import StoreRecord, confirmations_needed
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What one server said of itself: its identity, and its store record (None: it is in no store)."""
+    """What one server said of itself: its identity, its store record (None: it is in no store), and whether
+    its disk went back in time: then it confirms nothing."""
 
     address: str
     server_id: bytes
     record: StoreRecord | None
+    rolled_back: bool = False
+
+
+ROLLED_BACK: Final = (
+    "its disk went back in time: start it on an empty data directory, and put it in with `dos store replace`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,9 @@ def _meant(answers: list[ServerAnswer], asked: Collection[str]) -> bytes | None:
 def is_confirmed(record: StoreRecord, answers: Iterable[ServerAnswer]) -> bool:
     """Whether enough of the record's own members show exactly this record."""
     confirming = {
-        answer.server_id for answer in answers if answer.record == record and _is_in(record, answer.server_id)
+        answer.server_id
+        for answer in answers
+        if answer.record == record and _is_in(record, answer.server_id) and not answer.rolled_back
     }
     return len(confirming) >= confirmations_needed(len(record.voters), record.ack_quorum)
 
@@ -166,6 +176,8 @@ def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id:
             found.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
         elif record is not None and record.member(answer.server_id) is None:
             found.append(f"{answer.address} is no member any more (server id {answer.server_id.hex()})")
+        elif answer.rolled_back:
+            found.append(f"{answer.address}: {ROLLED_BACK}")
     if record is not None:
         present = {answer.server_id for answer in answers}
         found += [

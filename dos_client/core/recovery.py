@@ -53,7 +53,7 @@ def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> Standin
     ours = {
         one.server_id: one.address
         for one in found
-        if one.record is not None and one.record.store_id == record.store_id
+        if one.record is not None and one.record.store_id == record.store_id and not one.rolled_back
     }
     present = tuple(
         Member(one.server_id, ours[one.server_id]) for one in record.voters if one.server_id in ours

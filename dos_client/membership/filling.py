@@ -33,13 +33,15 @@ from dos_client.limits import (
     fill_stall_s,
 )
 from dos_client.live_store import Store
-from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import probe
 from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.witnesses import open_member_session
 from dos_client.writing.catch_up import fold_at
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
     BrokenConnectionError,
+    BusyError,
     DosError,
     FencedError,
     NotFoundError,
@@ -162,7 +164,7 @@ class Filling:
                     continue
                 await self._fill(wanted, missing, live)
                 attempt = 0
-            except (NotFoundError, BrokenConnectionError, FencedError, WrongStoreError) as error:
+            except (NotFoundError, BusyError, BrokenConnectionError, FencedError, WrongStoreError) as error:
                 log.info("filling %s: %s; looking again at what there is", name, error)
                 await self._still_itself()
                 attempt += 1
@@ -178,7 +180,7 @@ class Filling:
         for attempt in range(1, fill_looks_max):
             try:
                 return await self._look(name)
-            except NotFoundError as error:
+            except (NotFoundError, BusyError) as error:
                 log.info("filling %s: %s; looking again at what there is", name, error)
                 await trio.sleep(backoff_s(attempt, chance.jitter()))
         return await self._look(name)
@@ -214,7 +216,7 @@ class Filling:
             )
 
     async def _look(self, name: str) -> Wanted:
-        """What F members hold. Raises NotFoundError when an object goes while copies are compared."""
+        """What F members hold. Raises NotFoundError or BusyError when an object goes meanwhile."""
         view = await self._store.look(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
         wanted = Wanted(name, epoch, writer_id)
@@ -299,13 +301,7 @@ class Filling:
         """Hold the directory on the joining member with the newest claim known, and append what is
         missing."""
         epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
-        async with open_connection(
-            self._joining.address,
-            token=self._store.token,
-            store_id=self._store.record.store_id,
-            generation=self._store.record.generation,
-            client=self._store.client,
-        ) as connection:
+        async with open_member_session(self._store, self._joining) as connection:
             opened = await self._enter(connection, wanted.directory, epoch, writer_id, live.epoch)
             sizes = {info.name: info.synced for info in opened.entries}
             for name in missing:

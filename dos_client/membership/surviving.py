@@ -17,6 +17,7 @@ import trio
 from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.comparing import Copy, Verdict, copy_of, judge
+from dos_client.core.membership import ROLLED_BACK
 from dos_client.core.mending import Mend, plan
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, Override, is_finished
 from dos_client.core.quorum import Quorums, filled_member
@@ -145,6 +146,8 @@ def _why(member: Member, seen: Survey) -> str:
         return seen.errors[member.address]
     for answer in seen.answers:
         if answer.address == member.address:
+            if answer.server_id == member.server_id and answer.rolled_back:
+                return ROLLED_BACK
             what = "belongs to another store" if answer.record is not None else "is empty: wiped, or new"
             return f"another server stands there (server id {id_text(answer.server_id)}), which {what}"
     return "gave no answer"

@@ -20,7 +20,8 @@ from dos_client.core.comparing import Copies, Copy, Digests, copy_of, questions
 from dos_client.limits import look_timeout_s, read_bytes_max, verify_pause_s
 from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
-from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.connection import Connection
+from dos_client.sessions.witnesses import open_member_session
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -28,7 +29,6 @@ from dos_protocol.errors import (
     DosError,
     NotFoundError,
     PastEndError,
-    RemoteProtocolError,
     StaleGenerationError,
 )
 from dos_protocol.names import id_text
@@ -97,8 +97,9 @@ class Walk:
         return sorted({name for objects in self._objects.values() for name in objects})
 
     def infos(self, name: str) -> Infos:
-        """What each member says of an object."""
-        return {server_id: objects.get(name) for server_id, objects in self._objects.items()}
+        """What each member says of an object, in the order of the record: so they are mended."""
+        there = [one.server_id for one in self.record.members if one.server_id in self._objects]
+        return {server_id: self._objects[server_id].get(name) for server_id in there}
 
     async def compared(self, name: str, infos: Infos) -> tuple[Copies, Digests]:
         """The copies of an object, and the digests needed to judge them."""
@@ -167,18 +168,7 @@ class Walk:
         attempt, deadline = 0, trio.current_time() + look_timeout_s
         while not started:
             try:
-                async with open_connection(
-                    member.address,
-                    token=self.store.token,
-                    store_id=self.record.store_id,
-                    generation=self.record.generation,
-                    client=self.store.client,
-                ) as connection:
-                    if connection.server_id != member.server_id:
-                        raise RemoteProtocolError(
-                            f"{member.address} is server {id_text(connection.server_id)} now, another one:"
-                            f" the record names {id_text(member.server_id)}"
-                        )
+                async with open_member_session(self.store, member, self.record) as connection:
                     self.sessions[member.server_id] = connection
                     started = True
                     task_status.started()

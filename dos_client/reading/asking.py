@@ -24,6 +24,7 @@ from dos_protocol.errors import (
     NotFoundError,
     PastEndError,
     PoisonedError,
+    RolledBackError,
 )
 from dos_protocol.store_record import Member
 
@@ -197,6 +198,9 @@ class _Asking(Generic[T]):
                 self._note_damage(server_id, error)
                 self._perform(race.failed(server_id, trio.current_time()))
                 return
+            for one in self._store.witnesses.rolled_back & self._answers.given.keys():
+                del self._answers.given[one]  # found out after it had answered
+                self._answers.failed[one] = RolledBackError("its disk went back in time", actual=0)
             lacking, settled = self._question.judge(self._answers)
             self._perform(race.answered(server_id, trio.current_time(), lacking=lacking, settled=settled))
 

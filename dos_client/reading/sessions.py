@@ -13,11 +13,11 @@ import trio
 
 from dos_client.arguments import check_run
 from dos_client.limits import read_bytes_max, reader_sessions_max
-from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.connection import Connection
+from dos_client.sessions.witnesses import open_member_session
 from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
-    RemoteProtocolError,
     StaleGenerationError,
 )
 from dos_protocol.limits import payload_bytes_max
@@ -72,17 +72,7 @@ class ReaderSession:
         store = self._store
         try:
             with self.scope:
-                async with open_connection(
-                    self.member.address,
-                    token=store.token,
-                    store_id=store.record.store_id,
-                    generation=store.record.generation,
-                    client=store.client,
-                ) as connection:
-                    if connection.server_id != self.member.server_id:
-                        raise RemoteProtocolError(
-                            f"{self.member.address} is another server than the record names"
-                        )
+                async with open_member_session(store, self.member) as connection:
                     self._opened = await connection.open_directory(self._directory)
                     self._connection = connection
                     self._ready.set()

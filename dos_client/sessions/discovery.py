@@ -45,7 +45,8 @@ async def probe(address: str, *, token: bytes = b"", client: str = "") -> Server
     token."""
     with trio.move_on_after(probe_timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
-            return ServerAnswer(address, connection.server_id, connection.record)
+            rolled_back = connection.welcome.rolled_back
+            return ServerAnswer(address, connection.server_id, connection.record, rolled_back)
     raise BrokenConnectionError(
         f"{address} did not answer within {probe_timeout_s:g} s",
         remedy="check that a DOS server listens there and that this host reaches it",

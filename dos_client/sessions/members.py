@@ -12,8 +12,9 @@ import trio
 from dos_client import chance
 from dos_client.core.admission import Admission, admit
 from dos_client.core.backoff import backoff_s
-from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import hand_over, probe
+from dos_client.sessions.witnesses import open_member_session
 from dos_protocol.errors import (
     DosError,
     NotAMemberError,
@@ -90,15 +91,7 @@ class Watch:
         """One session, until it breaks. Raises why."""
         store = self._store
         self._was_connected = False
-        async with open_connection(
-            self.member.address,
-            token=store.token,
-            store_id=store.record.store_id,
-            generation=store.record.generation,
-            client=store.client,
-        ) as connection:
-            if connection.server_id != self.member.server_id:
-                raise RemoteProtocolError("another server stands at this address, or the member was wiped")
+        async with open_member_session(store, self.member) as connection:
             self.connection, self.error, self._was_connected = connection, "", True
             store.member_moved()
             try:

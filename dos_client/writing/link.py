@@ -21,8 +21,9 @@ from dos_client import chance
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import Refusal, climb, judge_fenced
 from dos_client.limits import session_worked_s, superseded_joining_s
-from dos_client.sessions.connection import Connection, open_connection
+from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import admit_or_act
+from dos_client.sessions.witnesses import open_member_session
 from dos_client.writing.copies import Copies
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -30,11 +31,10 @@ from dos_protocol.errors import (
     FencedError,
     NoSpaceError,
     NotAMemberError,
-    RemoteProtocolError,
+    RolledBackError,
     StaleGenerationError,
     WrongStoreError,
 )
-from dos_protocol.names import id_text
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened
 
@@ -112,10 +112,20 @@ class Link:
                     self._failed(error)
                     if self.member.state != "in":
                         await trio.sleep(superseded_joining_s)
+                except RolledBackError as error:
+                    self._distrust()
+                    self._failed(error)
                 except DosError as error:
                     self._failed(error)
                 attempt = 1 if self.copies.worked else attempt + 1
                 await trio.sleep(backoff_s(attempt, chance.jitter()))
+
+    def _distrust(self) -> None:
+        """Its disk went back in time: what it said it has, it may not have any more, and what it lacks says
+        nothing (R4)."""
+        self.claim.answers.pop(self.server_id, None)
+        for target in self.claim.targets.values():
+            target.distrust(self.server_id)
 
     def _failed(self, error: DosError) -> None:
         self.error = str(error.args[0])
@@ -126,18 +136,7 @@ class Link:
         """Dial, claim, serve, until it breaks. Raises why."""
         store = self.claim.store
         try:
-            async with open_connection(
-                self.member.address,
-                token=store.token,
-                store_id=store.record.store_id,
-                generation=store.record.generation,
-                client=store.client,
-            ) as connection:
-                if connection.server_id != self.server_id:
-                    raise RemoteProtocolError(
-                        f"{self.member.address} is server {id_text(connection.server_id)} now,"
-                        f" the record names {id_text(self.server_id)}"
-                    )
+            async with open_member_session(store, self.member) as connection:
                 opened = await self._enter(connection)
                 if opened is not None:
                     await self._serve(connection, opened)

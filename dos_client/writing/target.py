@@ -157,6 +157,13 @@ class Target:
             if synced - self._trimmed_at >= _TRIM_STEP_BYTES:
                 self.trim(window_bytes_max)
 
+    def distrust(self, server_id: bytes) -> None:
+        """The member's copy says nothing any more of what it has, or ever had."""
+        self.sizes.pop(server_id, None)
+        self.received_sizes.pop(server_id, None)
+        self.without.discard(server_id)
+        self.spoiled.add(server_id)
+
     def sizes_reach(self, size: int) -> bool:
         """Whether any member is known to have that much."""
         return any(have >= size for have in self.sizes.values())

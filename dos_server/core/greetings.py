@@ -8,14 +8,18 @@ Rules of this file: who may speak with this server, and which store it is in. Ob
 
 import hmac
 
+from msgspec import structs
+
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_protocol.names import NO_ID, id_text
 from dos_protocol.session_states import SessionEvent, SessionState
+from dos_protocol.stamps import encode_witnessed
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.session import Session
+from dos_server.core.stamps import Stamps
 from dos_server.core.tables import Tables
 from dos_server.limits import in_flight_bytes_max
 
@@ -23,8 +27,8 @@ from dos_server.limits import in_flight_bytes_max
 class Greetings:
     """See the module."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self, tables: Tables, stamps: Stamps) -> None:
+        self._tables, self._stamps = tables, stamps
         self._storing_record = False
 
     def hello(self, session: Session, hello: m.Hello, request_id: int) -> None:
@@ -45,7 +49,12 @@ class Greetings:
             in_flight_bytes_max,
             wire.entries_max,
             tables.record_bytes,
+            rolled_back=self._stamps.problem() is not None,
         )
+        if hello.store_id != NO_ID:
+            number, stamp_id = self._stamps.history.newest
+            witnessed = encode_witnessed(self._stamps.witnessed)
+            welcome = structs.replace(welcome, stamp_number=number, stamp_id=stamp_id, witnessed=witnessed)
         tables.send(session, welcome, request_id)
 
     def _hello_problem(self, hello: m.Hello) -> tuple[ErrorCode, str] | None:
@@ -70,7 +79,8 @@ class Greetings:
             return ErrorCode.STALE_GENERATION, text
         if record.member(tables.server_id) is None:
             return ErrorCode.NOT_A_MEMBER, f"server {id_text(tables.server_id)} is not in the store record"
-        return None
+        older = self._stamps.problem()
+        return None if older is None else (ErrorCode.ROLLED_BACK, older)
 
     def configure(self, session: Session, request: m.Configure, request_id: int) -> None:
         tables = self._tables

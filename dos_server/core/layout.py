@@ -1,6 +1,7 @@
 """What a data directory may hold, by name: the server's own files, and what is nobody's.
 
     identity, store, lock       see `dos_server.storage`
+    stamps, witnessed           see `dos_server.core.stamps`
     d/DIR/OBJECT                extents
     d/DIR/.claim, .marks        who may write; what is synced at least
     d/DIR/.mend.OBJECT.N        a new copy that was never finished, or is on its way in
@@ -17,11 +18,13 @@ from typing import Final
 from dos_protocol.names import is_name
 
 OBJECTS: Final = "d"
+STAMPS: Final = "stamps"
+WITNESSED: Final = "witnessed"
 MEND: Final = ".mend."
 BROKEN: Final = ".broken."
 TORN: Final = ".torn."
-_OWN: Final = frozenset({"identity", "store", "lock", OBJECTS})
-_TEMPORARY: Final = frozenset({".identity.new", ".store.new"})
+_OWN: Final = frozenset({"identity", "store", "lock", STAMPS, WITNESSED, OBJECTS})
+_TEMPORARY: Final = frozenset({".identity.new", ".store.new", f".{STAMPS}.new", f".{WITNESSED}.new"})
 
 
 class Entry(Enum):

@@ -34,6 +34,7 @@ from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
 from dos_server.core.scrub import NO_SCRUB, Scrub, ScrubPlan
 from dos_server.core.session import Session
+from dos_server.core.stamps import NO_FILES, StampFiles, Stamps
 from dos_server.core.tables import Tables
 from dos_server.core.tails import Tails
 from dos_server.core.version0.service import Version0
@@ -61,21 +62,21 @@ class ServerCore:
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
+        stamps: StampFiles = NO_FILES,
     ) -> None:
         """`life_id`: random, of this life of the server and no other."""
         names = directory_names or set()
         self._tables = tables = Tables(
             server_id, life_id, record, token, names, damaged_names or set(), reserve_bytes
         )
-        greetings = Greetings(tables)
-        claims = Claims(tables)
+        stamps_ = Stamps(tables, life_id, stamps)
+        greetings, claims = Greetings(tables, stamps_), Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
         self._claims, self._tails = claims, Tails(tables, claims)
-        mends = Mends(tables, claims, reads)
+        mends, scrub_ = Mends(tables, claims, reads), Scrub(tables, reads, scrub)
         self._removals = removals = Removals(tables, claims, reads)
         off = _why_no_version0(version0=version0, token=token)
-        scrub_ = Scrub(tables, reads, scrub)
         self._version0 = version0_ = Version0(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
@@ -93,6 +94,7 @@ class ServerCore:
             v.GotData: reads.got_data,
             v.GotDigest: reads.got_digest,
             v.RecordStored: greetings.record_stored,
+            v.StampsStored: stamps_.stored,
             v.MendWritten: mends.written,
             v.MendInstalled: mends.installed,
             v.Removed: self._removed,
@@ -116,6 +118,8 @@ class ServerCore:
             m.Stat: reads.stat,
             m.Delete: removals.delete,
             m.Mend: mends.mend,
+            m.Stamp: stamps_.stamp,
+            m.Witness: stamps_.witness,
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:

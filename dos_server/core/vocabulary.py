@@ -99,6 +99,14 @@ class RecordStored(NamedTuple):
     trouble: Trouble
 
 
+class StampsStored(NamedTuple):
+    session: int
+    request_id: int
+    name: str
+    data: bytes
+    trouble: Trouble
+
+
 class Removed(NamedTuple):
     """A removal has ended."""
 
@@ -156,6 +164,7 @@ Event = (
     | SyncBegins
     | Synced
     | RecordStored
+    | StampsStored
     | Removed
     | DirectoryMade
     | Requested
@@ -225,6 +234,15 @@ class StoreRecord(NamedTuple):
     record: bytes
 
 
+class StoreStamps(NamedTuple):
+    """Put one of the files `stamps` and `witnessed` on stable storage, then report."""
+
+    session: int
+    request_id: int
+    name: str
+    data: bytes
+
+
 class RemoveObject(NamedTuple):
     """Take a settled object away, durably, then report.
 
@@ -268,6 +286,7 @@ Effect = (
     | Sync
     | SetMark
     | StoreRecord
+    | StoreStamps
     | RemoveObject
     | MakeDirectory
     | SendBytes

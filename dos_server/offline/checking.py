@@ -22,10 +22,11 @@ from dos_server.core import findings as f
 from dos_server.core import records
 from dos_server.core.extent import object_seed
 from dos_server.core.findings import Finding, Verdict
-from dos_server.core.layout import OBJECTS, Entry, entry_of_folder, entry_of_root
+from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED, Entry, entry_of_folder, entry_of_root
 from dos_server.core.records import NO_CLAIM, Mark
 from dos_server.core.recovery_scan import Found, judge
 from dos_server.core.scan import DamagedExtentError, ReadAt
+from dos_server.core.stamps import History, decode_history, decode_witnesses
 from dos_server.core.verify import Goal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
@@ -157,6 +158,7 @@ class Check:
         if server_id is None and has_objects:
             means = "the server does not start: whose objects these are is not known"
             self._found(f.of_record("identity", "an identity beside objects", "none", means))
+        self._stamps()
         if store is None:
             return
         try:
@@ -168,6 +170,20 @@ class Check:
             means = f"the server was replaced, and counts for nothing in store {id_text(record.store_id)}"
             words = "this server among the members", "others"
             self._found(Finding(Verdict.NOTE, "store", *words, means, "nothing"))
+
+    def _stamps(self) -> None:
+        means = "the server does not start"
+        for name, decode in ((STAMPS, decode_history), (WITNESSED, decode_witnesses)):
+            try:
+                data = self._small(name, means)
+                read = decode(data) if data is not None else None
+            except CorruptDataError as error:
+                self._found(f.of_record(name, error.expected, error.found, means))
+                continue
+            if isinstance(read, History) and read.missing.number:
+                expected = f"stamp {read.missing.number}, which another member was told of"
+                lost = "the disk went back in time: the server serves its store no more; replace it"
+                self._found(f.of_record(name, expected, "an older copy of the disk", lost))
 
     def _small(self, path: str, means: str) -> bytes | None:
         """A small file; None when there is none, or it cannot be read, which is noted."""

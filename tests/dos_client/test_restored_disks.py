@@ -1,28 +1,44 @@
-"""A member's disk is restored from an older copy while another member is away: an epoch is granted twice.
+"""A member's disk is restored from an older copy while another member is away (docs/decisions/0211).
 
-What was acknowledged before is on one member then. It is neither overwritten nor passed over in silence.
+Where a member is there that was told of a newer stamp, the disk is found out before it counts. Where none is,
+an epoch is granted twice: then what was acknowledged before is on one member, and is neither overwritten nor
+passed over in silence.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
-from dos_client import Store, init_store, open_store, repair_store
+from dos_client import (
+    QuorumUnavailableError,
+    Store,
+    StoreNotReadyError,
+    init_store,
+    open_store,
+    repair_store,
+    replace_member,
+)
 from dos_client.cli.mending import finding_text
+from dos_client.core.describing import Condition
+from dos_client.membership.status import store_status
 from dos_client.mending.repairing import Outcome
 from dos_client.mending.verifying import verify_store
+from dos_client.sessions.members import MemberStatus
+from dos_server.core.stamps import decode_history, decode_witnesses
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, look_chain, read_records, take_over
 from tests.dos_client.support import (
     ThreadServer,
+    caught_up,
     content_of,
     has,
     new_writer,
     off,
     on,
     thread_servers,
+    until,
     url_of,
 )
 
@@ -132,3 +148,154 @@ async def test_without_a_restored_disk_the_same_outages_lose_nothing(three: list
         await wrote(store, "d")
         assert await shown(store) == ["a", "b", "c", "d"]
         assert not [one for one in (await repair_store(store)).repairs if one.outcome is Outcome.REFUSED]
+
+
+async def all_told(store: Store, three: list[ThreadServer]) -> None:
+    """Wait until each member keeps the newest stamp of each other one, on its disk."""
+    histories = {bytes.fromhex(one.server_id): one.data / "stamps" for one in three}
+
+    def told() -> bool:
+        newest = {one: decode_history(path.read_bytes()).newest for one, path in histories.items()}
+        kept = [one.data / "witnessed" for one in three]
+        return all(path.exists() for path in kept) and all(
+            decode_witnesses(path.read_bytes())
+            == {other: stamp for other, stamp in newest.items() if other != bytes.fromhex(one.server_id)}
+            for one, path in zip(three, kept, strict=True)
+        )
+
+    assert store.members()
+    await until(told, "all members were told of each other")
+
+
+def said_of(server: ThreadServer, members: Iterable[MemberStatus]) -> str:
+    """Why it is away, if it is."""
+    return next(one.error for one in members if one.address == server.location)
+
+
+async def put_back(server: ThreadServer, image: Path) -> None:
+    """Its disk is the copy again."""
+    await off(server)
+    await trio.to_thread.run_sync(shutil.rmtree, server.data)
+    await trio.to_thread.run_sync(shutil.copytree, image, server.data)
+
+
+async def restored_while_another_is_away(three: list[ThreadServer], *, running: bool) -> None:
+    """The first has the disk of before the record "acknowledged by the first and the second", of which the
+    third knows nothing. It and the third are there, the second is not."""
+    first, second, third = three
+    url, image = url_of(three), first.data.with_name("image")
+    await init_store(url)
+    async with open_store(url) as store:
+        await wrote(store, "base")
+        await all_told(store, three)
+    if not running:
+        await off(first)
+    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    if not running:
+        await on(first)
+    async with open_store(url) as store:
+        if running:
+            before = decode_history((image / "stamps").read_bytes()).newest
+            await until(
+                lambda: decode_history((first.data / "stamps").read_bytes()).newest.number > before.number,
+                "the disk has another stamp",
+            )
+        await all_told(store, three)
+    await off(third)
+    async with open_store(url) as store:
+        await wrote(store, "acknowledged by the first and the second")
+    await off(second)
+    await put_back(first, image)
+    await on(first, third)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks are given a new stamp all the time."""
+    monkeypatch.setattr("dos_server.core.stamps.stamp_seconds", 0.1)
+    monkeypatch.setattr("dos_client.sessions.witnesses.stamp_renewal_s", 0.2)
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["the copy of a stopped disk", "of a running one"])
+async def test_a_disk_that_went_back_counts_for_nothing_and_nothing_acknowledged_is_missing(
+    three: list[ThreadServer], request: pytest.FixtureRequest, running: bool
+) -> None:
+    # EVIDENCE-OF: P-5
+    if running:
+        request.getfixturevalue("often")
+    await restored_while_another_is_away(three, running=running)
+    first, second, _ = three
+    url = url_of(three)
+    with pytest.raises(QuorumUnavailableError, match="went back in time"):
+        async with open_store(url) as store:
+            await store.look("d")
+    with pytest.raises(StoreNotReadyError, match="its disk went back in time"):
+        async with open_store(url):
+            pass
+    await off(first)
+    await on(first)
+    status = await store_status([one.location for one in three])
+    assert any("its disk went back in time" in one for one in status.problems), "it knows after a start, too"
+    await on(second)
+    async with open_store(url) as store:
+        await wrote(store, "goes on")
+        assert await shown(store) == ["base", "acknowledged by the first and the second", "goes on"]
+        await until(
+            lambda: (
+                "went back in time"
+                in next(one for one in store.members() if one.address == first.location).error
+            ),
+            "people are told why it is away",
+        )
+    status = await store_status([one.location for one in three])
+    assert [one.condition for one in status.members] == [
+        Condition.ROLLED_BACK,
+        Condition.THERE,
+        Condition.THERE,
+    ]
+
+
+async def test_a_writer_that_lives_is_witness_enough(three: list[ThreadServer]) -> None:
+    """No other member needs to know: the writer itself has seen the start that the disk lacks."""
+    first, second, third = three
+    url, image = url_of(three), first.data.with_name("image")
+    await init_store(url)
+    await off(first)
+    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    await on(first)
+    async with open_store(url) as store, await store.claim("d", 1, new_writer()) as claim:
+        writer = claim.open_object("o")
+        await writer.wait_synced(writer.append(b"acknowledged"))
+        await caught_up(store)
+        for one in (second, third):
+            (one.data / "witnessed").unlink()
+        await off(second, third)
+        await put_back(first, image)
+        await on(first)
+        await until(
+            lambda: (
+                "went back in time"
+                in next(one for one in claim.status().members if one.address == first.location).error
+            ),
+            "the writer says so",
+        )
+        await on(second, third)
+        await writer.wait_synced(writer.append(b", and more"))
+    assert await content_of(second, "d", "o") == b"acknowledged, and more"
+
+
+async def test_a_member_that_went_back_is_replaced_by_itself_emptied(three: list[ThreadServer]) -> None:
+    await restored_while_another_is_away(three, running=False)
+    first, second, _ = three
+    url = url_of(three)
+    await on(second)
+    async with open_store(url) as store:
+        await until(lambda: bool(store.witnesses.rolled_back), "it is found out")
+    await off(first)
+    await trio.to_thread.run_sync(shutil.rmtree, first.data)
+    await on(first)
+    await replace_member(url, old=first.location, new=first.location)
+    await off(second)
+    async with open_store(url) as store:
+        await wrote(store, "goes on")
+        assert await shown(store) == ["base", "acknowledged by the first and the second", "goes on"]

@@ -22,6 +22,8 @@ ANY = {
     "claim": True,
     "epoch": 1,
     "entries": (),
+    "number": 1,
+    "stamp_id": b"i" * 16,
 }
 WRONG_IDS = [b"", b"w" * 15, b"w" * 17, b"the writer's id-A!!"]
 

@@ -112,6 +112,7 @@ STORIES: dict[ErrorCode, Story] = {
         no_more_a_member, same(m.Ping()), in_store=True, hello=m.Hello(store_id=STORE, generation=2)
     ),
     ErrorCode.BUSY: Story(removing, same(m.Get("o", 0, 10))),
+    ErrorCode.ROLLED_BACK: Story(sound, same(m.Stamp(7, b"n" * 16)), 7, in_store=True),
     ErrorCode.WOULD_LOSE: Story(sound, same(LOSING), len(CONTENT), in_store=True),
 }
 """Those that the core decides."""

@@ -164,10 +164,21 @@ def test_lives_on_a_troubled_disk_find_a_bug_that_is_put_in(
         _troubled_lives(400)
 
 
-def test_what_a_killed_server_left_in_memory_is_not_taken_for_durable() -> None:
+class NoStampFits(ModelDisk):
+    """A disk that is full when its server starts."""
+
+    def rename(self, folder: str, old: str, new: str) -> None:
+        if new == "stamps":
+            raise OSError(errno.ENOSPC, "full", new)
+        super().rename(folder, old, new)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["", "and no stamp fits on the disk"])
+def test_what_a_killed_server_left_in_memory_is_not_taken_for_durable(full: bool) -> None:
     """Killed after each of its calls to the disk; the next life adds to what it finds; then all that was not
     synced goes. (A mark that said *removed* came back, and took away an object that had the name anew; and an
-    identity could be read and was not durable.)"""
+    identity could be read and was not durable.) full: the start of the next life cannot write a stamp, which
+    would make the entries of the data directory durable by the way."""
     # EVIDENCE-OF: P-1
     ended = False
     for count in range(1_000):
@@ -178,7 +189,7 @@ def test_what_a_killed_server_left_in_memory_is_not_taken_for_durable() -> None:
                 life.append(name, b"first")
                 life.delete(name)
             ended = True
-        life = Life(ModelDisk(state), history, 2)
+        life = Life(NoStampFits(state) if full else ModelDisk(state), history, 2)
         for name in NAMES:
             life.append(name, b"second")
         Life(ModelDisk(DiskState.of(state.bare())), history, 3)

@@ -10,15 +10,19 @@ from unittest import mock
 
 import trio
 
+from dos_client.core.witnessing import Prove, Witnessing
 from dos_client.sessions import connection as client_connection
 from dos_client.sessions import dialling
 from dos_client.sessions.connection import Connection as ClientConnection
 from dos_client.sessions.members import Watch
 from dos_client.writing.link import Link
+from dos_server import small_files
 from dos_server.connection import Connection
 from dos_server.core import vocabulary as v
+from dos_server.core.stamps import History
 from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer
+from dos_server.storage import Storage
 from tests.shells.region.bugs import REGION_BUGS
 from tests.sim.bugs.catalogue import Bug, Patch
 
@@ -31,6 +35,15 @@ def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[
         return patches
 
     return keep
+
+
+NEED_FAULT: Final[dict[str, str]] = {}
+"""Bugs that only some runs can show, and the fault that those have."""
+
+
+def restored(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+    NEED_FAULT[patches.__name__] = "restored_disk"
+    return patches
 
 
 for _breaks, _, _patches in REGION_BUGS:
@@ -210,3 +223,50 @@ def a_member_that_was_away_is_not_watched() -> list[Patch]:
             self.scope.cancel()
 
     return [(Watch, "_session", session)]
+
+
+# Disks that went back in time
+
+
+@restored
+@bug("O1")
+def a_disk_has_every_stamp() -> list[Patch]:
+    return [(History, "lacks", lambda self, stamp: False)]
+
+
+@restored
+@bug("O1")
+def stamps_are_counted_and_not_random() -> list[Patch]:
+    """A disk that went back, and started once more, has the number again."""
+    return [(History, "lacks", lambda self, stamp: stamp.number > self.newest.number)]
+
+
+@restored
+@bug("O1")
+def a_newer_stamp_is_told_before_the_older_one_is_proved() -> list[Patch]:
+    """The disk that went back wipes out what shows it."""
+    original = Witnessing._steps
+
+    def steps(self: Any, only: bytes | None) -> Any:
+        for step in original(self, only):
+            if isinstance(step, Prove):
+                self._proved.add((step.member, step.stamp))
+        yield from original(self, only)
+
+    return [(Witnessing, "_steps", steps)]
+
+
+@restored
+@bug("O11")
+def a_stamp_is_told_before_it_is_stored() -> list[Patch]:
+    """After a crash an honest disk lacks a stamp that others were told of."""
+    original = Storage.give_stamp
+
+    def give(self: Any, stamp_id: bytes) -> Any:
+        before = small_files.read(self._disk, "stamps")
+        given = original(self, stamp_id)
+        if before is not None:
+            small_files.replace(self._disk, "", "stamps", before)
+        return given
+
+    return [(Storage, "give_stamp", give)]

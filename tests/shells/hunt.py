@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from itertools import count, islice
 
-from tests.shells.bugs import BUGS, planted
+from tests.shells.bugs import BUGS, NEED_FAULT, planted
 from tests.shells.region.bugs import REGION_BUGS
 from tests.shells.region.region import RUNS_WITH_ONE
 from tests.shells.run import plan_of, run_seed
@@ -28,11 +28,10 @@ def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
 
 
 def _seeds_for(name: str) -> Iterator[int]:
-    """A bug of regions is looked for in seeds that have one, and the fault that it needs."""
-    if name not in _OF_REGIONS:
-        return count(1)
-    needs = _OF_REGIONS[name]
-    seeds = count(RUNS_WITH_ONE, RUNS_WITH_ONE)
+    """A bug is looked for in seeds that have the fault that it needs; one of regions, in those with one."""
+    of_region = name in _OF_REGIONS
+    needs = _OF_REGIONS[name] if of_region else NEED_FAULT.get(name)
+    seeds = count(RUNS_WITH_ONE, RUNS_WITH_ONE) if of_region else count(1)
     return (seed for seed in seeds if not needs or needs in {fault.kind for fault in plan_of(seed)})
 
 

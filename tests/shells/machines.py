@@ -5,15 +5,20 @@ Rules of this file: what is told is told by the real server; here it is overhear
 
 import errno
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError
+from dos_protocol.stamps import NO_STAMP
+from dos_protocol.store_record import decode_store_record
 from dos_server.core import vocabulary as v
+from dos_server.core.records import decode_identity
 from dos_server.core.scrub import ScrubPlan
+from dos_server.core.stamps import decode_history, decode_witnesses
 from dos_server.memory.host import MemoryHost
 from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.ports import MemoryPorts
@@ -39,6 +44,14 @@ class FateDisk(SimDisk):
             self.on_cut()
             raise OSError(errno.EIO, "the power went", what)
         super()._called(method, what)
+
+
+class Image(NamedTuple):
+    """A copy of a disk, what its server had told by then, and the number of its newest stamp."""
+
+    root: Any
+    told: Told
+    newest_stamp: int
 
 
 class Machine:
@@ -145,6 +158,36 @@ class Machine:
             self.disk.cut_in = None
             self.host.crash()
             self._note(self.name, "was killed")
+
+    def image(self) -> Image:
+        """A copy of the disk, as programs see it."""
+        history = self._file("stamps")
+        newest = decode_history(history).newest.number if history is not None else 0
+        return Image(deepcopy(self.disk.root), deepcopy(self.told), newest)
+
+    def put_back(self, image: Image) -> None:
+        """The disk is the copy again, and so is what it can be asked for."""
+        self.disk.root, self.told = image.root, image.told
+        self._note(self.name, f"has the disk again that it had at stamp {image.newest_stamp}")
+
+    def is_member_with(self, other: "Machine") -> bool:
+        """Whether the store record on its disk names both."""
+        kept = self._file("store")
+        ids = {decode_identity(one, "") for one in (self._file("identity"), other._file("identity")) if one}
+        return kept is not None and ids <= {one.server_id for one in decode_store_record(kept).members}
+
+    def was_told_of(self, other: "Machine") -> int:
+        """The number of the newest stamp of another machine that it keeps on its disk; 0: of none."""
+        kept, identity = self._file("witnessed"), other._file("identity")
+        assert identity is not None
+        witnessed = decode_witnesses(kept) if kept is not None else {}
+        return witnessed.get(decode_identity(identity, ""), NO_STAMP).number
+
+    def _file(self, path: str) -> bytes | None:
+        try:
+            return self.disk.content(path)
+        except KeyError:
+            return None
 
     def power_cut(self) -> None:
         """The power of this machine goes."""

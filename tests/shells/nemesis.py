@@ -12,6 +12,7 @@ from tests.sim.engine.chance import Chance
 from tests.sim.nemesis.fault import Fault
 
 if TYPE_CHECKING:
+    from tests.shells.machines import Image, Machine
     from tests.shells.run import Cluster
 
 Kind = Callable[["Cluster", Fault, Random], None]
@@ -140,6 +141,42 @@ def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         cluster.victim.disk.fail("sync", errno.EIO, nth=rng.randint(1, 3))
 
 
+def restored_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """The victim is stopped, its disk copied, and it goes on. Then one of the others is away while the
+    writers work with the victim; then the victim has the copy again and the writers are dead, the other one
+    is away, and the first is back, which has less. Not where one of the others was not told of a newer
+    stamp: then nobody can find it out (docs/decisions/0211)."""
+    victim = cluster.victim
+    others = [one for one in cluster.machines if one is not victim and one.is_member_with(victim)]
+    if victim.up and cluster.may_fail() and len(others) == 2:
+        rng.shuffle(others)
+        victim.kill()
+        image = victim.image()
+        cluster.later(0.05, cluster.start, victim)
+        cluster.later(0.1 + 0.4 * rng.random(), _away_first, cluster, image, others, rng)
+
+
+def _away_first(cluster: "Cluster", image: "Image", others: "list[Machine]", rng: Random) -> None:
+    told = all(one.was_told_of(cluster.victim) > image.newest_stamp for one in others)
+    cluster.history.sometimes["a disk goes back" if told else "a disk may not go back"] += 1
+    if told and not cluster.healed:
+        others[0].kill()
+        cluster.later(0.1 + 0.4 * rng.random(), _goes_back, cluster, image, others)
+
+
+def _goes_back(cluster: "Cluster", image: "Image", others: "list[Machine]") -> None:
+    if cluster.healed:
+        return
+    for writer in cluster.living_writers():
+        writer.kill()
+    cluster.victim.kill()
+    others[1].kill()
+    cluster.victim.put_back(image)
+    cluster.later(0.05, cluster.start, cluster.victim)
+    cluster.later(0.05, cluster.start, others[0])
+    cluster.later(10.0, cluster.start, others[1])  # or when all is healed
+
+
 KINDS: Final[dict[str, Kind]] = {
     kind.__name__: kind
     for kind in (
@@ -150,9 +187,11 @@ KINDS: Final[dict[str, Kind]] = {
     )
 }
 RARE: Final[dict[str, Kind]] = {"half_open": half_open}
-"""Planned by a stream of its own: one in so many runs has one or two of it."""
+RESTORED: Final[dict[str, Kind]] = {"restored_disk": restored_disk}
+"""Each planned by a stream of its own: so many of the runs have one of it, or two."""
 RARE_SHARE: Final = 0.2
-ALL_KINDS: Final = {**KINDS, **RARE}
+RESTORED_SHARE: Final = 0.4
+ALL_KINDS: Final = {**KINDS, **RARE, **RESTORED}
 
 
 def plan(chance: Chance, seconds: float) -> list[Fault]:
@@ -165,21 +204,26 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while True:
         at += rng.expovariate(pace)
         if at > seconds:
-            return faults + _rare(chance, seconds, len(faults))
+            faults += _rare(chance.stream("rare faults"), chance.seed, RARE, RARE_SHARE, seconds, len(faults))
+            restored = chance.stream("restored disks")
+            return faults + _rare(
+                restored, chance.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1
+            )
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
         faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
 
 
-def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    rng = chance.stream("rare faults")
-    if rng.random() >= RARE_SHARE:
+def _rare(
+    rng: Random, run: int, kinds: dict[str, Kind], share: float, seconds: float, first: int, most: int = 2
+) -> list[Fault]:
+    if rng.random() >= share:
         return []
     kind, moments = (
-        rng.choice(list(RARE)),
-        sorted(rng.uniform(0.5, seconds) for _ in range(rng.randint(1, 2))),
+        rng.choice(list(kinds)),
+        sorted(rng.uniform(0.5, seconds) for _ in range(rng.randint(1, most))),
     )
-    seeds = (f"{chance.seed}/fault/{number}" for number in range(first, first + len(moments)))
+    seeds = (f"{run}/fault/{number}" for number in range(first, first + len(moments)))
     return [
         Fault(number, at, kind, 1.0, seed)
         for number, (at, seed) in enumerate(zip(moments, seeds, strict=True), first)

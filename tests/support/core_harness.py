@@ -66,9 +66,10 @@ class Harness:
         """Start (again) on what the disk has."""
         self.storage = Storage(self.disk)
         server_id, record, names = self.storage.start(SERVER_ID)
+        life = b"life %d" % next(_LIVES)
         self.core = ServerCore(
             server_id=server_id,
-            life_id=b"life %d" % next(_LIVES),
+            life_id=life,
             record=record,
             token=self.token,
             directory_names=names,
@@ -76,6 +77,7 @@ class Harness:
             version0=self.version0,
             reserve_bytes=self.reserve_bytes,
             scrub=self.scrub,
+            stamps=self.storage.give_stamp(life.ljust(16, b".")),
         )
         self.pending.clear()
         self.scrub_due = 0.0 if self.scrub.bytes_per_s else None

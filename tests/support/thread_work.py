@@ -30,5 +30,7 @@ def thread_work(storage: Storage, effect: v.Effect) -> Callable[[], v.Event]:
             return lambda: v.DirectoryMade(session, directory, storage.make_directory(directory))
         case v.StoreRecord(session, request_id, record):
             return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
+        case v.StoreStamps():
+            return lambda: storage.store_stamps(effect)
         case _:
             raise AssertionError(effect)

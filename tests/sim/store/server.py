@@ -65,6 +65,7 @@ class Server(Process):
             directory_names=names,
             damaged_names=self.storage.damaged_among(names),
             scrub=machine.scrub,
+            stamps=self.storage.give_stamp(machine.fresh_stamp()),
         )
         self.scrub = self.core._on_event[looks.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
@@ -299,6 +300,10 @@ class Machine:
     def identity(self) -> bytes:
         """Who the server on its disk is."""
         return self.fresh_id
+
+    def fresh_stamp(self) -> bytes:
+        """No other life of any machine has it. Not drawn: what chance gives to all else stays as it was."""
+        return ((int.from_bytes(self.fresh_id) + self.lives) % (1 << 128)).to_bytes(16)
 
     def kept_record(self) -> StoreRecord | None:
         """The store record on its disk."""

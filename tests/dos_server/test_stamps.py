@@ -1,0 +1,278 @@
+"""Stamps of a server's disk, and what it keeps of those of other members (docs/decisions/0211)."""
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dos_protocol import messages as m
+from dos_protocol.errors import CorruptDataError, ErrorCode
+from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_server.core.stamps import (
+    History,
+    decode_history,
+    decode_witnesses,
+    encode_history,
+    encode_witnesses,
+)
+from dos_server.limits import stamp_seconds, stamps_kept_max
+from tests.dos_server.test_exhaustive_records import damages
+from tests.support.core_harness import SERVER_ID, Harness
+
+STORE, OTHER, THIRD = b"s" * 16, b"o" * 16, b"t" * 16
+HELLO = m.Hello(store_id=STORE, generation=1)
+FIVE, SIX = DiskStamp(5, b"5" * 16), DiskStamp(6, b"6" * 16)
+GOLDEN_HISTORY_DIGEST = "35d1729ccb15fac3"
+GOLDEN_WITNESSED_DIGEST = "926c96690f19ea4c"
+ids = st.binary(min_size=16, max_size=16)
+stamps = st.builds(DiskStamp, st.integers(1, 1 << 40), ids)
+
+
+@pytest.fixture
+def server() -> Harness:
+    """A member of a store of three."""
+    server = Harness()
+    members = (Member(SERVER_ID, "h:1"), Member(OTHER, "h:2"), Member(THIRD, "h:3"))
+    record = StoreRecord(STORE, 1, 2, members)
+    assert isinstance(server.ask(server.connect(), m.Configure(encode_store_record(record))), m.Configured)
+    return server
+
+
+def newest_of(server: Harness) -> DiskStamp:
+    session = server.connect(HELLO)
+    answer = server.ask(session, m.Stamp())
+    assert isinstance(answer, m.Stamped), answer
+    return DiskStamp(answer.number, answer.stamp_id)
+
+
+def welcome_of(server: Harness, hello: m.Hello = HELLO) -> m.Message:
+    session = server.connect(hello)
+    return server.heard[session][0][1]
+
+
+def test_each_start_gives_the_disk_another_stamp_and_welcome_tells_it_to_sessions_of_the_store(
+    server: Harness,
+) -> None:
+    first = newest_of(server)
+    server.start()
+    second = newest_of(server)
+    assert second.number == first.number + 1
+    assert second.stamp_id != first.stamp_id
+    told, alone = welcome_of(server), welcome_of(server, m.Hello())
+    assert isinstance(told, m.Welcome)
+    assert isinstance(alone, m.Welcome)
+    assert (told.stamp_number, told.stamp_id) == second
+    assert (alone.stamp_number, alone.witnessed, alone.rolled_back) == (0, b"", False)
+
+
+def test_a_disk_that_has_the_stamp_says_so_and_goes_on(server: Harness) -> None:
+    before = newest_of(server)
+    server.start()
+    session = server.connect(HELLO)
+    assert server.ask(session, m.Stamp(*before)) == m.Stamped(*newest_of(server))
+    assert server.ask(session, m.Ping(b"x")) == m.Pong(b"x")
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 1_000], ids=["another id", "the next number", "a far number"])
+def test_a_disk_that_lacks_a_stamp_serves_its_store_no_more_not_even_after_a_start(
+    server: Harness, ahead: int
+) -> None:
+    # EVIDENCE-OF: P-5
+    other, session = server.connect(HELLO), server.connect(HELLO)
+    alone = server.connect()
+    missing = DiskStamp(newest_of(server).number + ahead, b"m" * 16)
+    answer = server.ask(session, m.Stamp(*missing))
+    assert isinstance(answer, m.Error)
+    assert (answer.code, answer.actual) == (ErrorCode.ROLLED_BACK, missing.number)
+    assert {session, other} <= server.closed, "nobody may count what it said"
+    assert server.ask(alone, m.Ping(b"x")) == m.Pong(b"x"), "people can look at what it has"
+    assert any("went back in time" in one and "`dos store replace`" in one for one in server.warnings)
+    server.settle()
+    for _ in range(2):
+        refused, probed = welcome_of(server), welcome_of(server, m.Hello())
+        assert isinstance(refused, m.Error)
+        assert refused.code == ErrorCode.ROLLED_BACK
+        assert isinstance(probed, m.Welcome)
+        assert probed.rolled_back
+        server.start()
+
+
+def test_a_stamp_is_told_when_it_is_durable_and_an_old_one_is_replaced_when_somebody_asks(
+    server: Harness,
+) -> None:
+    first = newest_of(server)
+    server.now += stamp_seconds - 1
+    assert newest_of(server) == first
+    server.now += 2
+    session = server.connect(HELLO)
+    request = server.send(session, m.Stamp())
+    assert request not in [number for number, _ in server.heard[session]]
+    assert newest_of(server) == first, "the one that is on stable storage"
+    server.settle()
+    second = decode_history(server.disk.content("stamps")).newest
+    assert (request, m.Stamped(*second)) in server.heard[session]
+    assert second.number == first.number + 1
+    server.start()
+    assert server.ask(server.connect(HELLO), m.Stamp(*second)) == m.Stamped(*newest_of(server))
+
+
+def test_a_stamp_that_cannot_be_stored_is_not_told(server: Harness) -> None:
+    first = newest_of(server)
+    server.now += stamp_seconds + 1
+    server.disk.fail("sync", errno.ENOSPC)
+    assert newest_of(server) == first
+    server.disk.fail("write", errno.ENOSPC)
+    server.start()
+    assert newest_of(server) == first, "a full disk starts with the stamps that it has"
+
+
+def test_a_witness_keeps_the_newest_stamp_and_only_in_the_place_of_the_one_that_was_proved(
+    server: Harness,
+) -> None:
+    session = server.connect(HELLO)
+    assert server.ask(session, m.Witness(OTHER, *FIVE)) == m.Witnessed(OTHER, *FIVE)
+    assert server.ask(session, m.Witness(OTHER, *SIX)) == m.Witnessed(OTHER, *FIVE), "five is not proved"
+    wrong = m.Witness(OTHER, *SIX, 5, b"x" * 16)
+    assert server.ask(session, wrong) == m.Witnessed(OTHER, *FIVE)
+    assert server.ask(session, m.Witness(OTHER, *SIX, *FIVE)) == m.Witnessed(OTHER, *SIX)
+    server.ask(session, m.Witness(THIRD, *FIVE))
+    server.start()
+    told = welcome_of(server)
+    assert isinstance(told, m.Welcome)
+    assert decode_witnessed(told.witnessed) == {OTHER: SIX, THIRD: FIVE}
+
+
+def test_what_many_tell_at_once_is_kept_one_after_the_other(server: Harness) -> None:
+    sessions = [server.connect(HELLO) for _ in range(4)]
+    asked = [
+        server.send(sessions[0], m.Witness(OTHER, *FIVE)),
+        server.send(sessions[1], m.Witness(OTHER, *SIX)),
+        server.send(sessions[2], m.Witness(THIRD, *FIVE)),
+        server.send(sessions[3], m.Witness(OTHER, *SIX, *FIVE)),
+    ]
+    server.settle()
+    answers = [dict(server.heard[one])[number] for one, number in zip(sessions, asked, strict=True)]
+    kept = [FIVE, FIVE, FIVE, SIX]
+    assert answers == [
+        m.Witnessed(one, *stamp) for one, stamp in zip([OTHER, OTHER, THIRD, OTHER], kept, strict=True)
+    ]
+    assert decode_witnesses(server.disk.content("witnessed")) == {OTHER: SIX, THIRD: FIVE}
+
+
+def test_what_cannot_be_kept_is_refused_and_the_next_one_is_kept(server: Harness) -> None:
+    session = server.connect(HELLO)
+    server.disk.fail("sync", errno.ENOSPC)
+    first = server.send(session, m.Witness(OTHER, *FIVE))
+    second = server.send(session, m.Witness(THIRD, *FIVE))
+    server.settle()
+    heard = dict(server.heard[session])
+    refusal = heard[first]
+    assert isinstance(refusal, m.Error)
+    assert refusal.code == ErrorCode.NO_SPACE
+    assert heard[second] == m.Witnessed(THIRD, *FIVE)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (m.Witness(b"x" * 16, *FIVE), ErrorCode.NOT_A_MEMBER),
+        (m.Witness(SERVER_ID, *FIVE), ErrorCode.BAD_FRAME),
+        (m.Witness(OTHER, 0, b"5" * 16), ErrorCode.BAD_FRAME),
+    ],
+    ids=["of no member", "of itself", "of no stamp"],
+)
+def test_what_is_no_stamp_of_another_member_is_refused(
+    server: Harness, message: m.Message, code: ErrorCode
+) -> None:
+    answer = server.ask(server.connect(HELLO), message)
+    assert isinstance(answer, m.Error)
+    assert answer.code == code
+
+
+@pytest.mark.parametrize("message", [m.Stamp(9, b"9" * 16), m.Witness(OTHER, *FIVE)])
+def test_a_session_of_no_store_changes_nothing(server: Harness, message: m.Message) -> None:
+    answer = server.ask(server.connect(), message)
+    assert isinstance(answer, m.Error)
+    assert newest_of(server).number == 1
+    assert not isinstance(welcome_of(server), m.Error)
+
+
+def test_members_that_are_gone_are_forgotten(server: Harness) -> None:
+    session = server.connect(HELLO)
+    server.ask(session, m.Witness(OTHER, *FIVE))
+    members = (Member(SERVER_ID, "h:1"), Member(THIRD, "h:3"))
+    server.ask(server.connect(), m.Configure(encode_store_record(StoreRecord(STORE, 2, 2, members))))
+    session = server.connect(m.Hello(store_id=STORE, generation=2))
+    server.ask(session, m.Witness(THIRD, *SIX))
+    assert decode_witnesses(server.disk.content("witnessed")) == {THIRD: SIX}
+
+
+@given(st.lists(ids, unique=True, max_size=40), st.integers(0, 45), stamps)
+def test_a_history_knows_exactly_its_own_stamps(
+    given_ids: list[bytes], number: int, other: DiskStamp
+) -> None:
+    history = History()
+    had = []
+    for one in given_ids:
+        history = history.grown(one)
+        had.append(history.newest)
+    assert [stamp.number for stamp in had] == list(range(1, len(given_ids) + 1))
+    assert not any(history.lacks(stamp) for stamp in had)
+    assert history.lacks(DiskStamp(len(given_ids) + 1, b"n" * 16))
+    if number and other.stamp_id not in given_ids:
+        assert history.lacks(DiskStamp(number, other.stamp_id))
+    assert decode_history(encode_history(history)) == history
+    marked = history._replace(missing=other)
+    assert decode_history(encode_history(marked)) == marked
+
+
+def test_of_stamps_older_than_all_that_are_kept_nothing_is_said() -> None:
+    history = History()
+    for number in range(1, stamps_kept_max + 3):
+        history = history.grown(number.to_bytes(16, "big"))
+    assert len(history.ids) == stamps_kept_max
+    assert history.newest == DiskStamp(stamps_kept_max + 2, (stamps_kept_max + 2).to_bytes(16, "big"))
+    assert history.first == 3
+    assert not history.lacks(DiskStamp(2, b"x" * 16))
+    assert history.lacks(DiskStamp(3, b"x" * 16))
+    assert not history.lacks(DiskStamp(3, (3).to_bytes(16, "big")))
+    assert decode_history(encode_history(history)) == history
+
+
+@given(st.dictionaries(ids, stamps, max_size=16))
+def test_what_is_witnessed_is_read_as_it_was_written(witnessed: dict[bytes, DiskStamp]) -> None:
+    assert decode_witnessed(encode_witnessed(witnessed)) == witnessed
+    assert decode_witnesses(encode_witnesses(witnessed)) == witnessed
+
+
+@pytest.mark.parametrize("data", [b"x", b"x" * 41, (b"s" * 16 + bytes(24)) * 2], ids=["1", "41", "twice"])
+def test_entries_are_whole_and_one_a_server(data: bytes) -> None:
+    with pytest.raises(ValueError, match="entries"):
+        decode_witnessed(data)
+
+
+def test_a_damaged_file_is_refused_wherever_it_is_damaged() -> None:
+    history = History().grown(b"1" * 16).grown(b"2" * 16)._replace(missing=FIVE)
+    for data, decode in (
+        (encode_history(history), decode_history),
+        (encode_witnesses({OTHER: FIVE, THIRD: SIX}), decode_witnesses),
+    ):
+        for where, damaged in damages(data):
+            if damaged != data:
+                with pytest.raises(CorruptDataError):
+                    pytest.fail(f"{where}: read as {decode(damaged)}")
+
+
+def test_the_files_of_the_first_release_stay_readable() -> None:
+    """Golden bytes: a format that changes gets another version, and both are read."""
+    history = bytes.fromhex(
+        "d0480100" + "0000000000000000" + "00" * 16 + "0000000000000003" + "0002" + "61" * 16 + "62" * 16
+    )
+    witnessed = bytes.fromhex("d0570100" + "6f" * 16 + "0000000000000005" + "35" * 16)
+    assert decode_history(history + bytes.fromhex(GOLDEN_HISTORY_DIGEST)) == History(
+        3, (b"a" * 16, b"b" * 16)
+    )
+    assert decode_witnesses(witnessed + bytes.fromhex(GOLDEN_WITNESSED_DIGEST)) == {OTHER: FIVE}
+    assert DiskStamp(0, bytes(16)) == NO_STAMP
