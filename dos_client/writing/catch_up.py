@@ -68,6 +68,10 @@ async def fill(copies: "Copies", copy: "Copy") -> None:
             continue
         before = _offset(copy)
         source = copies.claim.source_for(copy.target, before + 1, copies.link)
+        if source is None and copy.had > before and _nobody_may_give(copies, copy, before + 1):
+            why = f"{before} bytes, of which it had acknowledged {copy.had}; nobody else has the others"
+            copies.handle(copy, Differed(why, spoiled=True))
+            return
         if source is None:
             await copies.claim.wait_changed(1.0)
             continue
@@ -79,6 +83,12 @@ async def fill(copies: "Copies", copy: "Copy") -> None:
             log.debug("%s from %s: %s", copy.target.name, source.address, error)
             attempt = 1 if _offset(copy) > before else attempt + 1
             await trio.sleep(backoff_s(attempt, chance.jitter()))
+
+
+def _nobody_may_give(copies: "Copies", copy: "Copy", size: int) -> bool:
+    """Whether every other member is there, and none has that much."""
+    others = [link for link in copies.claim.links() if link is not copies.link]
+    return not any(link.copies.may_give(copy.target.name, size) for link in others)
 
 
 def _offset(copy: "Copy") -> int:

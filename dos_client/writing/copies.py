@@ -39,14 +39,16 @@ log: Final = logging.getLogger("dos.client")
 
 
 class Copy:
-    """One object on the member: what `core.replica` knows of it, and who waits for it to move."""
+    """One object on the member: what `core.replica` knows of it, and who waits for it to move. `had`: so much
+    it had told this claim to be synced, when it came back with less."""
 
-    __slots__ = ("moved", "replica", "target")
+    __slots__ = ("had", "moved", "replica", "target")
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.replica = Replica(trio.current_time())
         self.moved = trio.Event()
+        self.had = 0
 
 
 class Copies:
@@ -127,6 +129,16 @@ class Copies:
         copy = self._all.get(name)
         return copy is not None and self.connection is not None and copy.replica.state in AGREED
 
+    def may_give(self, name: str, size: int) -> bool:
+        """Whether the member has, or may have, that much of the object, as far as is known."""
+        copy = self._all.get(name)
+        if copy is None or self.connection is None:
+            return True
+        claimed = copy.replica.claimed
+        if claimed is None or copy.replica.state is ReplicaState.BROKEN:
+            return claimed is None
+        return max(claimed.synced, copy.target.sizes.get(self.server_id, 0)) >= size
+
     def enter(self, target: Target) -> None:
         """The claim has one more object."""
         self._know(target)
@@ -201,7 +213,22 @@ class Copies:
     def _discover(self, copy: Copy) -> None:
         if copy.replica.state is ReplicaState.ENTER:
             info = self._infos.get(copy.target.name, ObjectInfo(copy.target.name))
+            self._compare_with_told(copy, info)
             self.handle(copy, Entered(info, copy.target.view))
+
+    def _compare_with_told(self, copy: Copy, info: ObjectInfo) -> None:
+        """A member that has less than it told this claim to be synced does not count with what it told."""
+        target = copy.target
+        told = target.sizes.get(self.server_id, 0)
+        copy.had = max(copy.had, told) if info.synced < max(copy.had, told) else 0
+        if info.synced < told:
+            target.sizes.pop(self.server_id)
+            target.received_sizes.pop(self.server_id, None)
+            log.error(
+                "%s has %d bytes of %s/%s, and had acknowledged %d: its disk lost them, or went back in time."
+                " Other directories may lack more: replace the member (`dos store replace`)",
+                self.link.member.address, info.synced, self.claim.directory, target.name, told,
+            )  # fmt: skip
 
     def _start(self, copy: Copy, work: "catch_up.Work") -> None:
         if self._nursery is not None:  # else the session is ending, and the next one begins anew

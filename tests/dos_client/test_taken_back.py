@@ -1,19 +1,23 @@
 """A member answers a claim, and its disk loses what it had before the take-over is done."""
 
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import trio
 
-from dos_client import QuorumUnavailableError, init_store
+from dos_client import Claim, QuorumUnavailableError, init_store
 from dos_client.core.claim import has_less_than_it_said
 from dos_client.errors import MissingDataError
+from dos_client.limits import window_bytes_max
 from dos_protocol.digests import prefix_digest
 from dos_protocol.vocabulary import ObjectInfo
-from tests.dos_client.support import ThreadServer, claimed, damage, has, off, on, until, url_of
+from tests.dos_client.support import ThreadServer, caught_up, claimed, damage, has, off, on, until, url_of
 from tests.sim.bugs import planted
 
 CONTENT = bytes(range(256)) * 20
+MUCH = bytes(1 << 20)
 
 
 @pytest.mark.trio
@@ -123,3 +127,75 @@ def test_an_answer_is_taken_back_by_less_by_damage_and_by_absence_and_not_by_mor
     assert has_less_than_it_said(first, [ObjectInfo("x", 10, 10, corrupt=True), y])
     assert has_less_than_it_said(first, [ObjectInfo("x", 10, 10, poisoned=True), y])
     assert not has_less_than_it_said({}, [ObjectInfo("x", 10, 9, corrupt=True)])
+
+
+async def put_back_an_older_copy(server: ThreadServer, image: Path) -> None:
+    """The disk has what it had then, but for its stamps: as if it was copied since the newest of them."""
+    await off(server)
+    stamps = (server.data / "stamps").read_bytes()
+    await trio.to_thread.run_sync(shutil.rmtree, server.data)
+    await trio.to_thread.run_sync(shutil.copytree, image, server.data)
+    (server.data / "stamps").write_bytes(stamps)
+    await on(server)
+
+
+def state_of(claim: Claim, server: ThreadServer) -> tuple[str, str]:
+    one = next(one for one in claim.status().members if one.address == server.location)
+    return one.state, one.error
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("went_back", [1, 2, 3])
+async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_to_be_broken(
+    three: list[ThreadServer], went_back: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was comparing for ever, without a word, when nobody had the bytes any more: neither its memory, nor
+    another member."""
+    await init_store(url_of(three))
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(CONTENT))
+        await caught_up(store)
+        images = [one.data.with_name(f"{one.data.name}-image") for one in three]
+        for one, image in zip(three, images, strict=True):
+            await trio.to_thread.run_sync(shutil.copytree, one.data, image)
+        for _ in range(2 * window_bytes_max // len(MUCH) + 1):
+            await writer.wait_synced(writer.append(MUCH))
+        await writer.wait_synced(writer.append(b"the end"))
+        size = claim.targets["x"].synced
+        await caught_up(store)
+        for one, image in zip(three[:went_back], images, strict=False):
+            await put_back_an_older_copy(one, image)
+        final = "in sync" if went_back < 3 else "broken"
+        await until(lambda: all(state_of(claim, one)[0] == final for one in three), final)
+        said = f"has {len(CONTENT)} bytes of d/x, and had acknowledged {size}"
+        assert sum(said in one.getMessage() for one in caplog.records) == went_back
+        position = writer.append(b", and more")
+        if went_back < 3:
+            await writer.wait_synced(position)
+        else:
+            why = f"{len(CONTENT)} bytes, of which it had acknowledged {size}; nobody else has the others"
+            assert all(state_of(claim, one)[1] == f"d/x there: {why}" for one in three)
+            await until(lambda: why in claim.status().waiting, "the writer is told what it waits for")
+
+
+@pytest.mark.trio
+async def test_bytes_that_only_an_absent_member_may_have_are_waited_for(three: list[ThreadServer]) -> None:
+    await init_store(url_of(three))
+    async with claimed(three) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(CONTENT))
+        await caught_up(store)
+        images = [one.data.with_name(f"{one.data.name}-image") for one in three]
+        for one, image in zip(three, images, strict=True):
+            await trio.to_thread.run_sync(shutil.copytree, one.data, image)
+        for _ in range(2 * window_bytes_max // len(MUCH) + 1):
+            await writer.wait_synced(writer.append(MUCH))
+        await caught_up(store)
+        await off(three[2])
+        for one, image in zip(three[:2], images, strict=False):
+            await put_back_an_older_copy(one, image)
+        await until(lambda: all(state_of(claim, one)[0] == "comparing" for one in three[:2]), "compared")
+        await on(three[2])
+        await until(lambda: all(state_of(claim, one)[0] == "in sync" for one in three), "filled by the third")
+        await writer.wait_synced(writer.append(b"and more"))
