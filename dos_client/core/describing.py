@@ -59,6 +59,11 @@ def describe(
     return [_view(record, member, answers, at_address, errors) for member in record.members]
 
 
+def rolled_back(view: MemberView) -> MemberView:
+    """The same member, whose disk was found to have gone back in time."""
+    return MemberView(view.member, Condition.ROLLED_BACK, view.generation, ROLLED_BACK)
+
+
 def same_server(answers: Sequence[ServerAnswer]) -> list[str]:
     """One line for each server that answers at several addresses."""
     addresses: dict[bytes, list[str]] = {}
@@ -102,7 +107,7 @@ def _itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> Member
     if answer.record is not None and answer.record.store_id != record.store_id:
         return MemberView(member, Condition.FOREIGN, detail="it belongs to another store now")
     if answer.rolled_back:
-        return MemberView(member, Condition.ROLLED_BACK, generation, ROLLED_BACK)
+        return rolled_back(MemberView(member, Condition.THERE, generation))
     if answer.record == record:
         return MemberView(member, Condition.THERE, generation)
     if generation > record.generation:

@@ -5,9 +5,10 @@ Rules of this file: look and gather. How a member is called, `core.describing` s
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dos_client.core.describing import MemberView, describe, same_server
+from dos_client.core.describing import MemberView, describe, rolled_back, same_server
 from dos_client.core.override_log import Override
 from dos_client.core.quorum import Quorums, filled_member
+from dos_client.live_store import Store
 from dos_client.membership.record_log import read_overrides
 from dos_client.mending.walking import open_walk
 from dos_client.sessions.discovery import find_membership
@@ -67,6 +68,9 @@ async def store_status(
     if status.usable:
         try:
             await _look_inside(status, servers, holdings=holdings, token=token, client=client)
+            status.usable = Quorums(record).can_take_over(
+                [one.member.server_id for one in members if one.there]
+            )
         except DosError as error:
             status.problems.append(str(error.args[0]))
     if status.filling is not None:
@@ -85,22 +89,29 @@ async def _look_inside(
     url = f"dos://{','.join(servers)}"
     async with open_store(url, token=token, client=client) as store:
         status.overrides = await read_overrides(store)
-        if not holdings:
-            return
-        async with open_walk(store) as walk:
-            status.holdings = {one: Holding() for one in walk.sessions}
-            for directory in await walk.directories():
-                await walk.enter(directory)
-                for name in walk.names():
-                    infos = walk.infos(name)
-                    sizes = [info.synced for info in infos.values() if info is not None and not info.corrupt]
-                    longest = max(sizes, default=0)
-                    status.total_bytes += longest
-                    for server_id, info in infos.items():
-                        holding = status.holdings.setdefault(server_id, Holding())
-                        size = info.synced if info is not None else 0
-                        holding.bytes += size
-                        holding.objects += info is not None
-                        holding.lag_bytes += max(0, longest - size)
-                        if info is not None and info.corrupt:
-                            holding.damaged.append(f"{directory}/{name}")
+        if holdings:
+            await _look_through(store, status)
+        for index, one in enumerate(status.members):  # what only shows when members are compared
+            if one.member.server_id in store.witnesses.rolled_back:
+                status.members[index] = rolled_back(one)
+
+
+async def _look_through(store: Store, status: StoreStatus) -> None:
+    """All directories, on the members that are there."""
+    async with open_walk(store) as walk:
+        status.holdings = {one: Holding() for one in walk.sessions}
+        for directory in await walk.directories():
+            await walk.enter(directory)
+            for name in walk.names():
+                infos = walk.infos(name)
+                sizes = [info.synced for info in infos.values() if info is not None and not info.corrupt]
+                longest = max(sizes, default=0)
+                status.total_bytes += longest
+                for server_id, info in infos.items():
+                    holding = status.holdings.setdefault(server_id, Holding())
+                    size = info.synced if info is not None else 0
+                    holding.bytes += size
+                    holding.objects += info is not None
+                    holding.lag_bytes += max(0, longest - size)
+                    if info is not None and info.corrupt:
+                        holding.damaged.append(f"{directory}/{name}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode
 from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
 from dos_protocol.store_record import decode_store_record
@@ -183,7 +183,9 @@ class Check:
             if isinstance(read, History) and read.missing.number:
                 expected = f"stamp {read.missing.number}, which another member was told of"
                 lost = "the disk went back in time: the server serves its store no more; replace it"
-                self._found(f.of_record(name, expected, "an older copy of the disk", lost))
+                remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
+                found = Finding(Verdict.DAMAGED, name, expected, "an older copy of the disk", lost, remedy)
+                self._found(found)
 
     def _small(self, path: str, means: str) -> bytes | None:
         """A small file; None when there is none, or it cannot be read, which is noted."""

@@ -289,8 +289,9 @@ async def test_a_member_that_went_back_is_replaced_by_itself_emptied(three: list
     first, second, _ = three
     url = url_of(three)
     await on(second)
-    async with open_store(url) as store:
-        await until(lambda: bool(store.witnesses.rolled_back), "it is found out")
+    status = await store_status([one.location for one in three])
+    assert status.members[0].condition is Condition.ROLLED_BACK, "by the look itself"
+    assert status.usable
     await off(first)
     await trio.to_thread.run_sync(shutil.rmtree, first.data)
     await on(first)

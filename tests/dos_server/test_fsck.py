@@ -18,6 +18,8 @@ import typer
 
 from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.stamps import DiskStamp
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import records
 from dos_server.core.extent import Piece, build_extents, link_after, object_seed
@@ -26,6 +28,7 @@ from dos_server.core.records import Mark
 from dos_server.core.recovery import Decision
 from dos_server.core.recovery_scan import judge
 from dos_server.core.scan import DamagedExtentError
+from dos_server.core.stamps import decode_history, encode_history
 from dos_server.core.verify import Chain, Goal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.limits import extent_payload_bytes_max, fsck_part_bytes, fsck_part_extents_max, mark_bytes
@@ -552,3 +555,19 @@ def test_every_row_that_is_not_kept_has_its_words() -> None:
         assert one.case == letter
         assert (one.verdict is Verdict.DAMAGED) == found.corrupt
         assert all((one.expected, one.found, one.means, one.todo))
+
+
+def test_a_disk_that_went_back_and_a_damaged_history_of_stamps_are_reported(data: Path) -> None:
+    assert not checked(data).findings
+    path = data / "stamps"
+    history = decode_history(path.read_bytes())
+    path.write_bytes(encode_history(history._replace(missing=DiskStamp(9, b"9" * 16))))
+    (finding,) = checked(data).findings
+    assert (finding.verdict, finding.place) == (Verdict.DAMAGED, "stamps")
+    assert "went back in time" in finding.means
+    assert "`dos store replace`" in finding.todo
+    for name in ("stamps", "witnessed"):
+        (data / name).write_bytes(b"nonsense")
+    assert {one.place for one in checked(data).findings} == {"stamps", "witnessed"}
+    with pytest.raises(CorruptDataError, match="stamps"):
+        Harness(RealDisk(data))  # type: ignore[arg-type]
