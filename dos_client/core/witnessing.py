@@ -51,6 +51,7 @@ class Witnessing:
         self._present[member] = None
         self._told[member] = dict(witnessed)
         self._is_at(member, newest)
+        self._remember(member)
 
     def left(self, member: bytes) -> None:
         """The last session with it ended."""
@@ -61,6 +62,7 @@ class Witnessing:
         self._is_at(member, newest)
         if stamp.number:
             self._proved.add((member, stamp))
+        self._remember(member)
 
     def told(self, witness: bytes, member: bytes, held: DiskStamp) -> None:
         """The witness keeps that stamp of the member."""
@@ -70,6 +72,13 @@ class Witnessing:
         if self._newest.get(member) != newest:  # it started again: perhaps on another disk
             self._newest[member] = newest
             self._proved = {one for one in self._proved if one[0] != member}
+
+    def _remember(self, member: bytes) -> None:
+        """This client is told at once, once the stamp that it knew is proved."""
+        ours, newest = self._told[OURSELVES], self._newest[member]
+        held = ours.get(member)
+        if newest.number and (held is None or (member, held) in self._proved):
+            ours[member] = newest
 
     def steps(self, member: bytes | None = None) -> list[Step]:
         """What is to be done now, in any order; of one member, what it waits for."""
@@ -86,7 +95,5 @@ class Witnessing:
                     continue
                 if held.number and (member, held) not in self._proved:
                     yield Prove(member, held)
-                elif witness == OURSELVES:
-                    self._told[OURSELVES][member] = newest
                 else:
                     yield Tell(witness, member, newest, held)
