@@ -141,10 +141,9 @@ class Loading(StoredReads):
 
     def _judge(self, directory: str, name: str, handle: int, mark: Mark | None) -> tuple[Found, int]:
         """What the table of `core.recovery` says, and the bytes of the file."""
-        disk = self._disk
         seed = object_seed(directory, name)
-        size = disk.size(handle)
-        found = judge(lambda position, count: disk.read(handle, position, count), size, seed, mark)
+        size = self._disk.size(handle)
+        found = judge(self.reader(handle), size, seed, mark)
         if found.decision is not Decision.KEEP:
             log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
         return found, size

@@ -112,7 +112,7 @@ class ObjectServer:
             v.Sync: self._sync_threads.ask,
             v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.ask,
-            v.ReadDigest: lambda one: self._digest_threads.start(lambda: storage.digest(one)),
+            v.ReadDigest: lambda one: self._digest_threads.start(lambda: self._digest(one)),
             v.StoreRecord: self._store_record,
             v.StoreStamps: lambda one: self._claim_threads.start(lambda: storage.store_stamps(one)),
             v.WriteMend: self._write_mend,
@@ -132,6 +132,7 @@ class ObjectServer:
         The listener is closed on the way out. Raises nothing for what peers or the disk do.
         """
         listener.setblocking(False)  # noqa: FBT003
+        self._storage.give_way = self.readiness.give_way
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.readiness.run, self._round_ended)
@@ -346,6 +347,12 @@ class ObjectServer:
 
     def _load(self, effect: v.LoadDirectory) -> None:
         self._load_threads.start(lambda: self._storage.load(effect.directory))
+
+    def _digest(self, effect: v.ReadDigest) -> v.Event:
+        """In a thread. Nothing is read for a peer that is gone: others may wait behind a hundred of its."""
+        if effect.session not in self._connections:
+            return v.GotDigest(effect, 0)
+        return self._storage.digest(effect)
 
     def _store_claim(self, effect: v.StoreClaim) -> None:
         def work() -> v.Event:

@@ -12,7 +12,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
 from dos_server.core.looks import Look, Looked
-from dos_server.core.scan import DamagedExtentError, prefix_fold, read_part
+from dos_server.core.scan import DamagedExtentError, ReadAt, prefix_fold, read_part
 from dos_server.core.verify import verify_part
 from dos_server.disk import Disk
 from dos_server.limits import read_extents_max, scrub_part_bytes, scrub_part_extents_max
@@ -29,11 +29,24 @@ def _meaning(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
 
 
 class StoredReads:
-    """See the module. Callable from several threads; changes nothing, and raises nothing for the disk."""
+    """See the module. Callable from several threads; changes nothing, and raises nothing for the disk.
+
+    `give_way` is called every now and then by what takes long."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._files = OpenFiles(disk)
+        self.give_way: Callable[[], None] = lambda: None
+
+    def reader(self, handle: int) -> ReadAt:
+        """For a walk that may pass a million headers."""
+        give_way, read = self.give_way, self._disk.read
+
+        def read_on(position: int, count: int) -> bytes:
+            give_way()
+            return read(handle, position, count)
+
+        return read_on
 
     def read(self, effect: v.ReadData) -> v.GotData:
         """Verified content, or where it is damaged."""
@@ -53,13 +66,13 @@ class StoredReads:
         """The prefix digest at a size, or where what it needs is damaged."""
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
-                read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
-                return v.GotDigest(effect, prefix_fold(read, seed, effect.place, effect.size).value)
+                read, seed = self.reader(file.handle), object_seed(effect.directory, effect.name)
+                return v.GotDigest(effect, prefix_fold(read, seed, effect.places, effect.size).value)
         except DamagedExtentError as damage:
             log.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotDigest(effect, 0, damage.offset)
         except OSError as error:
-            at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.place.offset)
+            at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.places.first.offset)
             return v.GotDigest(effect, 0, at, missed)
 
     def look(self, asked: Look, clock: Callable[[], float]) -> Looked:

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from dos_protocol.limits import KIB
+from dos_protocol.limits import KIB, digest_block_bytes
 from dos_server.limits import index_entries_max
 
 _FIRST_SPACING: Final = 4 * KIB
@@ -24,6 +24,14 @@ class Place(NamedTuple):
     offset: int
     position: int
     link: int | None = None
+
+
+class FoldPlaces(NamedTuple):
+    """From where a prefix digest is read: `last`: an extent at or before the last byte, near it; `first`: one
+    at or before the block that the first byte of `last` is in."""
+
+    first: Place
+    last: Place
 
 
 class SparseIndex:
@@ -41,9 +49,14 @@ class SparseIndex:
     def __len__(self) -> int:
         return len(self._offsets)
 
+    @property
+    def keeps_from(self) -> int:
+        """`add` does nothing for an extent that starts before this offset."""
+        return self._offsets[-1] + self._spacing if self._offsets else 0
+
     def add(self, offset: int, position: int, link: int) -> None:
         """An extent starts there. Kept if it is far enough from the last one kept."""
-        if self._offsets and offset - self._offsets[-1] < self._spacing:
+        if offset < self.keeps_from:
             return
         if len(self._offsets) == index_entries_max:
             self._offsets = self._offsets[::2]
@@ -69,6 +82,11 @@ class SparseIndex:
         if place < 0:
             return Place(0, 0)
         return Place(self._offsets[place], self._positions[place], self._links[place])
+
+    def fold_places(self, size: int) -> FoldPlaces:
+        """Where to read for the prefix digest at a size, above 0."""
+        last = self.find(size - 1)
+        return FoldPlaces(self.find(last.offset - last.offset % digest_block_bytes), last)
 
     def remember(self, place: Place) -> None:
         """A read ended where that extent starts: the next one may go on there."""

@@ -6,7 +6,7 @@ Rules of this file: values only.
 
 from typing import NamedTuple
 
-from dos_server.core.index import Place
+from dos_server.core.index import FoldPlaces, Place
 
 
 class ReadData(NamedTuple):
@@ -24,13 +24,13 @@ class ReadData(NamedTuple):
 
 
 class ReadDigest(NamedTuple):
-    """The prefix digest at a size, found by walking from `place`."""
+    """The prefix digest at a size, found by walking from `places`."""
 
     session: int
     request_id: int
     directory: str
     name: str
-    place: Place
+    places: FoldPlaces
     size: int
     version: int = 0
 

@@ -10,7 +10,6 @@ from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState, Refusal
-from dos_server.core.scan import fold_start
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.waiting import Waiter
@@ -202,10 +201,10 @@ class Reads:
         else:
             session.pending += 1
             session.reading += 1
-            place = state.index.find(fold_start(at))
+            places = state.index.fold_places(at)
             self._tables.effects.append(
                 v.ReadDigest(
-                    session.number, request_id, state.directory, state.name, place, at, state.version
+                    session.number, request_id, state.directory, state.name, places, at, state.version
                 )
             )
 

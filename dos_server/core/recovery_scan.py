@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import KIB
-from dos_server.core.extent import MAGIC, HeaderFault, decode_header
+from dos_server.core.extent import MAGIC, HeaderFault, decode_header, steps_in
 from dos_server.core.index import SparseIndex
 from dos_server.core.records import Mark
 from dos_server.core.recovery import NO_ROOM, ROTTEN_CASE, Decision, Facts, Remainder, Wound, decide
@@ -21,7 +21,6 @@ from dos_server.core.scan import (
     Placed,
     ReadAt,
     Window,
-    fold_start,
     payload_of,
     placed_at,
     prefix_fold,
@@ -84,7 +83,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
         scan.back_to_mark()
     while True:
         try:
-            fold = prefix_fold(read, seed, scan.index.find(fold_start(scan.size)), scan.size)
+            fold = prefix_fold(read, seed, scan.index.fold_places(scan.size), scan.size)
         except DamagedExtentError as damage:
             scan.stop_at_damage(damage.offset)
             case = ROTTEN_CASE
@@ -120,6 +119,13 @@ class _Stop(NamedTuple):
     link: int | None
 
 
+class _Unsure(NamedTuple):
+    """An extent whose payload may never have been synced: where it begins, and its logical end."""
+
+    begins: _Stop
+    end: int
+
+
 class _Scan:
     """The walk and its facts. Invariant: `size` and `position` are the end of what is known good; `reach` is
     the highest end of any extent whose header is good."""
@@ -139,35 +145,55 @@ class _Scan:
         self.link = self.root or None
         self.at_mark = _Stop(0, 0, self.link) if self.mark.synced == 0 else None
         self.other_chain = False
-        self.unsure: deque[Placed] = deque()
+        self.unsure: deque[_Unsure] = deque()
         self.bad_payload: Placed | None = None
 
     def headers(self) -> None:
         """From header to header, as far as the chain goes."""
-        window = Window(self.read, _HEADER_WINDOW_BYTES)
         while self.position < self.file_bytes:
-            placed = placed_at(window, self.seed, self.position)
-            if not isinstance(placed, Placed) or placed.header.offset != self.size:
-                return
-            if self.link is not None and self.link != placed.header.link:
-                self._leave_chain()
-                return
-            if placed.after > self.file_bytes:
-                return
-            self._follow(placed)
-            self.reach = max(self.reach, self.size)
-            self.durable = max(self.durable, placed.header.durable)
-            self.epoch_max = max(self.epoch_max, placed.header.epoch)
-            self.unsure.append(placed)
-            while self.unsure and self.unsure[0].header.end <= self.durable:
+            follows = self._follow(self.read(self.position, _HEADER_WINDOW_BYTES))
+            while self.unsure and self.unsure[0].end <= self.durable:
                 self.unsure.popleft()
-            if self.size == self.mark.synced:
-                self.at_mark = _Stop(self.size, self.position, self.link)
+            if not follows:
+                return
 
-    def _follow(self, placed: Placed) -> None:
-        self.root = self.root or placed.header.link
-        self.index.add(self.size, self.position, placed.header.link)
-        self.size, self.position, self.link = placed.header.end, placed.after, placed.link_after
+    def _follow(self, data: bytes) -> bool:
+        """Those that begin in the bytes, which begin at `position`. False: the chain goes no further.
+
+        Done for each extent of an object that may have millions, hence the local names."""
+        index, mark, unsure = self.index, self.mark.synced, self.unsure
+        position, size, link, durable = self.position, self.size, self.link, self.durable
+        keeps_from, other_chain, follows = index.keeps_from, False, False
+        for count, own_link, offset, epoch, said_durable, next_link in steps_in(data, self.seed):
+            after = position + extent_header_bytes + count
+            follows = False
+            if offset != size:
+                break
+            if link is not None and link != own_link:
+                other_chain = True
+                break
+            if after > self.file_bytes:
+                break
+            if not self.root:
+                self.root = own_link
+            if size >= keeps_from:
+                index.add(size, position, own_link)
+                keeps_from = index.keeps_from
+            if said_durable > durable:
+                durable = said_durable
+            if epoch > self.epoch_max:
+                self.epoch_max = epoch
+            end = size + count
+            if end > durable:
+                unsure.append(_Unsure(_Stop(size, position, own_link), end))
+            position, size, link, follows = after, end, next_link, True
+            if size == mark:
+                self.at_mark = _Stop(size, position, link)
+        self.position, self.size, self.link, self.durable = position, size, link, durable
+        self.reach = max(self.reach, size)
+        if other_chain:
+            self._leave_chain()
+        return follows
 
     def _leave_chain(self) -> None:
         """The next extent does not follow the one before it, and is not of this object. Where no mark says
@@ -181,10 +207,14 @@ class _Scan:
     def payloads(self) -> None:
         """Verify the payloads that may never have been synced."""
         window = Window(self.read, CONTENT_WINDOW_BYTES)
-        for placed in self.unsure:
+        for begins, _ in self.unsure:
+            placed = placed_at(window, self.seed, begins.position)
+            if not isinstance(placed, Placed):  # the disk does not read the same twice
+                self._stop(begins)
+                return
             if payload_of(window, placed) is None:
                 self.bad_payload = placed
-                self._stop(_Stop(placed.header.offset, placed.position, placed.header.link))
+                self._stop(begins)
                 return
 
     def _stop(self, stop: "_Stop") -> None:

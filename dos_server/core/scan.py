@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
 from dos_server.core.extent import ExtentHeader, HeaderFault, decode_linked
-from dos_server.core.index import Place
+from dos_server.core.index import FoldPlaces, Place
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 ReadAt = Callable[[int, int], bytes]
@@ -149,21 +149,18 @@ def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) ->
     return read_part(read, seed, place, start, end).data
 
 
-def prefix_fold(read: ReadAt, seed: int, place: Place, size: int) -> PrefixDigest:
-    """The prefix digest of the first `size` bytes, ready to go on; reads less than an extent and a block.
+def prefix_fold(read: ReadAt, seed: int, places: FoldPlaces, size: int) -> PrefixDigest:
+    """The prefix digest of the first `size` bytes, ready to go on. Reads less than an extent and a block, and
+    the headers between two places of the index at most twice.
 
     Raises DamagedExtentError when what it had to read is not good.
     """
     if size == 0:
         return PrefixDigest()
+    first, last = places
     window = Window(read, _HEADER_WINDOW_BYTES)
-    header = next(walk(window, seed, place, size - 1)).header
+    header = next(walk(window, seed, last, size - 1)).header
     whole = header.offset - header.offset % digest_block_bytes
     fold = PrefixDigest(whole, header.prefix_digest)
-    fold.update(read_content(read, seed, place, whole, size))
+    fold.update(read_content(read, seed, last if last.offset <= whole else first, whole, size))
     return fold
-
-
-def fold_start(size: int) -> int:
-    """The lowest logical offset `prefix_fold` may read: what to ask the index for."""
-    return max(size - extent_payload_bytes_max - digest_block_bytes, 0)

@@ -19,8 +19,10 @@ from dos_server.core.extent import (
     Piece,
     build_extents,
     decode_header,
+    decode_linked,
     encode_header,
     object_seed,
+    steps_in,
 )
 from dos_server.core.index import Place, SparseIndex
 from dos_server.limits import extent_payload_bytes_max, index_entries_max
@@ -52,6 +54,46 @@ def test_a_header_survives_its_bytes_under_its_own_name_only(
     data = encode_header(header, object_seed(directory, name))
     assert decode_header(data, object_seed(directory, name)) == header
     assert decode_header(data, object_seed(directory, name + "x")) is HeaderFault.DIGEST
+
+
+@given(
+    found=st.lists(headers(), max_size=4),
+    damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2),
+    ends=st.integers(0, 400),
+)
+def test_a_quick_walk_accepts_the_headers_that_decoding_them_one_by_one_accepts(
+    found: list[ExtentHeader], damage: list[tuple[int, int]], ends: int
+) -> None:
+    data = bytearray()
+    for header in found:
+        small = header._replace(payload_bytes=header.payload_bytes % 40 + 1)
+        data += encode_header(small, SEED) + bytes(small.payload_bytes)
+    for place, value in damage:
+        if place < len(data):
+            data[place] = value
+    data = data[: max(len(data) - ends, 0)] if ends < 100 else data
+    expected, position = [], 0
+    while position + 64 <= len(data):
+        decoded = decode_linked(data, SEED, position)
+        if isinstance(decoded, HeaderFault):
+            break
+        header, link = decoded
+        count = header.payload_bytes
+        expected.append((count, header.link, header.offset, header.epoch, header.durable, link))
+        position += 64 + count
+    assert list(steps_in(bytes(data), SEED)) == expected
+
+
+@pytest.mark.parametrize(("place", "value"), [*((one, 0xFF) for one in range(9)), (11, 0), (39, 6)])
+def test_a_quick_walk_stops_at_a_header_that_is_digested_and_not_of_this_version(
+    place: int, value: int
+) -> None:
+    data = bytearray(encode_header(ExtentHeader(9, 5, 1, 5, 0, 0, 7), SEED) + bytes(9))
+    assert len(list(steps_in(bytes(data), SEED))) == 1
+    data[place] = value
+    data[56:64] = digest64(bytes(data[:56]), SEED).to_bytes(8, "big")
+    assert isinstance(decode_header(data, SEED), HeaderFault)
+    assert list(steps_in(bytes(data), SEED)) == []
 
 
 @given(header=headers(), bit=st.integers(0, 511))

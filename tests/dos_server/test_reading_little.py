@@ -5,11 +5,13 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import PrefixDigest
+from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.limits import KIB, MIB
 from dos_server.core.extent import Piece, build_extents, link_after, object_seed
 from dos_server.core.index import Place, SparseIndex
-from dos_server.core.scan import read_content, read_part
+from dos_server.core.records import Mark
+from dos_server.core.recovery_scan import recover
+from dos_server.core.scan import prefix_fold, read_content, read_part
 from dos_server.limits import extent_payload_bytes_max, read_extents_max
 from tests.support.core_harness import Harness
 
@@ -45,6 +47,27 @@ def test_a_get_reads_little_more_than_its_extents(append_bytes: int, start: int,
     assert read_content(read, SEED, Place(0, 0), start, end) == content[start:end]
     needed = end - start
     assert sum(content_reads) <= 1.7 * needed + 4 * append_bytes + 64 * KIB, content_reads
+
+
+@pytest.mark.parametrize("ask", [1, 4 * KIB, 65 * KIB, 199_999, 200_000])
+def test_a_digest_among_small_extents_reads_a_block_of_them_and_not_an_extent_of_the_largest_size(
+    ask: int,
+) -> None:
+    # EVIDENCE-OF: P-9
+    content = random.Random(2).randbytes(200_000)
+    file, read_bytes = file_of(content, 1), 0
+
+    def read(position: int, count: int) -> bytes:
+        nonlocal read_bytes
+        data = file[position : position + count]
+        read_bytes += len(data)
+        return data
+
+    index = recover(read, len(file), SEED, Mark("o", len(content), root=1)).index
+    read_bytes = 0
+    assert prefix_fold(read, SEED, index.fold_places(ask), ask).value == prefix_digest(content[:ask])
+    extents = read_bytes // 65
+    assert extents <= 64 * KIB + 4 * 4 * KIB, "a block, and the spacing of the index before and behind it"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -226,7 +226,7 @@ def test_damage_found_while_the_digest_is_resumed_is_quarantined() -> None:
 def test_any_file_with_a_zero_tail_comes_back_whole_and_digests_any_prefix(
     sizes: list[int], zeros: int, ask: int
 ) -> None:
-    from dos_server.core.scan import fold_start, prefix_fold
+    from dos_server.core.scan import prefix_fold
 
     texts = [bytes([7 * n % 255 + 1]) * size for n, size in enumerate(sizes)]
     content, file = b"".join(texts), b"".join(extents_of(texts)) + bytes(zeros)
@@ -234,7 +234,7 @@ def test_any_file_with_a_zero_tail_comes_back_whole_and_digests_any_prefix(
     assert found.letter == ("B" if zeros else "A")
     assert (found.size, found.fold.value) == (len(content), prefix_digest(content))
     at = min(ask, len(content))
-    fold = prefix_fold(lambda p, n: file[p : p + n], SEED, found.index.find(fold_start(at)), at)
+    fold = prefix_fold(lambda p, n: file[p : p + n], SEED, found.index.fold_places(at), at)
     assert fold.value == prefix_digest(content[:at])
 
 
