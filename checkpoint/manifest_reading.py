@@ -17,7 +17,7 @@ from checkpoint.errors import CutReleasedError, ManifestError, NoRegionError
 from checkpoint.manifest_log import CHAIN, cuts_in
 from dos_client import Store
 from dos_protocol.errors import NotFoundError
-from journal import LostBytesError, look_chain, read_records
+from journal import ChainState, LostBytesError, look_chain, read_records
 from journal.core.segment import parse_segment_name
 
 logger = logging.getLogger("dos.checkpoint")
@@ -35,6 +35,8 @@ class ManifestView:
     """
     cuts: list[Cut] = field(default_factory=list)
     """Committed, oldest first; those before the newest snapshot of the chain are not in it any more."""
+    unproved: str = ""
+    """Why there may be a later cut than the last one here; "" if nothing is hidden (decision 0216)."""
 
     @property
     def last(self) -> Cut | None:
@@ -80,17 +82,29 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
         raise NoRegionError(region, await regions_of(store))
     for _ in range(limits.manifest_looks_max - 1):
         try:
-            return ManifestView(region, view.epoch_seen, await _cuts(store, directory))
+            return await _read(store, region, view.epoch_seen)
         except (LostBytesError, NotFoundError) as error:
             logger.info("%s: %s; looking again, its writer may have begun it anew", directory, error)
-    return ManifestView(region, view.epoch_seen, await _cuts(store, directory))
+    return await _read(store, region, view.epoch_seen)
 
 
-async def _cuts(store: Store, directory: str) -> list[Cut]:
+async def _read(store: Store, region: str, epoch: int) -> ManifestView:
     """As the chain is now. What it began with may go while it is read, when its writer has begun it anew."""
+    directory = coordinator_directory(region)
     state = await look_chain(store, directory, CHAIN)
     async with aclosing(cuts_in(read_records(store, state, directory=directory))) as cuts:
-        return [cut async for cut in cuts]
+        return ManifestView(region, epoch, [cut async for cut in cuts], _unproved_text(state))
+
+
+def _unproved_text(state: ChainState) -> str:
+    """No checkpoint names the newest record of a manifest, for that record is the checkpoint."""
+    if not state.unproved:
+        return ""
+    return (
+        f"a later cut may be committed: {state.unproved} more bytes of the manifest are there and cannot be"
+        f" proved committed now, because a take-over at epoch {state.claimed} did not complete; they are not"
+        " lost: the next `run` of this region settles them"
+    )
 
 
 def _is_manifest(name: str) -> bool:

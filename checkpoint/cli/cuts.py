@@ -47,7 +47,8 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
     A cut is retained, and can be restored, or released: the region keeps its last ones (`retain`) and those
     that are pinned (`dos region pin`), and what only others needed is deleted. A long manifest begins anew
     with those retained; earlier ones are not listed then. "state" is how much each worker ever wrote to its
-    state chain up to the cut.
+    state chain up to the cut. A last line says when a later cut may be committed that a take-over, which did
+    not complete, keeps from being proved ("unproved" in JSON, "" otherwise).
 
     Example: dos cuts ls dos://h1,h2,h3 wordcount
 
@@ -61,15 +62,21 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
         retained = view.retained
         pins = view.last.pins if view.last is not None else {}
         rows = [cut_row(cut, retained, pins) for cut in view.cuts]
-        return {"name": name, "epoch": view.epoch, "pins": pins, "cuts": rows}
+        return {"name": name, "epoch": view.epoch, "pins": pins, "cuts": rows, "unproved": view.unproved}
 
     found = in_store(url, token_file, work)
     if as_json:
         print_json(found)
         return
     if not found["cuts"]:
-        print(f"region {name} has committed no cut yet")
-        return
+        print(f"region {name} {'shows no cut' if found['unproved'] else 'has committed no cut yet'}")
+    else:
+        _print_list(found)
+    if found["unproved"]:
+        print(found["unproved"])
+
+
+def _print_list(found: dict[str, Any]) -> None:
     print_table(
         ("#cut", "#step", "time", "#incarnation", "state of each worker", "slowest worker", "note"),
         [

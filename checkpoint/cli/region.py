@@ -254,14 +254,22 @@ def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[
             "epoch": view.epoch,
             "cuts": len(view.cuts),
             "lastCut": cut_row(view.last) if view.last is not None else None,
+            "unproved": view.unproved,
         },
     }
 
 
 def _print_manifest(view: ManifestView) -> None:
+    _print_last_cut(view)
+    if view.unproved:
+        print(view.unproved)
+
+
+def _print_last_cut(view: ManifestView) -> None:
     last = view.last
     if last is None:
-        print(f"region {view.region}: no cut committed yet; claimed with epoch {view.epoch}")
+        none = "no cut is shown" if view.unproved else "no cut committed yet"
+        print(f"region {view.region}: {none}; claimed with epoch {view.epoch}")
         return
     by = f" by {last.driver}" if last.driver else ""
     print(

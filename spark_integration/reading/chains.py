@@ -204,6 +204,12 @@ class ChainOrigin(ABC):
         state = await self._now(split)
         if not follows(state.segments, start):  # it may go on at the end, which has to be known exactly then
             state = await self._look(split, await self.shown(split), measured=True)
+        if (
+            state.unproved
+            and not follows(state.segments, start)
+            and end_of(state.segments).epoch <= start.epoch
+        ):
+            state = await self._read_before(split, start)
         return ChainScan(self, split, self._joined(split, state.segments, start))
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
@@ -230,6 +236,14 @@ class ChainOrigin(ABC):
             proved = await self.proved(split)
             return await look_chain(self.store, directory, self.chain, measured=measured, proved=proved)
         return await look_chain_at(self.store, directory, self.chain, shown)
+
+    async def _read_before(self, split: str, start: Point) -> ChainState:
+        """The chain to where it was read before, which was committed then. A take-over that did not complete
+        keeps that from being proved again: nothing is lost, and there is nothing new (decision 0216).
+        """
+        at = Position(start.epoch, start.size, 0)
+        floor = max(start.size - 1, 0)
+        return await look_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: Point) -> Point:
         """Where reading goes on behind `start`, on these spans."""

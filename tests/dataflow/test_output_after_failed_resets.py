@@ -4,19 +4,23 @@ directories are claimed then by epochs whose logs were never opened, or were ope
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import cast
 
 import msgspec
 import pytest
 
-from checkpoint.core.inputs import InputPiece
+from checkpoint.cli.region import _print_manifest, _status_json
+from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.manifest_log import CHAIN, cut_record
+from checkpoint.manifest_reading import read_manifest
 from checkpoint.output_following import OutputFollower, ShownOutput
 from checkpoint.output_log import OutputLog
 from dataflow.outputs import read_output
+from dos_client import Store
 from journal import ChainWriter, Op, Position, Record, StopNotFoundError, look_chain, take_over
 from journal.inspecting import Outcome
 from journal.verify import verdict_text
@@ -24,6 +28,7 @@ from spark_integration.core.admission import Piece
 from spark_integration.core.source_offsets import BEGINNING
 from spark_integration.core.source_options import parse_options
 from spark_integration.reading.chains import ChainScan
+from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.outputs import OutputOrigin
 from tests.journal.memory_store import MemoryStore
 
@@ -48,6 +53,21 @@ async def log_of(store: MemoryStore, epoch: int, publish: Publish, in_cut: Posit
     return await OutputLog.open(claim, SINK, publish, after_step=after, at=in_cut, generation=1)
 
 
+def cut_at(in_cut: Position, cut: int = 1) -> Cut:
+    return Cut(
+        cut=cut,
+        step=STEPS_IN_CUT[-1] + cut - 1,
+        incarnation=1,
+        final=False,
+        wall_time_ms=0,
+        workers={0: WorkerCut(state=in_cut, steps=in_cut, sinks={SINK: msgspec.to_builtins(in_cut)})},
+        layout=even_layout(1),
+        fingerprint="f",
+        operators={"count": "c"},
+        parent=cut - 1,
+    )
+
+
 async def region_whose_resets_failed(publish: Publish) -> RegionStore:
     """Incarnation 1 commits a cut; 2 and 3 open their logs and fail; 4 and 5 only claim."""
     store = RegionStore()
@@ -56,19 +76,7 @@ async def region_whose_resets_failed(publish: Publish) -> RegionStore:
         await log.append(SINK, step, 0, step, b"", {"in": {"split": step}})
     in_cut = await log.synced(STEPS_IN_CUT[-1])
     manifest = await ChainWriter.open(store.claim(1, directory=coordinator_directory(REGION)), CHAIN, None, 1)
-    part = WorkerCut(state=in_cut, steps=in_cut, sinks={SINK: msgspec.to_builtins(in_cut)})
-    cut = Cut(
-        cut=1,
-        step=STEPS_IN_CUT[-1],
-        incarnation=1,
-        final=False,
-        wall_time_ms=0,
-        workers={0: part},
-        layout=even_layout(1),
-        fingerprint="f",
-        operators={"count": "c"},
-    )
-    await manifest.wait_synced(manifest.append(cut_record(cut)))
+    await manifest.wait_synced(manifest.append(cut_record(cut_at(in_cut))))
     for epoch in (2, 3):
         log = await log_of(store, epoch, publish, in_cut)
     store.claim(4, directory=WORKER)
@@ -155,3 +163,60 @@ async def test_bytes_in_flight_of_a_living_writer_are_not_told_as_unproved() -> 
     state = await look_chain(store, claim.directory, "J")
     assert state.unproved > 0
     assert state.claimed == 2
+
+
+async def test_a_manifest_says_when_a_later_cut_may_be_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    # The newest record of a manifest is the checkpoint: nothing else names it.
+    store = RegionStore()
+    claim = store.claim(1, directory=coordinator_directory(REGION))
+    manifest = await ChainWriter.open(claim, CHAIN, None, 1, pipelined=False)
+    at, ends = Position(1, 100, 7), [0]
+    for cut in (1, 2, 3):
+        end = manifest.append(cut_record(cut_at(at, cut)))
+        await manifest.wait_synced(end)
+        ends.append(end.size)
+    view = await read_manifest(cast("Store", store), REGION)
+    assert ([cut.cut for cut in view.cuts], view.unproved) == ([1, 2, 3], "")
+
+    store.claim(2, directory=claim.directory)
+    view = await read_manifest(cast("Store", store), REGION)
+    assert [cut.cut for cut in view.cuts] == [1, 2], "what a later record proves is shown"
+    assert f" {ends[3] - ends[2]} more bytes of the manifest are there" in view.unproved
+    assert view.unproved.startswith("a later cut may be committed: ")
+    assert "a take-over at epoch 2 did not complete" in view.unproved
+    _print_manifest(view)
+    assert capsys.readouterr().out.splitlines()[-1] == view.unproved
+    assert _status_json(view, None, "")["manifest"]["unproved"] == view.unproved
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_spark_takes_what_it_has_read_for_neither_lost_nor_new(fails: bool) -> None:
+    # No checkpoint of a region names an input; that of the query that read it does.
+    store = RegionStore()
+    directory = producer_directory(REGION, "orders", "p")
+    writer = await ChainWriter.open(store.claim(1, directory=directory), INPUT_CHAIN, None, 1)
+    digest = 0
+    for number in (1, 2):
+        part = InputPart(number, 0, True, 1, digest, 0, b"data")
+        ints, strings = encode_part(part)
+        digest = part.digest
+        await writer.wait_synced(writer.append(Record(Op.INPUT, ints=ints, strings=strings)))
+    options = {"path": f"dos://m1/{REGION}", "input": "orders", "failOnDataLoss": str(fails).lower()}
+    read = [piece.end async for piece in whole(await origin_of(store, options).scan("p", BEGINNING))]
+    assert len(read) == 2
+
+    store.claim(2, directory=directory)  # a producer of that name comes, and goes before its segment is there
+    assert (await look_chain(store, directory, INPUT_CHAIN)).unproved > 0
+    assert [piece async for piece in whole(await origin_of(store, options).scan("p", read[-1]))] == []
+
+    claim = store.claim(3, directory=directory)
+    chain = await take_over(claim, INPUT_CHAIN, generation=1)
+    writer = await ChainWriter.open(claim, INPUT_CHAIN, chain, 1)
+    ints, strings = encode_part(InputPart(3, 0, True, 1, digest, 0, b"data"))
+    await writer.wait_synced(writer.append(Record(Op.INPUT, ints=ints, strings=strings)))
+    new = [piece.end async for piece in whole(await origin_of(store, options).scan("p", read[-1]))]
+    assert len(new) == 1, "the next writer settles it, and only what is new is given"
+
+
+def origin_of(store: MemoryStore, options: dict[str, str]) -> InputOrigin:
+    return InputOrigin(cast("Store", store), parse_options(options))

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from typer.testing import CliRunner
 
 from checkpoint.coordinator import RegionControl, RegionListener
-from checkpoint.core.region import RegionState
+from checkpoint.core.region import RegionState, coordinator_directory
 from checkpoint.errors import RegionFailedError
 from dataflow import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_cli.main import app
+from dos_client import open_store
 from spark_integration.core.inside_options import parse_state
 from spark_integration.inside.state import StateTable
 from spark_integration.inside.table import InsideReader, columns_of
@@ -250,6 +252,21 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     assert "has no cut 9999: it shows 1 to" in dos("cuts", "show", store, "cuts", 9999, code=1)
     assert "no region 'nobody'" in dos("cuts", "ls", store, "nobody", code=1)
     assert "names a directory" in dos("cuts", "ls", f"{store}/cuts", "cuts", code=2)
+
+    trio.run(claimed_only, store, coordinator_directory("cuts"))
+    hidden = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
+    assert "a later cut may be committed" in hidden["unproved"]
+    assert [one["cut"] for one in hidden["cuts"]] == [one["cut"] for one in listed["cuts"]][:-1]
+    assert dos("cuts", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
+    assert dos("region", "status", store, "cuts", "--no-ask").splitlines()[-1] == hidden["unproved"]
+
+
+async def claimed_only(url: str, directory: str) -> None:
+    """A driver that claims the manifest and is gone before it writes."""
+    async with open_store(url) as store:
+        epoch = (await store.look(directory)).epoch_seen + 1
+        async with await store.claim(directory, epoch, b"w" * 16):
+            pass
 
 
 def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(

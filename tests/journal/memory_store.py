@@ -163,6 +163,10 @@ class MemoryView:
     filled: Mapping[bytes, Mapping[str, ObjectInfo]]
     epochs: Mapping[bytes, tuple[int, bytes]]
 
+    @property
+    def epoch_seen(self) -> int:
+        return max(epoch for epoch, _ in self.epochs.values())
+
 
 class PartialStore:
     """The store as a reader sees it who reaches only some of its members."""
