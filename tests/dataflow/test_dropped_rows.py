@@ -11,7 +11,17 @@ import pytest
 from checkpoint.coordinator import RegionControl
 from checkpoint.core.dropped import dropped_rows, end_text, merge_counters
 from checkpoint.drop_log import DropLog
-from dataflow import CallSink, Count, Graph, InputSource, IteratorSource, LogSink, Stream, Tumbling
+from dataflow import (
+    CallSink,
+    Count,
+    CountWindow,
+    Graph,
+    InputSource,
+    IteratorSource,
+    LogSink,
+    Stream,
+    Tumbling,
+)
 from dataflow.local import run_local
 from dataflow.testing import Trial
 
@@ -52,7 +62,36 @@ def largest(timed: Stream) -> Stream:
     return timed.key_by("by_key", "key").top_k("made", Tumbling("at", timedelta(seconds=10)), 1, by="at")
 
 
-@pytest.mark.parametrize("made", [counted, sorted_, deduped, largest])
+def of_three(timed: Stream) -> Stream:
+    return timed.key_by("by_key", "key").aggregate("made", CountWindow("at", 3), n=Count())
+
+
+def kept(timed: Stream) -> Stream:
+    keyed = timed.key_by("by_key", "key")
+    return keyed.map_state("made", lambda row, state: None, time="at", state="n bigint", schema=ROWS)
+
+
+def paired(timed: Stream) -> Stream:
+    return _joined(timed.key_by("by_key", "key"), _others(timed.graph))
+
+
+def paired_as_right(timed: Stream) -> Stream:
+    return _joined(_others(timed.graph), timed.key_by("by_key", "key"))
+
+
+def _others(graph: Graph) -> Any:
+    others = graph.source("others", InputSource("others", ROWS))
+    return others.event_time("others_timed", "at", lateness=timedelta(0)).key_by("by_others", "key")
+
+
+def _joined(left: Any, right: Any) -> Stream:
+    made: Stream = left.join("made", right, times=("at", "at"), within=timedelta(seconds=5))
+    return made
+
+
+@pytest.mark.parametrize(
+    "made", [counted, sorted_, deduped, largest, of_three, kept, paired, paired_as_right]
+)
 def test_late_rows_that_nobody_takes_are_counted_as_dropped_also_over_a_crash(
     made: Callable[[Stream], Stream],
 ) -> None:
