@@ -21,11 +21,7 @@ from dos_protocol.messages import Opcode
 from dos_server import sockets
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
-from dos_server.limits import (
-    outgoing_bytes_max,
-    shrink_seconds,
-    turn_seconds,
-)
+from dos_server.limits import outgoing_bytes_max, shrink_seconds, turn_seconds
 from dos_server.owner import Owner
 from dos_server.ports import Socket
 from dos_server.reading import Fed, FrameClock, Reading
@@ -56,7 +52,7 @@ class Connection:
         self._outgoing: deque[Buffer] = deque()
         self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers, self.resume)
-        self._held: Frame | None = None
+        self._held: Frame | bytes | None = None
         self._reading = Reading.PAUSED
         self._clock = FrameClock(trio.current_time())
         self._deaf = self._welcome = False
@@ -272,7 +268,7 @@ class Connection:
     def _next_frame(self) -> Frame | None:
         """The one that had to wait, or what the peer has sent."""
         held, self._held = self._held, None
-        return held or self._inflow.decoder.next_frame()
+        return held if isinstance(held, Frame) else self._inflow.decoder.next_frame()
 
     def _hand_over_appends(self, frame: Frame) -> None:
         """Those that follow one another in one go; what comes behind them after that. Raises what decoding
@@ -302,7 +298,10 @@ class Connection:
                     if not inlet.buffered:
                         break
                     owner.streamed(session, inlet.take())
-                elif (body := inlet.next_request()) is not None:
+                elif (body := self._next_request(inlet)) is not None:
+                    if not owner.may_answer(session, body):
+                        self._held, wanted = body, False
+                        break
                     owner.requested(session, body)
                     requests += 1
                 else:
@@ -318,6 +317,10 @@ class Connection:
         if over:
             return Fed.YIELDED
         return Fed.ALL if wanted else Fed.STALLED
+
+    def _next_request(self, inlet: wire0.Inlet) -> bytes | None:
+        held, self._held = self._held, None
+        return held if isinstance(held, bytes) else inlet.next_request()
 
     # Writing
 

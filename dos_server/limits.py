@@ -50,7 +50,7 @@ outgoing_pressed_bytes: Final = 32 * KIB
 """Beyond that total, a peer with so much before it is not read, and a GET is answered with so much at
 most, and only to a peer that took everything before."""
 outgoing_full_bytes: Final = 16 * MIB
-"""Beyond that total, LIST and CWD wait: their answers have up to 1 MiB each."""
+"""Beyond that total, LIST and CWD wait, and `l` of version 0: their answers have up to 1 MiB each."""
 entries_few: Final = 200
 """But for a directory with no more than so many objects."""
 openings_max: Final = 8

@@ -64,8 +64,9 @@ class Owner(Protocol):
     def may_read(self, session: int) -> bool:
         """Whether the core takes more."""
 
-    def may_answer(self, session: int, frame: Frame) -> bool:
-        """Whether there is memory for the answer of a LIST or CWD, which may have 1 MiB."""
+    def may_answer(self, session: int, request: Frame | bytes) -> bool:
+        """Whether there is memory for the answer of a LIST or CWD, which may have 1 MiB, or of a request of
+        version 0."""
 
     def is_welcome(self, session: int) -> bool:
         """Whether HELLO was answered."""

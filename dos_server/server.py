@@ -221,9 +221,9 @@ class ObjectServer:
     def may_read(self, session: int) -> bool:
         return not self._writes.full and self._core.may_read(session)
 
-    def may_answer(self, session: int, frame: Frame) -> bool:
+    def may_answer(self, session: int, request: Frame | bytes) -> bool:
         pressed = self.outgoing.full or self._core.opens_many
-        return not pressed or not self._core.answers_long(session, frame)
+        return not pressed or not self._core.answers_long(session, request)
 
     def is_streaming(self, session: int) -> bool:
         return self._core.is_streaming(session)

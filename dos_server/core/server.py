@@ -151,9 +151,11 @@ class ServerCore:
         in one go."""
         return self._tables.openings >= openings_max
 
-    def answers_long(self, session: int, frame: Frame) -> bool:
+    def answers_long(self, session: int, frame: Frame | bytes) -> bool:
         """Whether the answer of a LIST or CWD may have many entries: of a directory that is not loaded nobody
-        knows."""
+        knows. Bytes are a request of version 0."""
+        if isinstance(frame, bytes):
+            return self._version0.answers_long(session, frame)
         tables, one = self._tables, self._tables.sessions.get(session)
         try:
             request = m.decode(frame)

@@ -15,7 +15,8 @@ from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 from dos_protocol.limits import payload_bytes_max
 from dos_server import embedded
-from dos_server.buffers import BufferAccount
+from dos_server.buffers import BufferAccount, OutgoingAccount
+from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import buffers_needed_bytes_max
 from tests.support.servers import ServerProcess, one_server
@@ -223,3 +224,44 @@ def test_opening_and_listing_wait_while_too_much_stands_before_peers_and_go_on_w
                 assert honest.ask(m.Ping(b"?")).payload == b"?"
                 assert len(honest.ask(m.ChangeDirectory("dir")).entries) == 300
                 assert len(honest.ask(m.List("", "", 6_000)).entries) == 300
+
+
+class Recorded(OutgoingAccount):
+    """Knows the most that ever stood before all peers."""
+
+    most = 0
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    @held.setter
+    def held(self, count: int) -> None:
+        self._held = count
+        Recorded.most = max(Recorded.most, count)
+
+
+def test_listing_in_version_0_waits_like_listing_while_too_much_stands_before_peers(tmp_path: Path) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    bound, names, Recorded.most = 1 << 20, 300, 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as crowd:
+        patch.setattr("dos_server.server.OutgoingAccount", Recorded)
+        patch.setattr("dos_server.buffers.outgoing_full_bytes", bound)
+        patch.setattr("dos_server.buffers.full_send_seconds_max", 0.5)
+        server = crowd.enter_context(embedded.start(tmp_path / "server"))
+        with Wire(server.address) as wire:
+            wire.claim("dir")
+            for number in range(names):
+                wire.append("x" * 120 + f"{number:03}", b"", b"")
+            wire.wait_synced("x" * 120 + "299", 0)
+        use, listing = wire0.reply(b"udir"), wire0.reply(b"l")
+        for _ in range(50):
+            deaf = crowd.enter_context(socket.socket())
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            deaf.connect(server.address)
+            deaf.sendall(use + listing * 200)
+        with socket.create_connection(server.address, timeout=60) as honest, honest.makefile("rb") as answers:
+            honest.sendall(use + listing)
+            assert answers.read(int.from_bytes(answers.read(4), "big")) == b"ok"
+            assert answers.read(int.from_bytes(answers.read(4), "big")).count(b"\n") == names
+    assert bound < Recorded.most < bound + (100 << 10), "one answer more, at most"

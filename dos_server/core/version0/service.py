@@ -31,7 +31,7 @@ from dos_server.core.version0.gets import Gets
 from dos_server.core.version0.session import Session0
 from dos_server.core.version0.states import Happening, State
 from dos_server.core.version0.streams import Streams
-from dos_server.limits import version0_in_flight_batches_max, version0_in_flight_bytes_max
+from dos_server.limits import entries_few, version0_in_flight_batches_max, version0_in_flight_bytes_max
 
 
 class Version0:
@@ -157,6 +157,13 @@ class Version0:
 
     def _open(self, one: Session0, directory: str) -> None:
         self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)
+
+    def answers_long(self, session: int, body: bytes) -> bool:
+        """Whether the answer may have many entries: that of `l`. All others but `g`, which is read piece by
+        piece, have less than 1 KiB."""
+        one = self._answers.sessions.get(session)
+        directory = self._answers.directory_of(one) if one is not None and body[:1] == b"l" else None
+        return directory is not None and len(directory.objects) > entries_few
 
     def _list(self, one: Session0, request: r.List) -> None:
         del request
