@@ -70,9 +70,7 @@ class Host:
         self.store, self.record = store, store.record
 
     async def look(self, directory):
-        view = await self.store.look(directory)
-        view.epoch_seen = max((epoch for epoch, _ in view.epochs.values()), default=0)
-        return view
+        return await self.store.look(directory)
 
     async def claim(self, directory, epoch, patience_s=0.0):
         del patience_s

@@ -165,7 +165,8 @@ class MemoryView:
 
     @property
     def epoch_seen(self) -> int:
-        return max(epoch for epoch, _ in self.epochs.values())
+        """The highest claim that any member names."""
+        return max((epoch for epoch, _ in self.epochs.values()), default=0)
 
 
 class PartialStore:
