@@ -335,6 +335,27 @@ async def test_the_last_stretch_ends_where_the_memory_begins() -> None:
 
 
 @pytest.mark.trio
+async def test_of_an_object_whose_end_alone_is_known_the_whole_copy_is_folded_once() -> None:
+    """A take-over knows size and digest of what it settles, and no digest on the way."""
+    local = Files([CONTENT])
+    target = Target("x", 1, Quorums(record("abc", 2)), None, local)
+    target.seal(TOTAL, prefix_digest(CONTENT))
+    assert not len(target.milestones)
+    first = await target.local.proved(0)
+    assert first is not None
+    assert (first.data, first.digest) == (CONTENT[:milestone_bytes], 0)
+    folded = local.reads - 1
+    assert folded >= 1
+    second = await target.local.proved(milestone_bytes)
+    assert second is not None
+    assert second.data == CONTENT[milestone_bytes : 2 * milestone_bytes]
+    assert local.reads == folded + 2, "the digests on the way are known now"
+    other = Target("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[::-1]]))
+    other.seal(TOTAL, prefix_digest(CONTENT))
+    assert await other.local.proved(0) is None
+
+
+@pytest.mark.trio
 async def test_a_local_copy_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dos_client.writing.local_copy.local_read_timeout_s", 0.01)
     hang = trio.Event()

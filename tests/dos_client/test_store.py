@@ -15,7 +15,14 @@ from dos_client import (
 from dos_client.core.claim import ClaimState
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import BadNameError, ClosedError, FencedError, LocalProtocolError, NotFoundError
+from dos_protocol.errors import (
+    BadNameError,
+    BrokenConnectionError,
+    ClosedError,
+    FencedError,
+    LocalProtocolError,
+    NotFoundError,
+)
 from tests.dos_client import support
 from tests.dos_client.support import (
     ThreadServer,
@@ -362,3 +369,14 @@ async def test_a_member_of_a_store_is_not_written_alone(three: Servers) -> None:
     with pytest.raises(LocalProtocolError, match="open_store is for stores"):
         async with connect(url_of(three)):
             pass
+
+
+async def test_a_read_of_a_store_that_is_away_is_given_up_after_some_seconds(
+    three: list[ThreadServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos_client.reading.store_reads.read_timeout_s", 0.5)
+    await init_store(url_of(three))
+    async with open_store(url_of(three)) as store:
+        await off(*three)
+        with trio.fail_after(30), pytest.raises((QuorumUnavailableError, BrokenConnectionError)):
+            await store.read("d", "o", 0, 10)

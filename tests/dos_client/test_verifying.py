@@ -7,7 +7,7 @@ import trio
 
 from dos_client import QuorumUnavailableError, connect, init_store, open_store
 from dos_client.core.comparing import Verdict
-from dos_client.mending.verifying import VerifyReport, verify_store
+from dos_client.mending.verifying import VerifyProgress, VerifyReport, verify_store
 from tests.dos_client.support import (
     ThreadServer,
     claimed,
@@ -125,6 +125,37 @@ async def test_with_a_member_away_the_others_are_compared_and_with_two_away_noth
         await off(three[1])
         with pytest.raises(QuorumUnavailableError, match="2 members are needed"):
             await verify_store(store)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("gone", [1, 2])
+async def test_members_that_go_meanwhile_are_named_or_the_rest_is_not_compared(
+    three: Threads, gone: int
+) -> None:
+    """Nothing is said of a directory that too few members were asked for."""
+    await filled(three, "a")
+    async with claimed(three, "e") as (_, claim):
+        writer = claim.open_object("b")
+        await writer.wait_synced(writer.append(CONTENT))
+        for server in three:
+            await has(server, "e", "b", CONTENT)
+    left: list[str] = []
+
+    def tell(progress: VerifyProgress) -> None:
+        if progress.directories_done == 1 and not left:
+            for server in three[:gone]:
+                server.kill()
+                left.append(server.location)
+
+    async with open_store(url_of(three)) as store:
+        if gone == 2:
+            with pytest.raises(QuorumUnavailableError, match="2 members are needed to compare"):
+                await verify_store(store, ["d", "e"], tell=tell)
+        else:
+            report = await verify_store(store, ["d", "e"], tell=tell)
+            assert list(report.away) == left
+            assert report.away[left[0]]
+            assert not report.findings
 
 
 def test_the_command_says_what_it_found(three: Threads) -> None:
