@@ -240,21 +240,7 @@ class RealDisk:
         return data
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
-        for start in range(0, len(buffers), _IOV_MAX):
-            group = buffers[start : start + _IOV_MAX]
-            total = sum(map(len, group))
-            written = os.pwritev(handle, group, position)
-            if written < total:  # a full disk, a signal or a limit: go on, or get the error that says which
-                self._write_rest(handle, position, b"".join(group), written)
-            position += total
-
-    def _write_rest(self, handle: int, position: int, data: bytes, written: int) -> None:
-        view = memoryview(data)
-        while written < len(data):
-            count = os.pwrite(handle, view[written:], position + written)
-            if count == 0:
-                raise OSError(errno.ENOSPC, "the disk took no more bytes")
-            written += count
+        write_whole(os, handle, position, buffers)
 
     def cut(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)
@@ -294,6 +280,36 @@ class RealDisk:
     def free_space(self) -> FreeSpace:
         about = os.fstatvfs(self._root)
         return FreeSpace(about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize)
+
+
+class WriteCalls(Protocol):
+    """The two system calls that write at a position and may take fewer bytes than they were given."""
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int, /) -> int: ...
+
+    def pwrite(self, handle: int, data: Buffer, position: int, /) -> int: ...
+
+
+def write_whole(system: WriteCalls, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+    """Write all bytes of the buffers at a position, in as many calls as it takes. `system`: `os`, or what a
+    simulation has in its place. Raises OSError: any part of them may be there.
+    """
+    for start in range(0, len(buffers), _IOV_MAX):
+        group = buffers[start : start + _IOV_MAX]
+        total = sum(map(len, group))
+        written = system.pwritev(handle, group, position)
+        if written < total:  # a full disk, a signal or a limit: go on, or get the error that says which
+            _write_rest(system, handle, position, b"".join(group), written)
+        position += total
+
+
+def _write_rest(system: WriteCalls, handle: int, position: int, data: bytes, written: int) -> None:
+    view = memoryview(data)
+    while written < len(data):
+        count = system.pwrite(handle, view[written:], position + written)
+        if count == 0:
+            raise OSError(errno.ENOSPC, "the disk took no more bytes")
+        written += count
 
 
 def _locked(handle: int) -> int:

@@ -30,6 +30,7 @@ from journal.core.look import Look
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import Effect as WalkEffect
 from tests.sim.nemesis import ALL_KINDS
+from tests.sim.nemesis.troubles import OPENING
 from tests.sim.store.session import Ending
 
 ENOUGH_RUNS: Final = 10_000
@@ -69,6 +70,17 @@ _RARE: Final = "a moment of some milliseconds; tests/checkpoint/test_region_inte
 ROOMS: Final = (
     Room("fault", tuple(ALL_KINDS)),
     Room(
+        "disk",
+        (
+            "short write",
+            "directory removed",
+            "ENOSPC from write",
+            *(f"EMFILE from {method}" for method in sorted(OPENING | {"read"})),
+            *(f"EACCES from {method}" for method in sorted(OPENING | {"read"})),
+            *(f"EIO from {method}" for method in ("open", "read", "sync", "sync_folder", "write")),
+        ),
+    ),
+    Room(
         "answer",
         tuple(code.name for code in ErrorCode),
         {
@@ -83,7 +95,7 @@ ROOMS: Final = (
     ),
     Room(
         "start",
-        tuple(sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_ROOM}"})),
+        (*sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_ROOM}"}), "refused"),
         {
             "case E": "sectors that change places are no whole extents; tests/dos_server/test_recovery.py",
             "case F": "there is no newer version; tests/dos_server/test_recovery.py",

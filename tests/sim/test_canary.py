@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from dos_protocol.errors import ErrorCode
 from dos_protocol.messages import ObjectInfo
 from tests.sim.bugs import planted
 from tests.sim.history import History, ViolationError
@@ -14,7 +15,7 @@ from tests.sim.oracles import ORACLES, bench, without
 from tests.sim.run import run_seed
 from tests.sim.store.alone import machine
 
-NUMBERS = ["O1", "O2", "O3", "O4", "O5", "O6", "O9", "O10", "O11", "O12"]
+NUMBERS = ["O1", "O2", "O3", "O4", "O5", "O6", "O9", "O10", "O11", "O12", "O14"]
 
 PLANTED = {
     "O5": ("the_last_object_is_not_listed", 10),
@@ -76,6 +77,16 @@ def nothing_moves(history: History) -> None:
     history.bench.stuck("nothing for two minutes")
 
 
+def refused_for_room_that_is_there(history: History) -> None:
+    history.bench.append_refused(machine(), 1, 1, ErrorCode.NO_SPACE)
+
+
+def acknowledged_after_its_file_was_removed(history: History) -> None:
+    one = machine()
+    one.told_at_most["a", "one"] = 5
+    history.bench.acknowledged_bytes(one, "a", "one", 6)
+
+
 HAND_MADE: list[tuple[str, Callable[[History], None]]] = [
     ("O1", acknowledged_and_not_found),
     ("O2", found_in_another_order),
@@ -85,6 +96,8 @@ HAND_MADE: list[tuple[str, Callable[[History], None]]] = [
     ("O5", listed_and_not_durable),
     ("O6", refused_for_good),
     ("O11", nothing_moves),
+    ("O14", refused_for_room_that_is_there),
+    ("O14", acknowledged_after_its_file_was_removed),
 ]
 
 

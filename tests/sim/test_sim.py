@@ -2,7 +2,9 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count, islice
 
 import pytest
 
@@ -10,8 +12,9 @@ from dos_server.core.server import ServerCore
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere, run_batch
+from tests.sim.engine.chance import Chance
 from tests.sim.keeping import line_of
-from tests.sim.nemesis import ALL_KINDS, plan_of
+from tests.sim.nemesis import ALL_KINDS, has_troubles, plan_of
 from tests.sim.oracles import without
 from tests.sim.regressions import REGRESSIONS, Regression
 from tests.sim.run import CRASH, ROOT, run_seed
@@ -43,6 +46,12 @@ FOUND_SOON = (
     "created_without_all_members",
     "one_member_acknowledges",
     "payload_digests_are_not_compared",
+    "want_of_descriptors_is_remembered_as_damage",
+    "missing_rights_are_told_as_no_space",
+    "every_error_is_the_disks",
+    "short_writes_are_taken_for_whole",
+    "the_rest_of_a_short_write_goes_to_the_beginning",
+    "appends_to_a_removed_directory_are_acknowledged",
 )
 """Bugs that few seeds find: the cheap half. All of them are hunted by hand, see docs/robustness.md."""
 SOON = 100
@@ -93,6 +102,15 @@ def test_two_seeds_are_two_runs() -> None:
 def test_every_kind_of_fault_is_planned_sometimes() -> None:
     kinds = {fault.kind for seed in range(600) for fault in plan_of(seed)}
     assert kinds == set(ALL_KINDS)
+
+
+def test_troubles_of_disks_come_about_and_not_only_into_plans() -> None:
+    """Each has happened to a call of the disk, and servers could not start for some."""
+    runs = islice((seed for seed in count(1) if has_troubles(Chance(seed))), 40)
+    seen = sum((run_seed(seed).history.sometimes for seed in runs), Counter[str]())
+    came = {name.removeprefix("disk: ").split(" from ")[0] for name in seen if name.startswith("disk: ")}
+    assert came == {"EMFILE", "EACCES", "EIO", "ENOSPC", "short write", "directory removed"}
+    assert seen["start: refused"]
 
 
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from tests.sim.bugs import claims, disk, journal, membership, regions, visitors
+from tests.sim.bugs import claims, disk, journal, membership, regions, troubles, visitors
 from tests.sim.bugs.catalogue import BUGS, Bug
 
 __all__ = ["BUGS", "ROOMS", "Bug", "planted"]
 
-ROOMS = (disk, claims, journal, membership, regions, visitors)
+ROOMS = (disk, troubles, claims, journal, membership, regions, visitors)
 
 
 @contextmanager

@@ -5,8 +5,12 @@ Rules of this file: faults of the medium. When they come is planned in `nemesis`
 """
 
 import errno
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
 
+from dos_protocol.digests import Buffer
+from dos_server.disk import write_whole
 from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk, _Folder, _Node
 
 
@@ -14,15 +18,43 @@ class PowerCutError(BaseException):
     """The power goes in the middle of something. Nothing catches it but the machine."""
 
 
+class _ShortWrites:
+    """The calls that write, as a kernel that ends them early has them: a part is taken, and its size said."""
+
+    def __init__(
+        self, disk: "SimDisk", rng: Random, write: Callable[[int, int, Sequence[Buffer]], None]
+    ) -> None:
+        self._disk = disk
+        self._rng = rng
+        self._write = write
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int, /) -> int:
+        return self.pwrite(handle, b"".join(buffers), position)
+
+    def pwrite(self, handle: int, data: Buffer, position: int, /) -> int:
+        count = len(data)
+        if count > 1 and self._rng.random() < 0.5:
+            count = self._rng.randrange(1, count)
+            self._disk.sometimes["disk: short write"] += 1
+        self._write(handle, position, [memoryview(data)[:count]])
+        return count
+
+
 class SimDisk(MemoryDisk):
     """See the module. `cut_in`: so many calls from now the power goes; `failing`: methods that fail with that
-    error for as long as they are here; `unreadable`: sectors that cannot be read, by the file they belong to,
-    whatever its name is: a new copy in the place of an old one has other sectors."""
+    error for as long as they are here; `trouble`: says of a method whether this call of it fails, with an
+    error number, or 0; `short`: where the kernel ends writes early now, by chance; `unreadable`: sectors that
+    cannot be read, by the file they belong to, whatever its name is: a new copy in the place of an old one
+    has other sectors. `was_full`: somebody made it so, ever. `sometimes`: counts what came of faults."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cut_in: int | None = None
         self.failing: dict[str, int] = {}
+        self.trouble: Callable[[str], int] | None = None
+        self.short: Random | None = None
+        self.was_full = False
+        self.sometimes: Counter[str] = Counter()
         self.unreadable: list[tuple[_Node, int]] = []
 
     def _called(self, method: str, what: str) -> None:
@@ -34,10 +66,25 @@ class SimDisk(MemoryDisk):
                 raise PowerCutError
         if method in self.failing:
             raise OSError(self.failing[method], f"injected into {method}", what)
+        if self.trouble is not None and not self.off and (error := self.trouble(method)):
+            self.sometimes[f"disk: {errno.errorcode[error]} from {method}"] += 1
+            raise OSError(error, f"injected into {method}", what)
         super()._called(method, what)
+
+    def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+        write = super().write
+        try:
+            if self.short is None:
+                write(handle, position, buffers)
+            else:
+                write_whole(_ShortWrites(self, self.short, write), handle, position, buffers)
+        except OSError as error:
+            self.sometimes["disk: ENOSPC from write"] += error.errno == errno.ENOSPC
+            raise
 
     def fill(self, room: int) -> None:
         """From now on there is room for so many bytes more."""
+        self.was_full = True
         self.space = self.used + room
 
     def free(self) -> None:
@@ -49,6 +96,7 @@ class SimDisk(MemoryDisk):
         super().heal()
         self.cut_in = None
         self.failing.clear()
+        self.trouble = self.short = None
         self.free()
 
     def read(self, handle: int, position: int, count: int) -> bytes:

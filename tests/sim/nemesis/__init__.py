@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.conditions import changed, conditions
 from tests.sim.engine.chance import Chance
 from tests.sim.membership.kind import has_operator
-from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts
+from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts, troubles
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.region_plays import REGION_ACTS, REGION_PLAYS, plan_acts, plan_plays
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
@@ -66,6 +66,16 @@ KINDS: Final[dict[str, Kind]] = {
 RARE: Final[dict[str, Kind]] = {"full_at_the_start": disks.full_at_the_start}
 """Kinds that few runs have, planned by a stream of their own: one of them comes two or three times."""
 _RARE_SHARE: Final = 0.06
+TROUBLES: Final[dict[str, Kind]] = {
+    "no_descriptors": troubles.no_descriptors,
+    "no_rights": troubles.no_rights,
+    "short_writes": troubles.short_writes,
+    "trouble_at_the_start": troubles.trouble_at_the_start,
+    "failing_medium": troubles.failing_medium,
+    "removed_directory": troubles.removed_directory,
+}
+"""Kinds planned by another stream: some of them come several times in a part of the runs."""
+TROUBLED_SHARE: Final = 0.15
 OF_OPERATORS: Final[dict[str, Kind]] = {
     "replace": membership.replace,
     "add": membership.add,
@@ -84,7 +94,16 @@ ACTS: Final[dict[str, Kind]] = {
 _ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2, "lose_too_many": 0.25}
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
 """Other kinds that they have. Plays know no change of members."""
-ALL_KINDS: Final = {**KINDS, **RARE, **REGION_KINDS, **REGION_PLAYS, **REGION_ACTS, **OF_OPERATORS, **ACTS}
+ALL_KINDS: Final = {
+    **KINDS,
+    **RARE,
+    **TROUBLES,
+    **REGION_KINDS,
+    **REGION_PLAYS,
+    **REGION_ACTS,
+    **OF_OPERATORS,
+    **ACTS,
+}
 FAULTS_MEAN: Final = (12, 24, 48, 96)
 """Of servers, writers and paths, in a run; how many it is, chance decides."""
 
@@ -117,7 +136,25 @@ def plan(chance: Chance) -> list[Fault]:
         faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
         faults += plan_plays(chance.seed, chance.stream("plays of the region"), seconds, len(faults))
         faults += plan_acts(chance.seed, chance.stream("acts in the region"), seconds, len(faults))
-    return faults + _rare(chance, seconds, len(faults))
+    faults += _rare(chance, seconds, len(faults))
+    return faults + _troubles(chance, seconds, len(faults))
+
+
+def has_troubles(chance: Chance) -> bool:
+    """Whether a run has kinds of `TROUBLES`. None with an operator: disks have fates enough there."""
+    return not has_operator(chance) and chance.stream("troubles").random() < TROUBLED_SHARE
+
+
+def _troubles(chance: Chance, seconds: float, first: int) -> list[Fault]:
+    if not has_troubles(chance):
+        return []
+    rng = chance.stream("which troubles")
+    kinds = rng.sample(list(TROUBLES), rng.randint(1, 3))
+    moments = sorted(rng.uniform(0.2, seconds) for _ in range(rng.choice([2, 4, 8])))
+    return [
+        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{chance.seed}/fault/{number}")
+        for number, at in enumerate(moments, first)
+    ]
 
 
 def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:

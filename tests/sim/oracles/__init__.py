@@ -10,6 +10,7 @@
     O10  caps            sessions, requests, files and memory under their limits
     O11  progress        after the heal, work goes on
     O12  damage          what was damaged is reported, and nothing else is
+    O14  causes          what is said of a disk is true, and causes that pass leave nothing behind
 
 O7 and O8 are about regions (docs/simulation.md says where they are), O13 counts what happened sometimes.
 
@@ -29,6 +30,7 @@ from tests.sim.oracles.o9_no_effect import NoEffect
 from tests.sim.oracles.o10_caps import Caps
 from tests.sim.oracles.o11_progress import Progress
 from tests.sim.oracles.o12_damage import Damage
+from tests.sim.oracles.o14_causes import Causes
 from tests.sim.oracles.oracle import Bench, Oracle, ViolationError, without
 
 __all__ = ["ORACLES", "Bench", "Oracle", "ViolationError", "bench", "without"]
@@ -44,6 +46,7 @@ ORACLES: Final[tuple[type[Oracle], ...]] = (
     Caps,
     Progress,
     Damage,
+    Causes,
 )
 
 

@@ -38,6 +38,7 @@ class Oracle:
     power_cut      a machine lost its power
     asked          a server took a frame from a session
     append_refused a server refused an append
+    acknowledged_bytes  a server told that so much of an object is synced
     served         a server has done what a session asked, as far as it can now
     stuck          nothing moved for so long
     ended          the run is over: the last take-overs and looks are done
@@ -67,6 +68,8 @@ class Oracle:
     def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None: ...
 
     def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None: ...
+
+    def acknowledged_bytes(self, machine: "Machine", directory: str, name: str, synced: int) -> None: ...
 
     def served(self, server: "Server", session: int) -> None: ...
 

@@ -197,6 +197,10 @@ class Server(Process):
             return
         directory, told = self.core._tables.sessions[session].directory or "", self.machine.told
         for name, synced in infos:
+            if self.machine.told_at_most:
+                self.machine.bench.acknowledged_bytes(self.machine, directory, name, synced)
+            if (directory, name) in self.machine.told_at_most:
+                continue
             if directory == LOOSE:
                 self.machine.loose[name].told(synced, synced)
             if (directory, name) in self.machine.removing:
@@ -266,7 +270,7 @@ class Machine:
         self.name = name
         self.address = f"{name}:9999"
         self.chance = chance
-        self.disk = SimDisk()
+        self._new_disk()
         self.speed = Speed()
         self.slowness = 1.0
         self.hangs = False
@@ -285,6 +289,10 @@ class Machine:
         self.removing: set[tuple[str, str]] = set()
         self.removed = 0
         self.had_errors = False
+        self.doomed: bytes | None = None
+        """Its data is not whole, and it gets an empty disk when it dies: with this identity."""
+        self.told_at_most: dict[tuple[str, str], int] = {}
+        """Of objects whose files were removed under it: what was written before that."""
         self.copies_mended = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
         self.server: Server | None = None
@@ -316,6 +324,7 @@ class Machine:
         if isinstance(effect, v.RemoveObject):
             self.removing.add((effect.directory, effect.name))
             self.told.is_to_remove((effect.directory, effect.name))
+            self.told_at_most.pop((effect.directory, effect.name), None)
             self.removed += 1
 
     def mended(self, directory: str, name: str, size: int) -> None:
@@ -335,11 +344,15 @@ class Machine:
         if self.up:
             return
         was_without_power, self.without_power = self.without_power, False
+        if self.doomed is not None:
+            self.lose_disk(self.doomed)
         self.removing.clear()
         try:
             self.server = self.life(self)
         except (CorruptDataError, OSError) as error:
             self._note(f"cannot start: {error}")
+            self.disk.kill()
+            self.world.sometimes["start: refused"] += 1
             self.world.after(RESTART_S, self.start)
             return
         except PowerCutError:
@@ -357,9 +370,28 @@ class Machine:
         self.disk.kill()
         self._note("was killed")
 
+    def _new_disk(self) -> None:
+        self.disk = SimDisk()
+        self.disk.sometimes = self.world.sometimes
+
+    def directory_is_removed(self, directory: str, fresh_id: bytes) -> None:
+        """Somebody removes a directory under the server at work; the machine is to lose its disk for that."""
+        assert self.server is not None, "a server is at work"
+        there = self.server.core._tables.directories.get(directory)
+        if there is not None:
+            self.told_at_most |= {(directory, name): state.written for name, state in there.objects.items()}
+        for key in [key for key in self.told if key[0] == directory]:
+            del self.told[key]
+        self.disk.take_away(f"d/{directory}")
+        self.doomed = fresh_id
+        self.world.sometimes["disk: directory removed"] += 1
+        self._note(f"has its directory {directory} removed")
+
     def lose_disk(self, fresh_id: bytes) -> None:
         """The disk is gone; the next start finds an empty one, and makes an identity of its own."""
-        self.disk = SimDisk()
+        self._new_disk()
+        self.doomed = None
+        self.told_at_most.clear()
         self.wiped = True
         self.told.clear()
         self.damaged.clear()
@@ -368,7 +400,7 @@ class Machine:
 
     def put_back(self, record: StoreRecord) -> None:
         """The disk is one from a backup that was made when the machine had just become a member."""
-        self.disk = SimDisk()
+        self._new_disk()
         self.told.clear()
         self.damaged.clear()
         self.prepare(record)

@@ -1,0 +1,92 @@
+"""Planted bugs of causes that pass, short writes and directories that are removed: see
+docs/decisions/0201 and 0202. Most of them need a run with such troubles.
+"""
+
+import errno
+from typing import Any
+
+import dos_server.core.vocabulary as v
+from dos_server import disk, loading, small_files, storage, troubles
+from dos_server.core.endings import Trouble
+from dos_server.storage import Storage
+from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.engine.disk import SimDisk
+from tests.sim.nemesis import has_troubles
+
+
+@bug("0202", where=has_troubles)
+def want_of_descriptors_is_remembered_as_damage() -> list[Patch]:
+    """A directory that could not be read now is refused until the server is restarted."""
+    original = loading.Loading.load
+
+    def load(self: Any, directory: str) -> v.DirectoryLoaded:
+        return original(self, directory)._replace(passes=False)
+
+    return [(loading.Loading, "load", load)]
+
+
+@bug("0202", where=has_troubles)
+def missing_rights_are_told_as_no_space() -> list[Patch]:
+    return [(troubles, "_MEANING", {**troubles._MEANING, errno.EACCES: Trouble.NO_SPACE})]
+
+
+@bug("0202", where=has_troubles)
+def every_error_is_the_disks() -> list[Patch]:
+    """Want of descriptors poisons what was to be written or synced."""
+    return [
+        (module, name, value)
+        for name, value in (
+            ("trouble_of", lambda error: Trouble.FAILED),
+            ("came_before_sync", lambda error: False),
+        )
+        for module in (storage, loading, troubles)
+        if hasattr(module, name)
+    ]
+
+
+@bug("0202, row 6", where=has_troubles)
+def a_folder_that_cannot_be_opened_needs_no_sync() -> list[Patch]:
+    """Acknowledged before the name is durable, because its folder could not be opened to be synced."""
+    original = Storage.sync
+
+    def sync(self: Storage, effect: v.Sync) -> v.Trouble:
+        trouble = original(self, effect)
+        return v.Trouble.NONE if trouble is v.Trouble.PASSES else trouble
+
+    return [(Storage, "sync", sync)]
+
+
+@bug("0202, R2", where=has_troubles)
+def a_claim_that_cannot_be_read_was_never_made() -> list[Patch]:
+    """A passing error at a start, or at the first use of a directory, loses its claim."""
+    original = small_files.read
+
+    def read(of: Any, path: str) -> bytes | None:
+        try:
+            return original(of, path)
+        except OSError:
+            if path.endswith(".claim"):
+                return None
+            raise
+
+    return [(small_files, "read", read)]
+
+
+@bug("row 14", where=has_troubles)
+def short_writes_are_taken_for_whole() -> list[Patch]:
+    return [(disk, "_write_rest", lambda *given: None)]
+
+
+@bug("row 14", where=has_troubles)
+def the_rest_of_a_short_write_goes_to_the_beginning() -> list[Patch]:
+    original = disk._write_rest
+
+    def rest(system: Any, handle: int, position: int, data: bytes, written: int) -> None:
+        original(system, handle, position, data[written:], 0)
+
+    return [(disk, "_write_rest", rest)]
+
+
+@bug("0201", where=has_troubles)
+def appends_to_a_removed_directory_are_acknowledged() -> list[Patch]:
+    return [(SimDisk, "is_named", lambda self, handle, path: True)]
