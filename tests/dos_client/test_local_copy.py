@@ -353,6 +353,11 @@ async def test_of_an_object_whose_end_alone_is_known_the_whole_copy_is_folded_on
     other = Target("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[::-1]]))
     other.seal(TOTAL, prefix_digest(CONTENT))
     assert await other.local.proved(0) is None
+    small = Target("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[:1_000]]))
+    small.seal(1_000, prefix_digest(CONTENT[:1_000]))
+    whole = await small.local.proved(10)
+    assert whole is not None
+    assert (whole.data, whole.digest) == (CONTENT[10:1_000], prefix_digest(CONTENT[:10]))
 
 
 @pytest.mark.trio
