@@ -21,7 +21,7 @@ from dos_protocol.messages import Opcode
 from dos_server import sockets
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
-from dos_server.limits import outgoing_bytes_max, shrink_seconds, turn_seconds
+from dos_server.limits import outgoing_bytes_max, shrink_seconds
 from dos_server.owner import Owner
 from dos_server.ports import Socket
 from dos_server.reading import Fed, FrameClock, Reading
@@ -38,15 +38,15 @@ _RUN_FRAMES_MAX: Final = 256
 class Connection:
     """See the module.
 
-    `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read; `use`: see
-    `turns`.
+    `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read; `use` and
+    `has_more`: see `turns`.
     """
 
     def __init__(self, session: int, sock: Socket, owner: Owner) -> None:
         self.session = session
         self.outgoing_bytes = 0
         self.reserved_bytes = 0
-        self.closing = False
+        self.closing = self.has_more = False
         self._sock = sock
         self._owner = owner
         self._outgoing: deque[Buffer] = deque()
@@ -58,8 +58,7 @@ class Connection:
         self._deaf = self._welcome = False
         self._lacks_room = self._unread = False
         self._scope = trio.CancelScope()
-        self._all_read = trio.Event()
-        self._all_sent = trio.Event()
+        self._all_read, self._all_sent = trio.Event(), trio.Event()
         self.use = Use()
         self._last_read = 0.0
 
@@ -163,8 +162,9 @@ class Connection:
         """Hand over what is there; go on reading, or pause because of back-pressure."""
         turns, self._lacks_room = self._owner.turns, False
         began = turns.clock()
-        fed = self._feed(began + turn_seconds)
+        fed = self._feed(began + turns.slice_seconds)
         self.use.add(began, turns.clock())
+        self.has_more = fed is not Fed.ALL
         if fed is Fed.STALLED:
             self._pause()
             self._owner.stalled(self)

@@ -91,6 +91,8 @@ round_seconds: Final = 0.004
 """So long requests of all connections are carried out until what came of it is written, synced and sent."""
 turn_seconds: Final = 0.001
 """So long those of one connection, while others wait; one request may take longer, none is cut in two."""
+many_waiting: Final = 64
+"""When more wait for their turn, a slice is a quarter of that."""
 turn_memory_seconds: Final = 0.5
 """After which half of what a connection has cost is forgotten."""
 accepts_of_round_max: Final = 32

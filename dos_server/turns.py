@@ -3,9 +3,11 @@
 A round serves every connection that has something for it, and everybody else waits until it ends. So a round
 has a time, and a connection in it a slice of that. Once the time is over, connections that come are not
 read but wait for their turn; so does one whose slice was not enough for what it had sent. At the end of the
-round, and of each one after it, those that have *used* least come first: the processor time that each has
-cost. Who asks for little is served before who asks for much, whoever came first, and those that ask for
-much share what is left.
+round, and of each one after it, turns go in alternation to those that come with something new and to those
+that had more than a slice, and among either to those first that have *used* least: the processor time that
+each has cost. Who asks for little is served before who asks for much, whoever came first, and those that ask
+for much share what is left. What was used is not enough to tell them apart: of a thousand that each ask for
+much once, every one has used less than a client that asks for little all the time.
 
 What was used is forgotten by and by, half of it in `turn_memory_seconds`: nobody saves time up, and who has
 been connected for long is not behind who has just come.
@@ -14,9 +16,10 @@ Rules of this file: order and time. What a turn does is the connection's.
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Protocol
 
-from dos_server.limits import round_seconds, turn_memory_seconds
+from dos_server.limits import many_waiting, round_seconds, turn_memory_seconds, turn_seconds
 from dos_server.ports import Rounds
 from dos_server.readiness import Call
 
@@ -60,6 +63,8 @@ class Turner(Protocol):
     """A connection."""
 
     use: Use
+    has_more: bool
+    """Its last slice was not enough, or its answers pile up."""
 
     def take_turn(self) -> None:
         """Go on where it stopped."""
@@ -89,6 +94,11 @@ class Turns:
             self._waiting[one] = None
             self._giving.ask()
 
+    @property
+    def slice_seconds(self) -> float:
+        """How long a connection may go on: less when many wait, so that who wants little has it sooner."""
+        return turn_seconds if len(self._waiting) <= many_waiting else turn_seconds / 4
+
     def leave(self, one: Turner) -> None:
         """Its connection is not read any more."""
         self._waiting.pop(one, None)
@@ -100,10 +110,14 @@ class Turns:
             self._giving.ask()
 
     def _go_on(self) -> None:
-        """Give turns for the time of a round, first to those that have used least."""
+        """Give turns for the time of a round: in turn to one of those that come with something new, and of
+        those that had more than their slice; among either to those first that have used least."""
         now = self.clock()
         ends = now + round_seconds
-        for one in sorted(self._waiting, key=lambda one: one.use.lately(now)):
+        order = sorted(self._waiting, key=lambda one: one.use.lately(now))
+        new = [one for one in order if not one.has_more]
+        more = [one for one in order if one.has_more]
+        for one in (one for pair in zip_longest(new, more) for one in pair if one is not None):
             if one in self._waiting:
                 del self._waiting[one]
                 one.take_turn()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dos_server.core.name_table import NameTable, ObjectTable
 from dos_server.core.object_state import ObjectState
-from dos_server.limits import round_seconds, turn_memory_seconds, turn_seconds
+from dos_server.limits import many_waiting, round_seconds, turn_memory_seconds, turn_seconds
 from dos_server.turns import Turns, Use
 
 
@@ -39,7 +39,7 @@ class Peer:
     """A connection with so many seconds of work at hand; its slice is that of the limits."""
 
     def __init__(self, name: str, turns: Turns, clock: Clock, served: list[str], work: float) -> None:
-        self.use, self.name, self.work = Use(), name, work
+        self.use, self.name, self.work, self.has_more = Use(), name, work, False
         self._turns, self._clock, self._served = turns, clock, served
 
     def comes(self) -> None:
@@ -49,10 +49,11 @@ class Peer:
     def take_turn(self) -> None:
         began = self._clock.now
         self._served.append(self.name)
-        done = min(self.work, turn_seconds)
+        done = min(self.work, self._turns.slice_seconds)
         self.work -= done
         self._clock.now += done
         self.use.add(began, self._clock.now)
+        self.has_more = bool(self.work)
         if self.work:
             self._turns.wait(self)
 
@@ -75,6 +76,39 @@ def test_who_asks_for_little_is_served_in_the_round_in_which_it_comes_however_ma
     assert sum(60.0 - one.work for one in greedy) > 0.9 * (clock.now - 100.0), (
         "the rest of the time is theirs"
     )
+
+
+def test_who_comes_with_something_new_does_not_wait_for_a_thousand_bursts_though_it_has_used_more() -> None:
+    # EVIDENCE-OF: P-10
+    clock, rounds, served = Clock(), Rounds(), list[str]()
+    turns = Turns(clock, rounds)  # type: ignore[arg-type]
+    bursts = [Peer("burst", turns, clock, served, 10 * turn_seconds) for _ in range(1_000)]
+    for one in bursts:
+        one.comes()
+        one.has_more = True
+    rounds.end(turns)
+    regular = Peer("regular", turns, clock, served, 0.0)
+    regular.use.add(clock.now - 0.1, clock.now)
+    for _ in range(20):
+        regular.work = turn_seconds / 10
+        assert turns.may_begin(bursts[0]) is False, "the round is full when it comes"
+        clock.now += round_seconds
+        began = clock.now
+        served.clear()
+        regular.comes()
+        rounds.end(turns)
+        assert "regular" in served
+        assert clock.now - began <= 2 * round_seconds
+    assert served.count("burst") > 1, "those that have more go on meanwhile"
+
+
+def test_a_slice_is_shorter_while_many_wait() -> None:
+    clock, rounds = Clock(), Rounds()
+    turns = Turns(clock, rounds)  # type: ignore[arg-type]
+    assert turns.slice_seconds == turn_seconds
+    for _ in range(many_waiting + 1):
+        turns.wait(Peer("one", turns, clock, [], 1.0))
+    assert turns.slice_seconds == turn_seconds / 4
 
 
 def test_those_that_ask_for_much_share_and_none_is_left_out() -> None:
