@@ -194,3 +194,11 @@ def test_an_aggregate_is_one_of_ours_and_stands_behind_a_key_by() -> None:
         rows.key_by("by_key", "key").aggregate("made", total="sum")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="precision is 5 to 20, not 40"):
         ApproxDistinct("who", precision=40)
+    graph = Graph("of lists")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    lists = rows.map("lists", lambda row: row, schema="key string, all array<string>").key_by("by", "key")
+    lists.aggregate("distinct", n=ApproxDistinct("all")).sink("out", CallSink(print))
+    with pytest.raises(
+        GraphError, match="ApproxDistinct takes a column whose values can be a key, and column"
+    ):
+        graph.plan()

@@ -1,5 +1,6 @@
 """apply: operators that users write, the same whatever happens, and told by name when they are wrong."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from dataflow import (
     UserOperator,
 )
 from dataflow.errors import OperatorError
+from dataflow.operators.own_state import _others
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import row, second
 from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, timely
@@ -391,3 +393,14 @@ def test_what_a_method_gives_is_held_to_what_was_declared(methods: dict[str, Any
 def test_an_open_that_fails_is_told_by_name() -> None:
     with pytest.raises(OperatorError, match="operator 'own' failed at its start: open: KeyError"):
         Trial(graph_of(_of(open=lambda self, place: {}["x"])))
+
+
+def test_a_row_of_state_has_changed_where_any_column_has_also_behind_lists() -> None:
+    schema = pa.schema([("more", pa.list_(pa.int64())), ("value", pa.float64()), ("n", pa.int64())])
+
+    def batch(*rows: tuple[list[int], float | None, int | None]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([dict(zip(schema.names, one, strict=True)) for one in rows], schema)
+
+    before = batch(([1], 1.0, 1), ([1], 0.0, None), ([1], math.nan, 1), ([1], 1.0, 1), ([1], None, 1))
+    after = batch(([1], 2.0, 1), ([1], -0.0, None), ([1], math.nan, 1), ([2], 1.0, 1), ([1], None, 2))
+    assert _others(before, after) == [0, 1, 3, 4]

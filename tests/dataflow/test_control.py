@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dataflow import FileSink, FileSource, Graph, GraphError, LogSink, consistent
+from dataflow import FileSink, FileSource, Graph, GraphError, LogSink, consistent, limits
 from dataflow.limits import WorkerLimits
 from dataflow.operators.base import UserFault
 from dataflow.operators.control import ControlOperator
@@ -21,8 +21,8 @@ COLUMNS = pa.schema([("sensor", pa.string()), ("max", pa.int64())])
 
 
 def rows(*given: tuple[str | None, int | None]) -> pa.RecordBatch:
-    sensors, limits = [row[0] for row in given], [row[1] for row in given]
-    return pa.record_batch([pa.array(sensors, pa.string()), pa.array(limits, pa.int64())], schema=COLUMNS)
+    sensors, highest = [row[0] for row in given], [row[1] for row in given]
+    return pa.record_batch([pa.array(sensors, pa.string()), pa.array(highest, pa.int64())], schema=COLUMNS)
 
 
 def table() -> ControlOperator:
@@ -224,3 +224,23 @@ def test_a_table_made_by_chance_makes_what_reads_it_not_deterministic() -> None:
     kept = lines.filter("kept", lambda row, _: True, control=limits)
     kept.sink("out", LogSink(publish="step"))
     assert "'asks' above it is not deterministic" in problem_of(graph)
+
+
+def test_a_key_that_cannot_be_one_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("")
+    graph = Graph("g")
+    lines = graph.source("lines", FileSource(tmp_path / "lines"))
+    parts = lines.map("parts", lambda row: {"parts": [row["line"]]}, schema="parts array<string>, n bigint")
+    table = graph.control("newest", parts, "parts")
+    lines.map("read", lambda row, newest: row, schema="line string", control=table).sink("out", LogSink())
+    with pytest.raises(GraphError, match=r"control 'newest': a column of type list<.*> cannot be a key"):
+        graph.plan()
+
+
+def test_a_table_has_room_for_so_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "control_rows_max", 2)
+    control = table()
+    control.process(rows(("a", 1), ("b", 1), ("a", 2)))
+    control.begin_step()
+    with pytest.raises(UserFault, match="at most 2 keys"):
+        control.process(rows(("c", 1)))

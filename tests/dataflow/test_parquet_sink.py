@@ -12,6 +12,7 @@ from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sink_testing import check_sink
 from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.parquet import ParquetOutput
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
@@ -109,3 +110,25 @@ def test_columns_and_compressions_that_parquet_does_not_know_are_refused_before_
         ParquetSink("x").check_input(pa.schema([("odd", pa.month_day_nano_interval())]))
     with pytest.raises(SchemaError, match="compression is one of zstd, snappy"):
         ParquetSink("x", compression="zip")  # type: ignore[arg-type]
+
+
+def test_the_directory_is_made_with_those_above_it(tmp_path: Path) -> None:
+    writer = opened(tmp_path / "of" / "today")
+    writer.reset_to(None)
+    writer.close()
+    assert (tmp_path / "of" / "today").is_dir()
+
+
+def test_rows_of_a_transaction_that_was_given_up_do_not_count_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "parquet_group_bytes", 3 * rows(1).nbytes)
+    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, 0)
+    for transaction in ("given-up", "next"):
+        output.stage(transaction, rows(1))
+        output.stage(transaction, rows(2))
+        if transaction == "given-up":
+            output.abort(transaction)
+    output.prepare("next")
+    assert pq.ParquetFile(tmp_path / "_next.parquet").num_row_groups == 1
+    output.close()

@@ -257,6 +257,22 @@ def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_
             rows.event_time("timed", "at", **options)
 
 
+@pytest.mark.parametrize("columns", [("when", None), ("at", "when")])
+def test_event_time_is_of_columns_that_are_there(columns: tuple[str, str | None]) -> None:
+    graph = Graph("g")
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    moves: Any = {"punctuation": columns[1]} if columns[1] else {"lateness": timedelta(0)}
+    rows.event_time("timed", columns[0], **moves).sink("out", CallSink(print))
+    with pytest.raises(GraphError, match="event_time 'timed': time column 'when' is not there"):
+        graph.plan()
+
+
+def test_a_window_is_one_of_ours() -> None:
+    keyed = Graph("g").source("rows", InputSource("rows", SCHEMA)).key_by("by_key", "key")
+    with pytest.raises(SchemaError, match=r"a window is Tumbling\(...\) or Sliding\(...\), not 'day'"):
+        keyed.aggregate("made", "day", n=Count())  # type: ignore[arg-type]
+
+
 def test_a_cut_holds_the_time_of_its_own_step_though_sources_are_ahead() -> None:
     trial = Trial(windowed(Tumbling("at", timedelta(seconds=10))))
     (circuit,) = trial._circuits
