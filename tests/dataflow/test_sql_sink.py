@@ -219,23 +219,3 @@ def test_what_cannot_be_written_is_refused_before_anything_runs() -> None:
     with pytest.raises(SchemaError, match="key= is for postgresql, sqlite, and this is mysql"):
         SqlSink("mysql://h/d", "t", key="id")
     assert "secret" not in repr(SqlSink("postgresql+psycopg://u:secret@h/d", "t"))
-
-
-def test_the_rows_that_another_region_staged_are_left_alone(tmp_path: Path) -> None:
-    """Its name fits the pattern of LIKE that ours would be."""
-    url = f"sqlite:///{tmp_path / 'rows.db'}"
-    sink = SqlSink(url, "t", shared=True)
-
-    def of(region: str) -> SinkWriter:
-        writer = sink.open(OperatorContext(region, "out", 0, 1, bytes(16), (SCHEMA,), None, 1))
-        writer.reset_to(None)
-        return writer
-
-    other = of("rXr")
-    other.process(batch((1, "a")))
-    other.prepare(1)
-    other.sync()
-    of("r_r").close()
-    other.publish(1)
-    other.close()
-    assert rows_in(url, "t") == [(1, "a")]
