@@ -134,3 +134,11 @@ def test_a_superseded_writer_gets_nothing_in_by_a_run() -> None:
     server.event(v.BatchEnded())
     server.settle()
     assert server.ask(new, m.Stat("o")).info.synced == 100
+
+
+def test_a_run_of_a_session_that_is_gone_changes_nothing() -> None:
+    server = Harness()
+    server.event(v.ReceivedAppends(99, frames_of([Asked("o", 100, 0, False)], {})))
+    server.event(v.BatchEnded())
+    server.settle()
+    assert not server.heard.get(99)

@@ -571,3 +571,12 @@ def test_a_disk_that_went_back_and_a_damaged_history_of_stamps_are_reported(data
     assert {one.place for one in checked(data).findings} == {"stamps", "witnessed"}
     with pytest.raises(CorruptDataError, match="stamps"):
         Harness(RealDisk(data))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lacks", [1, 64])
+def test_an_extent_beyond_the_goal_is_damage(lacks: int) -> None:
+    """A goal is where an extent ends: one that goes on behind it was not acknowledged so."""
+    file = Endless(3)
+    goal = Goal(file.size - lacks, file.digest)
+    with pytest.raises(DamagedExtentError, match="an extent of the bytes from"):
+        verify_part(file.read, file.seed, beginning(1), goal, fsck_part_bytes, fsck_part_extents_max)

@@ -14,6 +14,7 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
+from dos_server.core.records import decode_marks
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.memory.disk import _Folder, _Node
 from tests.support.core_harness import SERVER_ID, Harness
@@ -503,3 +504,18 @@ def test_a_lack_of_descriptors_is_not_taken_for_damage(request_: m.Get | m.Stat)
     world.disk.fail("open", errno.EIO)
     assert world.ask(reader, request_).code == ErrorCode.CORRUPT
     assert world.look().corrupt
+
+
+def test_before_a_copy_changes_places_the_old_one_has_a_durable_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash may leave neither copy: the object is known to be lost then, not never to have been."""
+    world, seen = World(), list[int]()
+    rename = world.disk.rename
+
+    def watched(folder: str, old: str, new: str) -> None:
+        marks = decode_marks(bytes(world.file(".marks").stable))
+        seen.append(max((mark.synced for mark in marks if mark is not None and mark.name == "o"), default=0))
+        rename(folder, old, new)
+
+    monkeypatch.setattr(world.disk, "rename", watched)
+    assert isinstance(world.mend(world.reader(), LONGER, old=world.look()), m.Mended)
+    assert seen[-1] == len(CONTENT)

@@ -135,3 +135,17 @@ def test_a_server_whose_data_directory_is_there_goes_on(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert disk.why_gone() == ""
     disk.shut()
+
+
+def test_a_data_directory_that_cannot_be_looked_at_now_is_not_taken_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "no right to look now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refused)
+        assert disk.why_gone() == ""
+    disk.shut()
