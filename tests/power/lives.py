@@ -124,14 +124,28 @@ def _trouble(rng: random.Random) -> Callable[[str], int]:
     return trouble
 
 
+def _begin_in_trouble(state: DiskState, rng: random.Random) -> None:
+    """A life that may not get through its start, nor its first look at a directory; what it leaves of them is
+    for the next one."""
+    disk = ModelDisk(state, dies_after=rng.randrange(60))
+    disk.trouble = _trouble(rng)
+    with contextlib.suppress(DeadError, OSError):
+        server = Harness(disk)
+        server.ask(server.connect(), m.ChangeDirectory("dir"))
+
+
 def many_lives(seed: int, count: int, *, troubled: bool = False, version0: bool = False) -> None:
     """So many lives one after the other. Raises AssertionError when one of them lost or made up something.
 
-    `troubled`: the disk is full, and descriptors and rights are missing, now and then, once a server runs.
+    `troubled`: the disk is full, and descriptors and rights are missing, now and then, in starts too.
     `version0`: its clients write too.
     """
     rng, history, state = random.Random(seed), History(), DiskState()
     for epoch in range(1, count + 1):
+        if troubled and rng.random() < 0.4:
+            _begin_in_trouble(state, rng)
+            if rng.random() < 0.4:
+                state = DiskState.of(state.crash(rng.getrandbits(64)))
         with contextlib.suppress(DeadError):
             disk = ModelDisk(state, dies_after=rng.randrange(60))
             life = Life(disk, history, epoch)
