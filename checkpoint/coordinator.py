@@ -26,7 +26,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.progress import reset_json
+from checkpoint.core.progress import reset_json, reset_line
 from checkpoint.core.region import (
     CutCommitted,
     Launcher,
@@ -367,6 +367,8 @@ class RegionControl:
             with self._lock:
                 self._settled[event.name] = event
                 self._lock.notify_all()
+        if isinstance(event, ResetReport):
+            logger.warning("%s", reset_line(self.spec.name, event))
         self._tell_listeners(event)
         if self._observer is not None:
             self._observer(event)

@@ -194,7 +194,8 @@ def _wrong(aggregate: Aggregate, column: pa.DataType | None, wanted: str) -> Sch
 def _number(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
     if pa.types.is_integer(column) or column in (pa.float32(), pa.float64()):
         return column
-    raise _wrong(aggregate, column, "a column of integers or doubles")
+    exact = ", decimals" if isinstance(aggregate, Sum) else ""
+    raise _wrong(aggregate, column, f"a column of integers{exact} or doubles")
 
 
 def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:

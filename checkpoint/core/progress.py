@@ -164,6 +164,14 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
     }
 
 
+def reset_line(region: str, reset: ResetReport) -> str:
+    """One reset for the log, in one line whatever the reason: of a traceback the last."""
+    who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
+    reason = reset.reason.strip().splitlines()[-1] if reset.reason.strip() else "no reason is known"
+    where = f"checkpoint {reset.cut}" if reset.cut else "the beginning"
+    return f"{region}: {who}: {reason}; all workers went back to {where} in {reset.seconds:.1f} s, and go on"
+
+
 def _since(now: int, before: int) -> int:
     return now - before if now >= before else now
 

@@ -171,7 +171,10 @@ def test_a_sum_of_integers_that_does_not_fit_stops_and_names_the_operator() -> N
             {"total": Sum("m")},
             r"Sum(m) of 'total' takes a column that is not there; the columns are key, n, x",
         ),
-        ({"total": Sum("who")}, "Sum takes a column of integers or doubles, and column 'who' is string"),
+        (
+            {"total": Sum("who")},
+            "Sum takes a column of integers, decimals or doubles, and column 'who' is string",
+        ),
         ({"mean": Mean("day")}, "Mean takes a column of integers or doubles, and column 'day' is date"),
         ({"key": Count()}, "the result 'key' is named like a key column"),
         ({"_hash": Count()}, "_hash"),

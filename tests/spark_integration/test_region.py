@@ -154,9 +154,13 @@ def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
     assert region.status.last_cut == dos("cuts", "ls")["cuts"][-1]["cut"]
 
 
+def told_of_resets(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if " was lost: " in one.getMessage()]
+
+
 # EVIDENCE-OF: P-7, P-10
 def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
-    start: Start, tmp_path: Path, store: str
+    start: Start, tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     graph = word_count(tmp_path, passes=150, function=split_slowly)
     region = start(graph, store=store, checkpoint_interval=0.2, scratch=tmp_path / "scratch")
@@ -164,6 +168,11 @@ def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
     os.kill(region.status.workers[1].pid, signal.SIGKILL)
     wait_until(lambda: len(region.status.resets) == 1, region)
     assert "worker 1" in region.status.resets[0].reason or region.status.resets[0].worker == 1
+    wait_until(lambda: told_of_resets(caplog) != [], region)
+    (line,) = told_of_resets(caplog)
+    assert line.startswith(f"{region.name}: worker 1 was lost: ")
+    assert "all workers went back to checkpoint " in line
+    assert "\n" not in line, "one line, with no trace"
     assert region.awaitTermination(PATIENCE_S)
     assert_right(tmp_path, passes=150)
 
