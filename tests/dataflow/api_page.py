@@ -1,0 +1,266 @@
+"""docs/api.md: the signatures of what users call to build a graph, read from the source as it stands.
+
+Rules of this file: source to text. That the page is current is a test's affair (`test_api_page.py`).
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import is_dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import dataflow
+from dataflow import testing
+from dataflow.aggregates import Aggregate
+from dataflow.graph import GraphPlan
+from dataflow.operators.base import OperatorSpec
+from dataflow.sinks.sql import SqlSink
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "api.md"
+_WIDTH: Final = 110
+Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_HEAD: Final = """\
+# Signatures
+
+All that is called to build and test a graph, by class. This page is made from the source by
+`./run test tests/dataflow/test_api_page.py --rewrite`; a test fails when it is not current.
+What operators do is in [operators.md](operators.md), sources and sinks are in
+[sources-and-sinks.md](sources-and-sinks.md), tests in [testing.md](testing.md).
+Each name has a docstring with all its arguments: `help(dataflow.Stream.map)`.
+"""
+_MACHINERY: Final = ("dataflow.operators.base", "dataflow.sources.base", "dataflow.sinks.base")
+"""Modules with what a source or sink is for the workers: users do not call it."""
+_LEFT_OUT: Final = {GraphPlan, dataflow.Producer, dataflow.StepRows}
+"""What users get and do not make; docs/inputs.md and docs/sources-and-sinks.md describe it."""
+
+
+def api_page() -> str:
+    """The text of docs/api.md."""
+    groups: dict[str, list[str]] = {
+        "Graphs": ["Graph"],
+        "Streams": ["Stream", "KeyedStream"],
+        "Sources": _named("Source"),
+        "Sinks": [*_named("Sink"), "SqlSink"],
+        "Windows": ["Tumbling", "Sliding", "CountWindow"],
+    }
+    every = {name: getattr(dataflow, name) for name in dataflow.__all__}
+    every |= {"SqlSink": SqlSink, "Trial": testing.Trial, "assert_crash_safe": testing.assert_crash_safe}
+    taken = {name for names in groups.values() for name in names}
+    left = [name for name, one in every.items() if name not in taken and not _is_left_out(one)]
+    aggregates = [name for name in left if getattr(every[name], "__module__", "") == "dataflow.aggregates"]
+    groups["Aggregates"] = aggregates
+    groups["Everything else"] = [name for name in left if name not in aggregates]
+    known = _Aliases()
+    parts = [_HEAD]
+    for title, names in groups.items():
+        parts.append(f"## {title}\n")
+        parts += [_entry(every[name], name, known) for name in names]
+    parts.append("## Names of types\n\n```text\n" + "\n".join(known.lines()) + "\n```\n")
+    return "\n".join(parts)
+
+
+def _named(suffix: str) -> list[str]:
+    return [name for name in dataflow.__all__ if name.endswith(suffix)]
+
+
+def _is_left_out(one: Any) -> bool:
+    is_error = inspect.isclass(one) and issubclass(one, Exception)
+    return is_error or not (inspect.isclass(one) or inspect.isfunction(one)) or one in _LEFT_OUT
+
+
+class _Aliases:
+    """The type aliases that signatures name. Choices of texts are written out, others are listed."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, str] = {}
+
+    def text(self, module: ModuleType, annotation: ast.expr) -> str:
+        """An annotation as it is shown. `module`: where it stands."""
+        return ast.unparse(_Shown(module, self).visit(annotation))
+
+    def shown(self, module: ModuleType, name: str) -> ast.expr:
+        """What is shown for a name: itself, or what it stands for."""
+        found = _definition_of_alias(module, name)
+        if found is None:
+            return ast.Name(name)
+        where, value = found
+        made: ast.expr = _Shown(where, self).visit(value)
+        text = ast.unparse(made)
+        if _is_choice(value) or self._listed.setdefault(name, text) != text:
+            return made
+        return ast.Name(name)
+
+    def lines(self) -> list[str]:
+        return [f"{name} = {text}" for name, text in sorted(self._listed.items())]
+
+
+class _Shown(ast.NodeTransformer):
+    """Quotes go, aliases become what is shown for them, and Literal["a", "b"] becomes 'a' | 'b'."""
+
+    def __init__(self, module: ModuleType, aliases: _Aliases) -> None:
+        self._module = module
+        self._aliases = aliases
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._aliases.shown(self._module, node.id)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if not isinstance(node.value, str):
+            return node
+        found: ast.AST = self.visit(ast.parse(node.value, mode="eval").body)
+        return found
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if not _is_choice(node):
+            return self.generic_visit(node)
+        choices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        made = choices[0]
+        for choice in choices[1:]:
+            made = ast.BinOp(made, ast.BitOr(), choice)
+        return made
+
+
+def _is_choice(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal"
+
+
+@cache
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
+
+
+def _definition_of_alias(module: ModuleType, name: str) -> tuple[ModuleType, ast.expr] | None:
+    """Where an alias is defined, and its value; None for what is none of the project's."""
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            is_alias = isinstance(node.annotation, ast.Name) and node.annotation.id == "TypeAlias"
+            return (module, deepcopy(node.value)) if is_alias and node.value is not None else None
+        if isinstance(node, ast.ImportFrom) and any(one.name == name for one in node.names):
+            ours = (node.module or "").split(".")[0] in ("dataflow", "checkpoint")
+            return _definition_of_alias(import_module(node.module or ""), name) if ours else None
+    return None
+
+
+def _entry(one: Any, name: str, known: _Aliases) -> str:
+    lines = [_call(name, one, known)] if inspect.isfunction(one) else [*_of_class(one, name, known)]
+    first = inspect.cleandoc(one.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    return f"### `{name}`\n\n{first}\n\n```text\n" + "\n".join(lines) + "\n```\n"
+
+
+def _of_class(one: type, name: str, known: _Aliases) -> Iterator[str]:
+    if not issubclass(one, dataflow.Stream):
+        yield _made(one, name, known)
+    is_described = issubclass(one, (OperatorSpec, Aggregate))  # workers call what else it has
+    wanted = one.__abstractmethods__ if is_described and inspect.isabstract(one) else None
+    if is_described and wanted is None:
+        return
+    for method, value in _methods(one):
+        if wanted is not None and method not in wanted:
+            continue
+        if isinstance(value, property):
+            yield f"{name}.{method}: {_result(value.fget, known)}"
+        else:
+            yield _call(f"{name}.{method}", getattr(value, "__func__", value), known)
+
+
+def _methods(one: type) -> Iterator[tuple[str, Any]]:
+    """Its public methods and properties that are written in the project, in the order of the source; a keyed
+    stream's are those that streams do not have.
+    """
+    bases = one.__mro__
+    if one is dataflow.KeyedStream:
+        bases = tuple(base for base in bases if not issubclass(dataflow.Stream, base))
+    seen: set[str] = set()
+    for base in bases:
+        if base.__module__.split(".")[0] != "dataflow" or base.__module__ in _MACHINERY:
+            continue
+        for name, value in vars(base).items():
+            is_method = inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod, property))
+            if is_method and not name.startswith("_") and name not in seen:
+                seen.add(name)
+                yield name, value
+
+
+def _module_of(one: Any) -> ModuleType:
+    return sys.modules[one.__module__]
+
+
+def _definition(function: Any) -> Definition:
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, Definition)
+    return node
+
+
+def _result(function: Any, known: _Aliases) -> str:
+    returns = _definition(function).returns
+    return "" if returns is None else known.text(_module_of(function), returns)
+
+
+def _call(name: str, function: Any, known: _Aliases, *, makes: bool = False) -> str:
+    node = _definition(function)
+    module = _module_of(function)
+    given = node.args
+    plain = [one for one in (*given.posonlyargs, *given.args) if one.arg not in ("self", "cls")]
+    defaults: list[ast.expr | None] = [None] * (len(plain) - len(given.defaults)) + [*given.defaults]
+    shown = [_argument(module, one, value, known) for one, value in zip(plain, defaults, strict=True)]
+    only_by_place = sum(one.arg not in ("self", "cls") for one in given.posonlyargs)
+    if only_by_place:
+        shown.insert(only_by_place, "/")
+    if given.vararg is not None:
+        shown.append("*" + _argument(module, given.vararg, None, known))
+    elif given.kwonlyargs:
+        shown.append("*")
+    for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        shown.append(_argument(module, one, value, known))
+    if given.kwarg is not None:
+        shown.append("**" + _argument(module, given.kwarg, None, known))
+    waits = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
+    return _wrapped(f"{waits}{name}(", shown, ")" if makes else f") -> {_result(function, known)}")
+
+
+def _argument(module: ModuleType, one: ast.arg, value: ast.expr | None, known: _Aliases) -> str:
+    annotation = "" if one.annotation is None else f": {known.text(module, one.annotation)}"
+    return f"{one.arg}{annotation}" + ("" if value is None else f" = {ast.unparse(value)}")
+
+
+def _made(one: type, name: str, known: _Aliases) -> str:
+    """How an instance is made."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+    assert isinstance(node, ast.ClassDef)
+    if any(isinstance(part, ast.FunctionDef) and part.name == "__init__" for part in node.body):
+        return _call(name, vars(one)["__init__"], known, makes=True)
+    shown = []
+    for part in node.body if is_dataclass(one) else ():
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            text = known.text(_module_of(one), part.annotation)
+            if part.target.id.startswith("_") or "ClassVar" in text:
+                continue
+            default = "" if part.value is None else f" = {ast.unparse(part.value)}"
+            shown.append(f"{part.target.id}: {text}{default}")
+    return _wrapped(f"{name}(", shown, ")")
+
+
+def _wrapped(begin: str, parts: Sequence[str], end: str) -> str:
+    """The parts with commas between them, broken between two of them where a line would be too long."""
+    lines = [begin]
+    for index, part in enumerate(parts):
+        text = part + (end if index == len(parts) - 1 else ",")
+        fits = len(lines[-1]) + 1 + len(text) <= _WIDTH
+        space = "" if lines[-1].endswith("(") else " "
+        if fits:
+            lines[-1] += space + text
+        else:
+            lines.append("    " + text)
+    if not parts:
+        lines[-1] += end
+    return "\n".join(lines)
+
+
+__all__ = ["PAGE", "api_page"]
