@@ -68,9 +68,11 @@ async def fill(copies: "Copies", copy: "Copy") -> None:
             continue
         before = _offset(copy)
         source = copies.claim.source_for(copy.target, before + 1, copies.link)
-        if source is None and copy.had > before and _nobody_may_give(copies, copy, before + 1):
-            why = f"{before} bytes, of which it had acknowledged {copy.had}; nobody else has the others"
-            copies.handle(copy, Differed(why, spoiled=True))
+        if source is None and _nobody_may_give(copies, copy, before + 1):
+            went_back = copy.had > before
+            had = f", of which it had acknowledged {copy.had}" if went_back else ""
+            why = f"{before} bytes{had}; nobody else has the others"
+            copies.handle(copy, Differed(why, spoiled=went_back))
             return
         if source is None:
             await copies.claim.wait_changed(1.0)
@@ -144,7 +146,8 @@ async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> No
         return
     while not _reached(copies, copy):
         await _room(copies, copy)
-        await _copy_chunk(source, copies, copy, fold)
+        if not await _copy_chunk(source, copies, copy, fold):
+            return
 
 
 async def _room(copies: "Copies", copy: "Copy") -> None:
@@ -156,13 +159,15 @@ async def _room(copies: "Copies", copy: "Copy") -> None:
         await copy.moved.wait()
 
 
-async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold: PrefixDigest) -> None:
+async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold: PrefixDigest) -> bool:
+    """Send the next chunk; False when the source has no more now: its sync may be on its way, or it may never
+    come, which is for `fill` to find out."""
     target = copy.target
     _, end = stretch(fold.size, target.size)
     data = await source.get(target.name, fold.size, min(end - fold.size, catch_up_read_bytes))
     if not data:
-        await copies.claim.wait_changed(0.1)  # the source's own sync is still on its way
-        return
+        await copies.claim.wait_changed(0.1)
+        return False
     chunk = Chunk(fold.size, fold.value, data)
     fold.update(data)
     expected = target.digest_at(fold.size)
@@ -171,6 +176,7 @@ async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold
             f"{target.name} of {source.address}", fold.size, f"{expected:016x}", f"{fold.value:016x}"
         )
     _append(copies, copy, chunk, "member")
+    return True
 
 
 def _append(copies: "Copies", copy: "Copy", chunk: Chunk, source: str) -> None:
