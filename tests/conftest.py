@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite",
         action="store_true",
-        help="stories: write what happens, instead of comparing",
+        help="stories and docs/api.md: write what is, instead of comparing",
     )
 
 

@@ -35,7 +35,7 @@ from dataflow.sources.base import (
 from dataflow.sources.turns import Turns, begin_bytes
 from dos_protocol.digests import digest64
 
-Rows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
+PositionedRows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
 """(position behind the row, the row); or None: there is nothing at the moment."""
 
 _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
@@ -55,14 +55,14 @@ class IteratorSource(SourceSpec):
     independently, dealt to the workers in turn. Raises SchemaError.
     """
 
-    rows: Callable[[str, int], Rows]
+    rows: Callable[[str, int], PositionedRows]
     schema: pa.Schema
     splits: tuple[str, ...]
     poll_s: float
 
     def __init__(
         self,
-        rows: Callable[[str, int], Rows],
+        rows: Callable[[str, int], PositionedRows],
         schema: "str | pa.Schema",
         *,
         splits: Sequence[str] = ("rows",),

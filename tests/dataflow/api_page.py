@@ -1,4 +1,4 @@
-"""docs/api.md: the signatures of what users call to build a graph, read from the source as it stands.
+"""docs/api.md: the signatures of what users call to build a graph, as they are written in the source.
 
 Rules of this file: source to text. That the page is current is a test's affair (`test_api_page.py`).
 """
@@ -30,10 +30,10 @@ _HEAD: Final = """\
 # Signatures
 
 All that is called to build and test a graph, by class. This page is made from the source by
-`./run test tests/dataflow/test_api_page.py --rewrite`; a test fails when it is not current.
+`./run test tests/dataflow/test_api_page.py --rewrite`, and a test fails when it is not current.
 What operators do is in [operators.md](operators.md), sources and sinks are in
 [sources-and-sinks.md](sources-and-sinks.md), tests in [testing.md](testing.md).
-Each name has a docstring with all its arguments: `help(dataflow.Stream.map)`.
+Each name has a docstring that explains its arguments: `help(dataflow.Stream.map)`.
 """
 _MACHINERY: Final = ("dataflow.operators.base", "dataflow.sources.base", "dataflow.sinks.base")
 """Modules with what a source or sink is for the workers: users do not call it."""
@@ -221,8 +221,17 @@ def _call(name: str, function: Any, known: _Aliases, *, makes: bool = False) -> 
         shown.append(_argument(module, one, value, known))
     if given.kwarg is not None:
         shown.append("**" + _argument(module, given.kwarg, None, known))
-    waits = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
+    waits = _way_to_call(node)
     return _wrapped(f"{waits}{name}(", shown, ")" if makes else f") -> {_result(function, known)}")
+
+
+def _way_to_call(node: Definition) -> str:
+    if not isinstance(node, ast.AsyncFunctionDef):
+        return ""
+    if any("contextmanager" in ast.unparse(one) for one in node.decorator_list):
+        return "async with "
+    is_generator = node.returns is not None and "AsyncGenerator" in ast.unparse(node.returns)
+    return "async for ... in " if is_generator else "await "
 
 
 def _argument(module: ModuleType, one: ast.arg, value: ast.expr | None, known: _Aliases) -> str:
