@@ -264,4 +264,5 @@ def test_listing_in_version_0_waits_like_listing_while_too_much_stands_before_pe
             honest.sendall(use + listing)
             assert answers.read(int.from_bytes(answers.read(4), "big")) == b"ok"
             assert answers.read(int.from_bytes(answers.read(4), "big")).count(b"\n") == names
-    assert bound < Recorded.most < bound + (100 << 10), "one answer more, at most"
+    answer = 100 << 10  # more than one has; where the kernel takes a part at once, the bound is just not met
+    assert bound - answer < Recorded.most < bound + answer, "one answer more, at most"
