@@ -103,8 +103,8 @@ def dump(
 
         dos journal dump --json --from 4096 dos://h1,h2,h3/wordcount.w0000/state | head
 
-    Exit codes: 0 all was shown, 1 a fault was found (on standard error, after all that is good), 2 usage or
-    no such journal, 3 the store cannot be reached.
+    Exit codes: 0 all was shown, 1 a fault was found (on standard error, after all that is good) or history
+    that was asked for is missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if as_json and v0_style:
         refuse("--json and --v0-style are two ways to show the same: say one of them", USAGE)
@@ -143,8 +143,9 @@ def grep(
 
         dos journal grep --op SEGMENT_START '' dos://h1,h2,h3/ledger/files
 
-    Exit codes: 0 something was found, 1 the journal has a fault (what was found before it is shown), 2 usage
-    or no such journal, 3 the store cannot be reached, 4 nothing was found.
+    Exit codes: 0 something was found, 1 the journal has a fault (what was found before it is shown) or
+    history that was asked for is missing, 2 usage or no such journal, 3 the store cannot be reached, 4
+    nothing was found.
     """
     with refusing():
         search = Search(pattern, _operation(op))
@@ -175,7 +176,7 @@ def verify(
         dos journal verify --history dos://h1,h2,h3/ledger/files
 
     While a take-over has not completed, what lies past the end that can be proved committed is not verified,
-    and said so.
+    and said so. The same of history that is not there, if no segment says that it was trimmed.
 
     Exit codes: 0 sound, 1 a fault was found or not all could be verified, 2 usage or no such journal, 3 the
     store cannot be reached.
@@ -183,7 +184,7 @@ def verify(
     outcome = _inspect(target, accept, token_file, history=history)
     sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
     sys.stdout.flush()
-    if outcome.fault is not None or outcome.unproved:
+    if outcome.fault is not None or outcome.not_verified:
         raise typer.Exit(FAULT)
 
 
@@ -254,8 +255,8 @@ def timeline(
 
         dos journal timeline --history --plot ledger.png dos://h1,h2,h3/ledger/files
 
-    Exit codes: 0 done, 1 a fault was found (what is good before it is shown), 2 usage or no such journal, 3
-    the store cannot be reached.
+    Exit codes: 0 done, 1 a fault was found (what is good before it is shown) or history that was asked for is
+    missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if plot is not None:
         with refusing():
@@ -328,17 +329,17 @@ def _show(target: str, consume: Consumer, token_file: Path | None, *, history: b
     if not outcome.committed_only:
         sys.stdout.flush()
         sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
-    if outcome.unproved:
-        sys.stdout.flush()
-        sys.stderr.write(f"dos journal: {outcome.unproved}\n")
     _say_fault(outcome)
 
 
 def _say_fault(outcome: Outcome) -> None:
-    """If there is one; that ends the command."""
+    """Say what is wrong, or was not shown. Data that are wrong or not there end the command."""
     sys.stdout.flush()
+    for text in outcome.not_verified:
+        sys.stderr.write(f"dos journal: {text}\n")
     if outcome.fault is not None:
         sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
+    if outcome.fault is not None or outcome.missing:
         raise typer.Exit(FAULT)
 
 

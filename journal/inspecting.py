@@ -37,7 +37,7 @@ from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread,
 from journal.chain import look_chain, look_committed
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import Decoded
-from journal.core.errors import HistoryTrimmedError, LostBytesError
+from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
 from journal.core.record_layout import VERSION_1
 from journal.core.replay import SpanReplay, Step
@@ -66,9 +66,16 @@ class Outcome:
     base: int = 0
     end: str = ""
     gone: str = ""
-    """Of a chain whose history was asked for: what of it is not held any more."""
+    """Of a chain whose history was asked for: what of it was trimmed."""
+    missing: str = ""
+    """The same, of what is not there and no segment says was trimmed."""
     unproved: str = ""
     """Of a chain: what lies past its end and cannot be proved committed now."""
+
+    @property
+    def not_verified(self) -> tuple[str, ...]:
+        """What should be there and was not seen, a sentence each; no fault was found in the rest."""
+        return tuple(text for text in (self.missing, self.unproved) if text)
 
     @property
     def committed_only(self) -> bool:
@@ -279,13 +286,15 @@ async def _look(store: StorePort, directory: str, chain: str, outcome: Outcome) 
 
 
 async def _below(store: StorePort, directory: str, head: ChainState, outcome: Outcome) -> list[ChainState]:
-    """The stretches of history below the newest snapshot, the oldest first; what is gone is noted."""
+    """The stretches of history below the newest snapshot, the oldest first; what is not there is noted."""
     found = [head]
     try:
         while (
             below := await stretch_below(store, directory, head.chain, found[-1], head.released)
         ) is not None:
             found.append(below)
+    except HistoryMissingError as error:
+        outcome.missing = str(error)
     except HistoryTrimmedError as error:
         outcome.gone = str(error)
     return found[:0:-1]

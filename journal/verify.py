@@ -17,11 +17,10 @@ def verdict_text(outcome: Outcome) -> str:
     seen = f"{tally.records} records in {tally.segments} segment{'s' * (tally.segments != 1)}"
     extent = f"offsets {tally.first_offset or 0} to {tally.end_offset}, {tally.bytes} bytes"
     version = "" if tally.version is None else f", version {tally.version}"
-    if outcome.fault is None and outcome.unproved:
-        return (
-            f"sound as far as it can be proved: {outcome.target}: {seen}, {extent}{version}\n"
-            f"not verified: {outcome.unproved}"
-        )
+    if outcome.fault is None and outcome.not_verified:
+        so_far = "is there" if outcome.missing else "can be proved"
+        lines = [f"sound as far as it {so_far}: {outcome.target}: {seen}, {extent}{version}"]
+        return "\n".join([*lines, *(f"not verified: {text}" for text in outcome.not_verified)])
     if outcome.fault is None:
         return f"sound: {outcome.target}: {seen}, {extent}{version}"
     return (
@@ -36,7 +35,7 @@ def verdict_json(outcome: Outcome) -> str:
     verdict: dict[str, object] = {
         "target": outcome.target,
         "what": outcome.kind,
-        "sound": outcome.fault is None and not outcome.unproved,
+        "sound": outcome.fault is None and not outcome.not_verified,
         "version": tally.version,
         "segments": tally.segments,
         "records": tally.records,
@@ -48,6 +47,8 @@ def verdict_json(outcome: Outcome) -> str:
     }
     if outcome.unproved:
         verdict["unproved"] = outcome.unproved
+    if outcome.missing:
+        verdict["missing"] = outcome.missing
     if outcome.fault is not None:
         verdict["fault"] = fault_fields(outcome.fault, outcome.base)
     return msgspec.json.encode(verdict).decode()

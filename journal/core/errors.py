@@ -108,6 +108,10 @@ class HistoryTrimmedError(DosError):
     remedy = "ask for a later moment, or name its archive too: dos://..+s3://BUCKET/PREFIX"
 
 
+class HistoryMissingError(HistoryTrimmedError):
+    """The same, and no segment's start says that it was let go: lost, or a region's manifest released it."""
+
+
 class MirrorDiffersError(DosError):
     """A local journal and its copy in a store are not of one history. Nothing was appended."""
 

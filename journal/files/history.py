@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dos_protocol.errors import NotFoundError
 from journal.chain import look_chain_at, look_committed
 from journal.core.chain import ChainState
-from journal.core.errors import HistoryTrimmedError, LostBytesError
+from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
 from journal.core.file_ops import Stop
 from journal.core.position import NO_FLOOR, ORIGIN, Position
 from journal.core.record import Record
@@ -50,7 +50,7 @@ async def stretch_below(
     store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
 ) -> ChainState | None:
     """The stretch on which this one stands; None if it is the first. released: as the chain's head says.
-    Raises as `stretch_at`.
+    Raises as `stretch_at`; HistoryMissingError if nothing in the chain explains that it is not there.
     """
     below = await _stands_on(store, directory, state)
     if below == ORIGIN:
@@ -63,7 +63,10 @@ async def stretch_below(
         where = f"chain {chain} in {directory}"
         if first.order <= released:
             raise HistoryTrimmedError(f"{where} was trimmed: it begins at {first.base} now") from error
-        raise HistoryTrimmedError(f"{where} begins at {first.base}: what lies below is gone") from error
+        raise HistoryMissingError(
+            f"{where} begins at {first.base}: what lies below is gone, and no start of a segment says that it"
+            f" was trimmed (a region's manifest may have released it): {error}"
+        ) from error
 
 
 async def _first_that_tells(store: StorePort, directory: str, state: ChainState, stop: Stop) -> Record | None:

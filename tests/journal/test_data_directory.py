@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from dos_cli.main import app
 from dos_client import init_store
 from dos_client.store import open_store
+from dos_server.limits import mark_bytes
 from journal import Directory
 from tests.support.servers import ServerProcess, one_server
 
@@ -101,6 +102,27 @@ def test_what_cannot_be_read_there_is_said(data: Path, arguments: tuple[str, ...
 def test_what_one_disk_has_is_not_archived(data: Path) -> None:
     done = dos("journal", "archive", data / "ledger" / "files", "s3://backups/dos")
     assert (done.exit_code, "only a store says" in done.stderr) == (2, True)
+
+
+def test_history_that_is_gone_and_that_nobody_trimmed_is_said_and_the_exit_code_is_1(data: Path) -> None:
+    target, stored = data / "ledger" / "files", data / "d" / "ledger"
+    assert dos("journal", "verify", "--history", target).exit_code == 0
+    lowest = min(path.name for path in stored.iterdir() if path.name[0] != ".")
+    (stored / lowest).unlink()
+    marks = bytearray((stored / ".marks").read_bytes())
+    slot = marks.index(lowest.encode()) // mark_bytes * mark_bytes
+    marks[slot : slot + mark_bytes] = bytes(mark_bytes)
+    (stored / ".marks").write_bytes(marks)
+    done = dos("journal", "verify", "--history", target)
+    assert (done.exit_code, done.stdout.startswith("sound as far as it is there: ")) == (1, True), done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("not verified: ")]
+    assert "no start of a segment says that it was trimmed" in line, line
+    found = json.loads(dos("journal", "verify", "--history", "--json", target).stdout)
+    assert (found["sound"], found["missing"]) == (False, line.removeprefix("not verified: "))
+    for command in ("dump", "timeline"):
+        done = dos("journal", command, "--history", target)
+        assert (done.exit_code, "says that it was trimmed" in done.stderr) == (1, True), done.stderr
+    assert dos("journal", "verify", target).exit_code == 0, "nothing was asked of the history"
 
 
 def test_a_flipped_bit_is_a_fault_and_nothing_is_made(data: Path, tmp_path: Path) -> None:
