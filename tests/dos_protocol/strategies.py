@@ -22,7 +22,7 @@ entries = st.lists(infos, max_size=5).map(tuple)
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, u8, blobs, ids, u64, texts),
-    st.builds(m.Welcome, u8, ids, u32, u32, u32, blobs),
+    st.builds(m.Welcome, u8, ids, u32, u32, u32, blobs, u64, ids, st.booleans(), blobs),
     st.builds(m.ChangeDirectory, wire_names, st.booleans(), u64, ids),
     st.builds(m.DirectoryOpened, u64, ids, entries),
     st.builds(m.Append, wire_names, u64, u64, payloads),
@@ -43,6 +43,10 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
     st.just(m.Bye()),
     st.builds(m.Mend, wire_names, u64, u64, u64, u64, u64, st.booleans(), payloads),
     st.builds(m.Mended, wire_names, u64, st.booleans()),
+    st.builds(m.Stamp, u64, ids),
+    st.builds(m.Stamped, u64, ids),
+    st.builds(m.Witness, ids, u64, ids, u64, ids),
+    st.builds(m.Witnessed, ids, u64, ids),
     st.builds(m.Error, u16, texts, texts, u64, blobs),
 )
 

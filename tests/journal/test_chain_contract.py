@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from dos_client.store import open_store
 from dos_protocol.errors import ClosedError, FencedError, LocalProtocolError
@@ -27,8 +29,9 @@ from journal import (
     read_records,
     take_over,
 )
+from journal.core.decoder import decode_all
 from journal.limits import record_body_bytes_max
-from tests.journal.memory_store import MemoryStore
+from tests.journal.memory_store import DIRECTORY, MemoryStore
 
 pytestmark = pytest.mark.trio
 
@@ -273,6 +276,25 @@ async def test_an_unpipelined_chain_waits_for_each_record(bench: Bench) -> None:
     assert await bench.look() == ["a", "b", "c"]
     await writer.roll([note(text) for text in "xyz"])
     assert await bench.look() == ["x", "y", "z"], "every record of this snapshot was waited for"
+
+
+async def test_records_of_an_unpipelined_snapshot_are_sent_one_at_a_time() -> None:
+    """R9: each proves the one before it, so the one before it must be on a quorum when it is sent."""
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", await take_over(claim, "J", generation=1), 1, pipelined=False)
+    async with trio.open_nursery() as nursery:
+        claim.held = True
+        nursery.start_soon(writer.roll, [note("x"), note("y")])
+        for op in (Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.OUTPUT, Op.OUTPUT, Op.SNAPSHOT_END):
+            await trio.testing.wait_all_tasks_blocked()
+            sent = claim.objects[writer.segment]
+            under_way, _ = decode_all(bytes(sent._data[sent.synced :]))
+            assert [record.op for _, record in under_way] == [op]
+            claim.deliver(1)
+            claim.deliver(2)
+    assert sent.synced == sent.size
+    assert await Bench(store, DIRECTORY).look() == ["x", "y"]
 
 
 async def test_a_closed_writer_appends_nothing(bench: Bench) -> None:

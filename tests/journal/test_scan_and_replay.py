@@ -270,3 +270,17 @@ def test_a_chain_cut_at_a_position_keeps_what_lies_below() -> None:
         chain.up_to(Position(1, 90, 9))
     with pytest.raises(StopNotFoundError, match="has digest"):
         chain.up_to(Position(2, 180, 3))
+    assert chain.up_to(Position(1, 120, 9)).segments == (SegmentSpan(spans[0].name, 100, 20, 9, 20),)
+    assert chain.up_to(ORIGIN) == ChainState("J", (), ORIGIN)
+    for other in (Position(2, 150, 1), Position(1, 151, 1), Position(2, 181, 2), Position(1, 100, 1)):
+        assert not chain.holds(other)
+        with pytest.raises(StopNotFoundError, match="is not in chain J"):
+            chain.up_to(other)
+
+
+@pytest.mark.parametrize("end", [None, ORIGIN])
+def test_a_chain_with_nothing_in_it_holds_no_position_but_the_origin(end: Position | None) -> None:
+    chain = ChainState("J", (), end, unproved=7, claimed=9)
+    assert (chain.bytes, chain.snapshot_size, chain.holds(ORIGIN)) == (0, 0, True)
+    with pytest.raises(StopNotFoundError, match="which is empty; 7 more bytes of chain J"):
+        chain.up_to(Position(1, 1, 0))

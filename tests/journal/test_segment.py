@@ -20,6 +20,7 @@ from journal.core.segment import (
     segment_name,
     start_record,
 )
+from journal.core.trimming import Floors, below, lowest
 from journal.ops import Op
 
 chains = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,93}", fullmatch=True).filter(
@@ -60,6 +61,13 @@ def test_other_names_are_not_segments(name: str) -> None:
     assert parse_segment_name(name) is None
 
 
+def test_the_longest_name_of_a_chain_is_that_of_the_longest_segment() -> None:
+    longest = "a" * 94
+    assert check_chain_name(longest) == longest
+    assert len(segment_name(longest, 2**64 - 1, 2**64 - 1)) == 128
+    assert parse_segment_name(segment_name(longest, 1, 0)) == SegmentName(longest, 1, 0)
+
+
 @pytest.mark.parametrize("chain", ["", "../x", "a" * 95, "c.0000000000000003.0000000000000000"])
 def test_a_chains_name_leaves_room_and_is_no_segments_name(chain: str) -> None:
     with pytest.raises(BadNameError):
@@ -98,6 +106,17 @@ def changed(start: SegmentStart, **fields: object) -> Record:
     [
         (Record(Op.MARK), FIRST.name, "a SEGMENT_START record"),
         (Record(Op.SEGMENT_START), FIRST.name, "a SEGMENT_START record"),
+        (Record(Op.CUT, strings=start_record(FIRST).strings), FIRST.name, "a SEGMENT_START record"),
+        (
+            Record(Op.SEGMENT_START, ints=(1,), strings=start_record(FIRST).strings),
+            FIRST.name,
+            "a SEGMENT_START record",
+        ),
+        (
+            Record(Op.SEGMENT_START, strings=start_record(FIRST).strings * 2),
+            FIRST.name,
+            "a SEGMENT_START record",
+        ),
         (Record(Op.SEGMENT_START, strings=(b"{}",)), FIRST.name, "JSON of a segment start"),
         (Record(Op.SEGMENT_START, strings=(b"\xff",)), FIRST.name, "JSON of a segment start"),
         (Record(Op.SEGMENT_START, strings=(b"[" * 5000,)), FIRST.name, "JSON of a segment start"),
@@ -125,12 +144,52 @@ def changed(start: SegmentStart, **fields: object) -> Record:
         ),
         (changed(SECOND, predecessor=Predecessor(BELOW.name, 99, 7)), SECOND.name, "ends at base 100"),
         (changed(SECOND, predecessor=Predecessor(BELOW.name, 0, 7)), SECOND.name, "ends at base 100"),
+        (changed(SECOND, predecessor=Predecessor(BELOW.name, 101, 7)), SECOND.name, "ends at base 100"),
+        (changed(FIRST, base=1), f"{FIRST.name[:-1]}1", "a predecessor below base 1"),
+        (changed(SECOND, released=(3, 100)), SECOND.name, "a release of segments below an earlier one"),
+        (changed(SECOND, released=(4, 0)), SECOND.name, "a release of segments below an earlier one"),
+        (changed(SECOND, released=(0, 0)), SECOND.name, "a release of segments below an earlier one"),
+        (changed(SECOND, released=(-1, 9)), SECOND.name, "a release of segments below an earlier one"),
     ],
 )
 def test_a_start_that_breaks_a_rule_is_refused_by_name(record: Record, name: str, words: str) -> None:
     with pytest.raises(ChainError, match=words) as caught:
         parse_start(record, name)
     assert caught.value.where == name
+
+
+@pytest.mark.parametrize("released", [(0, 1), (1, 0), (3, 99)])
+def test_a_start_may_release_what_lies_below_any_earlier_segment(released: tuple[int, int]) -> None:
+    start = msgspec.structs.replace(SECOND, released=released)
+    assert parse_start(start_record(start), SECOND.name).released == released
+
+
+def test_a_segment_may_stand_on_an_earlier_one_of_its_epoch_and_release_nothing() -> None:
+    same = Predecessor("state.0000000000000003.0000000000000063", 1, 7)
+    start = msgspec.structs.replace(SECOND, predecessor=same)
+    assert parse_start(start_record(start), SECOND.name) == start
+    assert "released" not in start_record(start).strings[0].decode()
+
+
+floors = st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(1, 3), st.integers(0, 3)))
+
+
+@given(st.lists(floors, max_size=3))
+def test_the_floor_that_several_need_is_the_lowest_of_those_that_all_name(several: list[Floors]) -> None:
+    found = lowest(several)
+    for chain in "abc":
+        named = [each[chain] for each in several if chain in each]
+        assert found.get(chain) == (min(named) if named and len(named) == len(several) else None)
+    assert list(found) == sorted(found), "the same order everywhere, for it is written down"
+
+
+@given(floors, st.sampled_from("abcd"), st.integers(1, 3), st.integers(0, 3))
+def test_garbage_is_what_lies_below_its_chains_floor(
+    named: Floors, chain: str, epoch: int, base: int
+) -> None:
+    is_garbage = chain in named and (epoch, base) < named[chain]
+    assert below(named)(segment_name(chain, epoch, base)) == is_garbage
+    assert not below(named)(chain)
 
 
 def test_the_position_that_a_segment_stands_on() -> None:

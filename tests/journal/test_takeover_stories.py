@@ -300,10 +300,15 @@ async def test_readers_of_a_pipelined_chain_see_what_a_quorum_holds_and_no_more(
     size = len(encode_v1(note("a")))
     claim.deliver(2, size=next(iter(claim.objects.values())).size - 2 * size - 1)
     assert await looked(store) == ["a"], "member 2 has b but for one byte: whole records only"
+    state = await look_chain(store, DIRECTORY, "J")
+    assert (state.unproved, state.unproved_text) == (0, ""), "what a living writer has in flight is not told"
     store.claim(2, [2, 3])
     assert await looked(store) == [], "under another epoch they prove nothing"
     state = await look_chain(store, DIRECTORY, "J")
     assert state.end is not None, "but the start was waited for: what stands below it is committed"
+    assert (state.unproved, state.claimed) == (4 * size, 2), "the longest copy has all four"
+    assert f"{4 * size} more bytes of chain J" in state.unproved_text
+    assert "epoch 2 did not complete" in state.unproved_text
 
 
 async def test_v7_a_member_with_a_damaged_copy_is_not_a_member_with_a_short_one() -> None:

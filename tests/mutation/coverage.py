@@ -100,9 +100,10 @@ class Coverage:
         return self._ordered(module, found)
 
     def touching(self, module: str) -> list[str]:
-        """The tests that execute anything of the module, the most promising first."""
+        """The tests that execute anything of the module, the most promising first. A module of values alone
+        (limits, classes of messages) is executed by none, and used by any."""
         found = [name for name, one in self.tests.items() if module in one["lines"]]
-        return self._ordered(module, found)
+        return self._ordered(module, found or list(self.tests))
 
     def _ordered(self, module: str, names: list[str]) -> list[str]:
         """Those first that have killed mutants of the module; then one of each function, the rest of its
