@@ -49,15 +49,12 @@ from journal.reading import Source, span_chunks
 
 Consumer = Callable[[list[Located]], bool]
 """Takes records in order; False when it has seen enough."""
-Progress = Callable[[int, int | None], None]
-"""(bytes done, bytes in all if known)"""
+Progress = Callable[[int, int | None], None]  # bytes done, bytes in all if known
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What an inspection found: how much, and the first fault, whose segment begins at logical offset
-    `base`.
-    """
+    """What an inspection found: how much, and the first fault, whose segment begins at offset `base`."""
 
     target: str
     kind: str = "file"
@@ -67,15 +64,13 @@ class Outcome:
     end: str = ""
     gone: str = ""
     """Of a chain whose history was asked for: what of it was trimmed."""
-    missing: str = ""
-    """The same, of what is not there and no segment says was trimmed."""
+    missing: str = ""  # what is not there, and no segment says was trimmed
     unproved: str = ""
     """Of a chain: what lies past its end and cannot be proved committed now."""
 
     @property
     def not_verified(self) -> tuple[str, ...]:
-        """What should be there and was not seen, a sentence each; no fault was found in the rest."""
-        return tuple(text for text in (self.missing, self.unproved) if text)
+        return tuple(text for text in (self.missing, self.unproved) if text)  # a sentence each
 
     @property
     def committed_only(self) -> bool:
