@@ -231,9 +231,8 @@ class Incarnation:
         return True
 
     def _input_waits(self) -> bool:
-        return (
-            self._reading.has_input() or self._reading.idle_in() == 0
-        )  # not input, but it is as good a reason for a step
+        # a split that falls idle is no input, but as good a reason for a step
+        return self._reading.has_input() or self._reading.idle_in() == 0
 
     def wakes_in(self) -> float | None:
         """Seconds after which `advance` is to be called though no message came, None: never."""

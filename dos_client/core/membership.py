@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dos_client.core.quorum import Quorums
+from dos_protocol.errors import VERDICTS, ErrorCode
 from dos_protocol.store_record import StoreRecord, confirmations_needed
 
 
@@ -33,9 +34,7 @@ class ServerAnswer:
     rolled_back: bool = False
 
 
-ROLLED_BACK: Final = (
-    "its disk went back in time: start it on an empty data directory, and put it in with `dos store replace`"
-)
+ROLLED_BACK: Final = f"its disk went back in time: {VERDICTS[ErrorCode.ROLLED_BACK].remedy}"
 
 
 @dataclass(frozen=True, slots=True)

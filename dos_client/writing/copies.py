@@ -222,8 +222,7 @@ class Copies:
         told = target.sizes.get(self.server_id, 0)
         copy.had = max(copy.had, told) if info.synced < max(copy.had, told) else 0
         if info.synced < told:
-            target.sizes.pop(self.server_id)
-            target.received_sizes.pop(self.server_id, None)
+            target.uncount(self.server_id)
             log.error(
                 "%s has %d bytes of %s/%s, and had acknowledged %d: its disk lost them, or went back in time."
                 " Other directories may lack more: replace the member (`dos store replace`)",
@@ -251,8 +250,7 @@ class Copies:
         target = copy.target
         self._active.pop(target.name, None)
         target.unsure.discard(self.server_id)
-        target.sizes.pop(self.server_id, None)
-        target.received_sizes.pop(self.server_id, None)
+        target.uncount(self.server_id)
         (target.spoiled if copy.replica.spoiled else target.without).add(self.server_id)
         copy.moved.set()
         log.warning("%s: %s", self.link.member.address, self._named(copy))

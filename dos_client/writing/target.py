@@ -157,10 +157,14 @@ class Target:
             if synced - self._trimmed_at >= _TRIM_STEP_BYTES:
                 self.trim(window_bytes_max)
 
-    def distrust(self, server_id: bytes) -> None:
-        """The member's copy says nothing any more of what it has, or ever had."""
+    def uncount(self, server_id: bytes) -> None:
+        """What the member told of its copy does not count any more."""
         self.sizes.pop(server_id, None)
         self.received_sizes.pop(server_id, None)
+
+    def distrust(self, server_id: bytes) -> None:
+        """The member's copy says nothing any more of what it has, or ever had."""
+        self.uncount(server_id)
         self.without.discard(server_id)
         self.spoiled.add(server_id)
 

@@ -8,7 +8,7 @@ import trio
 
 from dos_client import QuorumUnavailableError, connect
 from dos_protocol.limits import entries_max
-from tests.dos_client.support import ThreadServer, new_writer, thread_servers, until
+from tests.dos_client.support import ThreadServer, content_of, new_writer, thread_servers, until
 
 OBJECTS = 6
 
@@ -71,3 +71,5 @@ async def test_an_append_that_would_make_an_object_too_many_is_made_when_there_i
         with trio.fail_after(60):
             await second.wait_synced(position)
             await first.wait_synced(first.append(b"goes on"))
+        assert await content_of(server, "d", "second") == b"y"
+        assert await content_of(server, "d", "first") == b"xgoes on"

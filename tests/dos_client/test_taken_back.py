@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dos_client import Claim, QuorumUnavailableError, init_store
 from dos_client.core.claim import has_less_than_it_said
 from dos_client.errors import MissingDataError
 from dos_client.limits import milestone_bytes, window_bytes_max
+from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.vocabulary import ObjectInfo
 from tests.dos_client.support import ThreadServer, caught_up, claimed, damage, has, off, on, until, url_of
@@ -130,6 +132,19 @@ def test_an_answer_is_taken_back_by_less_by_damage_and_by_absence_and_not_by_mor
     assert not has_less_than_it_said({}, [ObjectInfo("x", 10, 9, corrupt=True)])
 
 
+async def copied(server: ThreadServer) -> Path:
+    """A copy of its disk, as it is now."""
+    image = server.data.with_name(f"{server.data.name}-image")
+    await trio.to_thread.run_sync(shutil.copytree, server.data, image)
+    return image
+
+
+async def append_more_than_a_window(writer: ObjectWriter) -> None:
+    """So that the writer's memory has forgotten what came before."""
+    for _ in range(2 * window_bytes_max // len(MUCH) + 1):
+        await writer.wait_synced(writer.append(MUCH))
+
+
 async def put_back_an_older_copy(server: ThreadServer, image: Path) -> None:
     """The disk has what it had then, but for its stamps: as if it was copied since the newest of them."""
     await off(server)
@@ -138,6 +153,10 @@ async def put_back_an_older_copy(server: ThreadServer, image: Path) -> None:
     await trio.to_thread.run_sync(shutil.copytree, image, server.data)
     (server.data / "stamps").write_bytes(stamps)
     await on(server)
+
+
+async def all_are(claim: Claim, servers: Sequence[ThreadServer], state: str) -> None:
+    await until(lambda: all(state_of(claim, one)[0] == state for one in servers), state)
 
 
 def state_of(claim: Claim, server: ThreadServer) -> tuple[str, str]:
@@ -157,18 +176,15 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(CONTENT))
         await caught_up(store)
-        images = [one.data.with_name(f"{one.data.name}-image") for one in three]
-        for one, image in zip(three, images, strict=True):
-            await trio.to_thread.run_sync(shutil.copytree, one.data, image)
-        for _ in range(2 * window_bytes_max // len(MUCH) + 1):
-            await writer.wait_synced(writer.append(MUCH))
+        images = [await copied(one) for one in three]
+        await append_more_than_a_window(writer)
         await writer.wait_synced(writer.append(b"the end"))
         size = claim.targets["x"].synced
         await caught_up(store)
         for one, image in zip(three[:went_back], images, strict=False):
             await put_back_an_older_copy(one, image)
         final = "in sync" if went_back < 3 else "broken"
-        await until(lambda: all(state_of(claim, one)[0] == final for one in three), final)
+        await all_are(claim, three, final)
         said = f"has {len(CONTENT)} bytes of d/x, and had acknowledged {size}"
         assert sum(said in one.getMessage() for one in caplog.records) == went_back
         position = writer.append(b", and more")
@@ -187,18 +203,15 @@ async def test_bytes_that_only_an_absent_member_may_have_are_waited_for(three: l
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(CONTENT))
         await caught_up(store)
-        images = [one.data.with_name(f"{one.data.name}-image") for one in three]
-        for one, image in zip(three, images, strict=True):
-            await trio.to_thread.run_sync(shutil.copytree, one.data, image)
-        for _ in range(2 * window_bytes_max // len(MUCH) + 1):
-            await writer.wait_synced(writer.append(MUCH))
+        images = [await copied(one) for one in three]
+        await append_more_than_a_window(writer)
         await caught_up(store)
         await off(three[2])
         for one, image in zip(three[:2], images, strict=False):
             await put_back_an_older_copy(one, image)
-        await until(lambda: all(state_of(claim, one)[0] == "comparing" for one in three[:2]), "compared")
+        await all_are(claim, three[:2], "comparing")
         await on(three[2])
-        await until(lambda: all(state_of(claim, one)[0] == "in sync" for one in three), "filled by the third")
+        await all_are(claim, three, "in sync")
         await writer.wait_synced(writer.append(b"and more"))
 
 
@@ -212,16 +225,13 @@ async def test_a_member_that_was_away_while_the_others_went_back_is_not_compared
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(CONTENT))
         await caught_up(store)
-        images = [one.data.with_name(f"{one.data.name}-image") for one in three]
-        for one, image in zip(three, images, strict=True):
-            await trio.to_thread.run_sync(shutil.copytree, one.data, image)
+        images = [await copied(one) for one in three]
         await off(three[2])
-        for _ in range(2 * window_bytes_max // len(MUCH) + 1):
-            await writer.wait_synced(writer.append(MUCH))
+        await append_more_than_a_window(writer)
         for one, image in zip(three[:2], images, strict=False):
             await put_back_an_older_copy(one, image)
         await on(three[2])
-        await until(lambda: all(state_of(claim, one)[0] == "broken" for one in three), "decided")
+        await all_are(claim, three, "broken")
 
 
 @pytest.mark.trio
@@ -232,18 +242,15 @@ async def test_members_that_one_with_more_fills_a_part_of_the_way_are_decided_wh
     await init_store(url_of(three))
     async with claimed(three) as (store, claim):
         writer = claim.open_object("x")
-        images = [one.data.with_name(f"{one.data.name}-image") for one in three]
         await writer.wait_synced(writer.append(CONTENT))
         await caught_up(store)
-        for one, image in zip(three[1:], images[1:], strict=True):
-            await trio.to_thread.run_sync(shutil.copytree, one.data, image)
+        older = [await copied(one) for one in three[1:]]
         await writer.wait_synced(writer.append(bytes(16 * milestone_bytes - len(CONTENT))))
         await caught_up(store)
-        await trio.to_thread.run_sync(shutil.copytree, three[0].data, images[0])
-        for _ in range(2 * window_bytes_max // len(MUCH) + 1):
-            await writer.wait_synced(writer.append(MUCH))
+        images = [await copied(three[0]), *older]
+        await append_more_than_a_window(writer)
         await caught_up(store)
         await off(*three)
         for one, image in zip(three, images, strict=True):
             await put_back_an_older_copy(one, image)
-        await until(lambda: all(state_of(claim, one)[0] == "broken" for one in three), "decided")
+        await all_are(claim, three, "broken")
