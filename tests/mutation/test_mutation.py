@@ -1,6 +1,7 @@
 """The driver of mutation testing on a module made for it; and in CI, what is recorded is tried again."""
 
 import ast
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,15 @@ def test_functions_that_are_held_elsewhere_get_the_mutated_code(source: Source) 
         assert can_replace(source.compiled(mutant), source.compiled(None))
         replace_functions(live_functions()[str(source.path)], source.compiled(mutant))
         assert (near(thing, 3), thing.half) == expected
+
+
+def test_functions_that_the_session_before_left_frozen_are_found() -> None:
+    """One call for several packages is one process: a mutant whose function is not found is never applied."""
+    gc.freeze()
+    try:
+        assert sample in live_functions()[sample.__code__.co_filename]
+    finally:
+        gc.unfreeze()
 
 
 def test_the_scope_of_each_package_is_there() -> None:
