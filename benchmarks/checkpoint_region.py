@@ -38,7 +38,7 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.coordinator import RegionControl  # noqa: E402
+from checkpoint.coordinator.control import RegionControl  # noqa: E402
 from checkpoint.core.outputs import decode_output, output_chain  # noqa: E402
 from checkpoint.core.region import (  # noqa: E402
     CutCommitted,

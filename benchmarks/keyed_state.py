@@ -66,15 +66,15 @@ def measure(place: str, keys: int, touches: int) -> None:
     trial, rng = trial_of(place), np.random.default_rng(7)
     before = memory()
     begin, begin_cpu, done = time.perf_counter(), time.process_time(), 0
-    marks = [keys, keys + touches]
+    watermarks = [keys, keys + touches]
     for batch in steps(rng, keys, touches):
         trial.step({"rows": batch})
         done += batch.num_rows
-        if done == marks[0]:
+        if done == watermarks[0]:
             wall, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
-            count = keys if len(marks) == 2 else touches
+            count = keys if len(watermarks) == 2 else touches
             held = memory()
-            words = "new" if len(marks) == 2 else "found again"
+            words = "new" if len(watermarks) == 2 else "found again"
             own, file = (held[name] - before[name] for name in ("RssAnon", "RssFile"))
             print(
                 f"{place:7} {count:>9,} keys {words:11} {count / wall:>9,.0f} keys/s"
@@ -82,7 +82,7 @@ def measure(place: str, keys: int, touches: int) -> None:
                 f"  disk {trial.counters()[0]['visits'].get('disk_bytes', 0) / (1 << 20):6.0f} MiB",
                 flush=True,
             )
-            marks.pop(0)
+            watermarks.pop(0)
             begin, begin_cpu = time.perf_counter(), time.process_time()
 
 

@@ -94,10 +94,10 @@ def restores(folder: Path, total: int) -> dict[str, dict[str, float]]:
 
 async def times_of_gets(store: Store, size: int, count: int) -> dict[str, float]:
     """Milliseconds of GETs one after the other, and hedges in percent."""
-    chance, found = random.Random(7), []
+    rng, found = random.Random(7), []
     races, hedges = store.counts.questions, store.counts.hedges
     for _ in range(count):
-        offset = chance.randrange(size // GET_BYTES - 1) * GET_BYTES
+        offset = rng.randrange(size // GET_BYTES - 1) * GET_BYTES
         begin = time.perf_counter()
         assert len(await store.read("bench", "stream", offset, GET_BYTES)) == GET_BYTES
         found.append(1_000 * (time.perf_counter() - begin))

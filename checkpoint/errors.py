@@ -95,7 +95,7 @@ class NoInputError(DosError):
         self.handles = tuple(handles)
 
 
-class CutReleasedError(DosError):
+class CheckpointReleasedError(DosError):
     """The cut cannot be restored any more: the manifest has released it, and what it needed may be deleted.
     `retained`: the cuts that can be.
     """
@@ -109,13 +109,13 @@ class CutReleasedError(DosError):
         self.retained = retained
 
 
-class PinRefusedError(DosError):
+class SavepointRefusedError(DosError):
     """A pin that cannot be made, or let go: why is in the message. Nothing was changed."""
 
-    remedy = "see `dos cuts ls` for what is retained, and what is pinned"
+    remedy = "see `dos checkpoint ls` for what is retained, and what is pinned"
 
 
-class StateNotToldError(DosError):
+class StateNotRecordedError(DosError):
     """The blocks of a worker's state do not tell what changed between two cuts: why is in `reason`."""
 
     remedy = "read the state at each of the two cuts, and compare them"
@@ -176,7 +176,7 @@ class OutputDiffersError(DosError):
     deterministic. Nothing of it was written. The region stops and needs a person.
     """
 
-    remedy = 'use publish="cut", or have what is before the sink give the same for the same input'
+    remedy = 'use publish="checkpoint", or have what is before the sink give the same for the same input'
 
     def __init__(self, sink: str, step: int, before: int, now: int) -> None:
         super().__init__(
@@ -203,7 +203,7 @@ __all__ = [
     "RegionFailedError",
     "RegionFencedError",
     "StaleIncarnationError",
-    "StateNotToldError",
+    "StateNotRecordedError",
     "StepOrderError",
     "StoppedError",
     "UnsupportedKeyTypeError",

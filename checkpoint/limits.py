@@ -32,9 +32,9 @@ cuts_retained_min: Final = 2
 cuts_retained_max: Final = 1_000
 trim_wait_s: Final = 60.0
 """So long `dos region trim` waits for members to delete."""
-pins_max: Final = 64
+savepoints_max: Final = 64
 """Cuts that stay restorable by name: each keeps what its region needed then, on every member."""
-pin_name_chars_max: Final = 64
+savepoint_name_chars_max: Final = 64
 """Their numbers are in every cut, and a manifest's snapshot carries them all over."""
 chain_segments_max: Final = 64
 """A chain of more segments (each reset opens one) begins anew with a snapshot, however short it is."""
@@ -74,17 +74,17 @@ inputs_poll_s: Final = 0.5
 request_bytes_max: Final = 4096
 answer_bytes_max: Final = 4 * 1024 * 1024
 """A status of the most workers fits."""
-letters_object_bytes_max: Final = 4 * 1024 * 1024
+queue_object_bytes_max: Final = 4 * 1024 * 1024
 """Requests, or answers, go on in a new object when theirs would be longer: nobody reads more than this to
 find the newest.
 """
-letters_objects_kept: Final = 4
+queue_objects_kept: Final = 4
 """The newest objects of requests, or answers, are looked at: older ones have got their last bytes long ago,
 and are taken away.
 """
-letters_tidy_s: Final = 1.0
+queue_tidy_s: Final = 1.0
 """A writer of letters waits so long for older objects to go; a later one takes what is left."""
-letters_repair_s: Final = 5.0
+queue_repair_s: Final = 5.0
 """How often a driver looks whether a member that was unavailable lacks requests or answers."""
 requests_open_max: Final = 1_000
 """Accepted and not done. More are refused."""
@@ -154,4 +154,4 @@ assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s
 assert workers_max < senders_max
 assert state_block_bytes_max < data_bytes_max
 assert 2 <= cuts_retained_min <= cuts_retained <= cuts_retained_max
-assert request_bytes_max < letters_object_bytes_max
+assert request_bytes_max < queue_object_bytes_max

@@ -12,11 +12,11 @@ from typing import Any
 import trio
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import Frame, FrameDecoder, encode, encode_header
-from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, Hello
+from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode, encode_header
+from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
-from checkpoint.world import Stream, world
-from dos_client import world as client_world
+from checkpoint.runtime import LinkStream, runtime
+from dos_client import runtime as client_runtime
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
 logger = logging.getLogger("dos.checkpoint")
@@ -32,25 +32,25 @@ class Link:
     after closing.
     """
 
-    def __init__(self, stream: Stream, hello: Hello) -> None:
+    def __init__(self, stream: LinkStream, hello: LinkHello) -> None:
         self.hello = hello
         self.local_address: tuple[str, int] = stream.socket.getsockname()[:2]
         self.peer_address: tuple[str, int] = stream.socket.getpeername()[:2]
         self._stream = stream
-        self._decoder = FrameDecoder(handshake=True)
+        self._decoder = ChannelFrameDecoder(handshake=True)
         self._send_lock = trio.Lock()
         self._mid_send = False
 
-    def proved(self, hello: Hello) -> None:
+    def proved(self, hello: LinkHello) -> None:
         """Both ends have the key: from now on any frame is taken. For this module's handshakes."""
         self.hello = hello
         self._decoder.handshake = False
 
-    async def send(self, frame: Frame) -> None:
+    async def send(self, frame: ChannelFrame) -> None:
         """Send one frame. Raises BrokenConnectionError, ClosedError. Cancelled midway: broken."""
         await self.send_many((frame,))
 
-    async def send_many(self, frames: Iterable[Frame]) -> None:
+    async def send_many(self, frames: Iterable[ChannelFrame]) -> None:
         """Send frames in order, none of another task between them. As `send`."""
         async with self._send_lock:
             if self._mid_send:
@@ -61,14 +61,14 @@ class Link:
                     await self._send_one(frame)
             self._mid_send = False
 
-    async def _send_one(self, frame: Frame) -> None:
+    async def _send_one(self, frame: ChannelFrame) -> None:
         if len(frame.payload) <= _join_bytes_max:
             await self._stream.send_all(encode(frame))
         else:
             await self._stream.send_all(encode_header(frame))
             await self._stream.send_all(frame.payload)
 
-    async def receive(self) -> Frame:
+    async def receive(self) -> ChannelFrame:
         """The next frame. Raises LinkClosedError (orderly end), BrokenConnectionError, ChannelFrameError,
         ClosedError.
 
@@ -108,14 +108,14 @@ class _translated:  # noqa: N801  (reads as a word at its uses)
 
 
 async def connect_link(
-    host: str, port: int, *, key: bytes, hello: Hello, timeout_s: float = limits.handshake_timeout_s
+    host: str, port: int, *, key: bytes, hello: LinkHello, timeout_s: float = limits.handshake_timeout_s
 ) -> Link:
     """Dial and prove. Raises BrokenConnectionError (not reachable, or silent for `timeout_s`) or
     HandshakeError.
     """
     try:
         with trio.fail_after(timeout_s):
-            stream = await world().connect(host, port)
+            stream = await runtime().connect(host, port)
             try:
                 return await _dial(stream, key, hello)
             except BaseException:
@@ -131,17 +131,17 @@ async def connect_link(
         raise BrokenConnectionError(f"{host}:{port} cannot be reached: {error}") from error
 
 
-async def _drop(stream: Stream) -> None:
+async def _drop(stream: LinkStream) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()  # closing says nothing more to the other end then
         await stream.aclose()
 
 
 def _nonce() -> bytes:
-    return client_world.world().fresh_id(NONCE_BYTES)
+    return client_runtime.runtime().fresh_id(NONCE_BYTES)
 
 
-async def _dial(stream: Stream, key: bytes, hello: Hello) -> Link:
+async def _dial(stream: LinkStream, key: bytes, hello: LinkHello) -> Link:
     link = Link(stream, hello)
     dialler = Dialler(hello, key=key, nonce=_nonce())
     await link.send(dialler.hello())
@@ -152,7 +152,7 @@ async def _dial(stream: Stream, key: bytes, hello: Hello) -> Link:
 
 
 async def accept_link(
-    stream: Stream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
+    stream: LinkStream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
 ) -> Link:
     """The acceptor's half, on a fresh connection. Raises HandshakeError, BrokenConnectionError; the stream
     is closed then.
@@ -169,9 +169,9 @@ async def accept_link(
         raise
 
 
-async def _accept(stream: Stream, job: str, key: bytes) -> Link:
+async def _accept(stream: LinkStream, job: str, key: bytes) -> Link:
     acceptor = Acceptor(job=job, key=key, nonce=_nonce())
-    link = Link(stream, Hello(role="control", job=job, worker=-1, attempt=-1))
+    link = Link(stream, LinkHello(role="control", job=job, worker=-1, attempt=-1))
     try:
         await link.send(acceptor.received(await link.receive()))
         proved, accepted = acceptor.proved(await link.receive())
@@ -222,7 +222,7 @@ async def _listen(host: str, ports: Iterable[int]) -> list[Any]:
     tried: list[str] = []
     for port in ports:
         try:
-            return await world().listen(host, port, _backlog)
+            return await runtime().listen(host, port, _backlog)
         except OSError as error:
             tried.append(f"{port}: {error.strerror}")
     raise BrokenConnectionError(f"no port to listen at on {host} ({'; '.join(tried) or 'none given'})")

@@ -1,4 +1,4 @@
-"""The worker's end of the control link. For the worker runtime (`dataflow.worker`): what to call, in which
+"""The worker's end of the control link. For the worker runtime (`dataflow.worker.process`): what to call, in which
 order.
 
     async with open_participant(spec, counters=sample) as control:
@@ -58,7 +58,7 @@ from typing import Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.handshake import Hello
+from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import (
     Counters,
@@ -75,20 +75,20 @@ from checkpoint.core.messages import (
     decode_from_coordinator,
 )
 from checkpoint.core.participant import (
-    Ended,
     LinkGone,
     MessageIn,
     Order,
+    OrderRefused,
+    ParticipantEnded,
     ParticipantInput,
-    Refused,
-    Report,
-    Send,
-    Tick,
+    ParticipantTick,
+    ReportWanted,
+    SendReport,
 )
-from checkpoint.core.participant import Participant as Core
+from checkpoint.core.participant import ParticipantCore as Core
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link
-from checkpoint.world import world
+from checkpoint.runtime import runtime
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
 __all__ = ["Order", "Participant", "ParticipantSpec", "open_participant"]
@@ -154,8 +154,8 @@ class Participant:
                 job=self._spec.job,
                 worker=self._spec.worker,
                 attempt=self._spec.attempt,
-                pid=world().process_id(),
-                host=world().host_name(),
+                pid=runtime().process_id(),
+                host=runtime().host_name(),
                 exchange_host=exchange_host,
                 exchange_port=exchange_port,
                 scratch=scratch,
@@ -269,17 +269,17 @@ class Participant:
 
     async def _report(self, message: ToCoordinator) -> None:
         """Hand a report to the sender. Raises StaleIncarnationError, LocalProtocolError: nothing was sent."""
-        self._handle(Report(message, of=self._taken))
+        self._handle(ReportWanted(message, of=self._taken))
         await trio.lowlevel.checkpoint()
 
     def _handle(self, event: ParticipantInput) -> None:
         for effect in self._core.handle(event, trio.current_time()):
-            if isinstance(effect, Send):
+            if isinstance(effect, SendReport):
                 self._to_send.send_nowait(effect.message)
-            elif isinstance(effect, Refused):
+            elif isinstance(effect, OrderRefused):
                 logger.warning("worker %d refused an order: %s", self._spec.worker, effect.refusal)
             else:
-                assert isinstance(effect, Ended)
+                assert isinstance(effect, ParticipantEnded)
                 self._ended = effect.error
         self._changed.set()
         self._changed = trio.Event()
@@ -301,7 +301,7 @@ class Participant:
     async def _beat(self) -> None:
         while (due := self._core.deadline()) is not None:
             await trio.sleep_until(due)
-            self._handle(Tick(due, self._counters()))
+            self._handle(ParticipantTick(due, self._counters()))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -329,7 +329,7 @@ async def open_participant(
     link = await connect_link(
         *spec.coordinator,
         key=spec.job_key,
-        hello=Hello(role="control", job=spec.job, worker=spec.worker, attempt=spec.attempt),
+        hello=LinkHello(role="control", job=spec.job, worker=spec.worker, attempt=spec.attempt),
     )
     participant = Participant(spec, link, counters)
     try:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from checkpoint.input_log import close_input
-    from dataflow.aggregates import ApproxDistinct, Count, Max, Mean, Min, Sum
+    from checkpoint.chains.input_log import close_input
     from dataflow.core.regions import autonomous, consistent
     from dataflow.errors import GraphError, OperatorError, OperatorFailure, SchemaError
-    from dataflow.graph import Graph, GraphPlan
-    from dataflow.key_states import KeyState
-    from dataflow.migration import Migration
+    from dataflow.graph.builder import Graph, GraphPlan
+    from dataflow.graph.stream import KeyedStream, Stream
+    from dataflow.operators.aggregate_functions import ApproxDistinct, Count, Max, Mean, Min, Sum
     from dataflow.operators.count_windows import CountWindow
-    from dataflow.operators.user import Place, UserOperator
-    from dataflow.operators.window_places import Sliding, Tumbling
+    from dataflow.operators.user_operator import RuntimeContext, UserOperator
+    from dataflow.operators.window_assignment import Sliding, Tumbling
     from dataflow.outputs import StepRows, collect_output, read_output
     from dataflow.producing import Producer, open_producer
     from dataflow.sinks.call import CallSink
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from dataflow.sources.iterator import IteratorSource
     from dataflow.sources.log import LogSource
     from dataflow.sources.rate import RateSource
-    from dataflow.stream import KeyedStream, Stream
+    from dataflow.state.key_states import KeyState
+    from dataflow.state.migration import Migration
 
 __all__ = [
     "ApproxDistinct",
@@ -61,9 +61,9 @@ __all__ = [
     "OperatorError",
     "OperatorFailure",
     "ParquetSink",
-    "Place",
     "Producer",
     "RateSource",
+    "RuntimeContext",
     "SchemaError",
     "Sliding",
     "StepRows",
@@ -82,8 +82,8 @@ __all__ = [
 ]
 
 MODULES = {
-    "checkpoint.input_log": ("close_input",),
-    "dataflow.aggregates": (
+    "checkpoint.chains.input_log": ("close_input",),
+    "dataflow.operators.aggregate_functions": (
         "ApproxDistinct",
         "Count",
         "Max",
@@ -101,18 +101,18 @@ MODULES = {
         "OperatorFailure",
         "SchemaError",
     ),
-    "dataflow.graph": (
+    "dataflow.graph.builder": (
         "Graph",
         "GraphPlan",
     ),
-    "dataflow.key_states": ("KeyState",),
-    "dataflow.migration": ("Migration",),
+    "dataflow.state.key_states": ("KeyState",),
+    "dataflow.state.migration": ("Migration",),
     "dataflow.operators.count_windows": ("CountWindow",),
-    "dataflow.operators.user": (
-        "Place",
+    "dataflow.operators.user_operator": (
+        "RuntimeContext",
         "UserOperator",
     ),
-    "dataflow.operators.window_places": (
+    "dataflow.operators.window_assignment": (
         "Sliding",
         "Tumbling",
     ),
@@ -139,7 +139,7 @@ MODULES = {
     "dataflow.sources.iterator": ("IteratorSource",),
     "dataflow.sources.log": ("LogSource",),
     "dataflow.sources.rate": ("RateSource",),
-    "dataflow.stream": (
+    "dataflow.graph.stream": (
         "KeyedStream",
         "Stream",
     ),

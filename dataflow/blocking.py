@@ -15,10 +15,10 @@ from functools import partial
 
 import pyarrow as pa
 
-from checkpoint import input_log
+from checkpoint.chains import input_log
 from checkpoint.core.inputs import InputEnds
 from dataflow import producing
-from dataflow.producing import Ended, Producer, Rows
+from dataflow.producing import InputEnd, Producer, Rows
 from dos_client.blocking import BlockingStore, Portal
 
 
@@ -30,7 +30,7 @@ class BlockingProducer:
         self._producer = producer
 
     @property
-    def last(self) -> Ended:
+    def last(self) -> InputEnd:
         return self._portal.call_sync(lambda: self._producer.last)
 
     def send(self, rows: Rows, *, batch: int | None = None, mark: bytes = b"") -> int:
@@ -51,5 +51,5 @@ def open_producer(
 
 
 def close_input(store: BlockingStore, application: str, handle: str) -> InputEnds:
-    """`close_input` of `checkpoint.input_log`, from a thread."""
+    """`close_input` of `checkpoint.chains.input_log`, from a thread."""
     return store.portal.call(input_log.close_input, store.store, application, handle)

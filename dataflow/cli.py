@@ -18,13 +18,13 @@ from typing import Annotated, Final
 import trio
 import typer
 
+from checkpoint.chains.input_log import close_input
 from checkpoint.cli.support import StoreUrl
 from checkpoint.cli.sweep import sweep
 from checkpoint.core.inputs import check_input_name
 from checkpoint.errors import InputClosedError
-from checkpoint.input_log import close_input
 from dataflow.entry_point import serve_lines
-from dataflow.worker_failures import first_error
+from dataflow.worker.failures import first_error
 from dos_client import BadUrlError, Store, open_store, parse_url
 from dos_client.cli.support import (
     NEGATIVE,

@@ -96,7 +96,7 @@ one by one, two threads would wake each other for each.
 directory_record_bytes: Final = 64
 """What a change counts besides its data and its file's name."""
 
-control_rows_max: Final = 1_000_000
+broadcast_rows_max: Final = 1_000_000
 """Keys of one control table, which every worker holds whole, as Python objects."""
 
 # --- sinks --------------------------------------------------------------------------------------------------

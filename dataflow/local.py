@@ -22,14 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from checkpoint.coordinator import Observer, RegionControl, RegionListener
+from checkpoint.coordinator.control import Observer, RegionControl, RegionListener
 from checkpoint.core.region import RegionSpec
 from dataflow.application import Application
-from dataflow.graph import Graph
+from dataflow.graph.builder import Graph
+from dataflow.graph.parts import GraphPart, check_sinks, part_options, parts_of
 from dataflow.limits import WorkerLimits
-from dataflow.parts import Part, check_sinks, part_options, parts_of
-from dataflow.standby import Standby
-from dataflow.worker import WorkerSpec, run_worker
+from dataflow.worker.process import WorkerSpec, run_worker
+from dataflow.worker.standby import Standby
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -91,7 +91,7 @@ def run_local(
 
 
 def _prepared(
-    part: Part,
+    part: GraphPart,
     *,
     application: str,
     store: str,

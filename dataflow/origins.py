@@ -9,7 +9,7 @@ from dataflow.sources.base import SourceBatch, SourceReader
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class BatchOrigin:
     """Where a batch came from, for people. `exact`: its rows are the source's rows one by one."""
 
     words: str
@@ -24,6 +24,6 @@ class Origin:
             return self.words
         return f"{self.words}, {self.reader.describe(self.source, row if self.exact else None)}"
 
-    def coarse(self) -> "Origin":
+    def coarse(self) -> "BatchOrigin":
         """The origin of what an operator made of the batch: other rows, the same place."""
         return replace(self, exact=False) if self.exact else self

@@ -3,7 +3,7 @@
     table = collect_output("dos://h1,h2,h3", "wordcount", "counts")
 
 Rules of this file: it claims nothing and shows only what is committed: of a log with publish="step" what a
-quorum holds, of one with publish="cut" what the last committed cut covers. What that cut covers is shown in
+quorum holds, of one with publish="checkpoint" what the last committed cut covers. What that cut covers is shown in
 any case, also while a worker's directory is claimed by an attempt that never opened its log. A step is shown
 when all workers' parts of it are there.
 """
@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 import trio
 
+from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.coordinator.manifest_log import cuts_in
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.manifest_log import cuts_in
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from journal import ChainState, Op, Position, look_chain, read_records

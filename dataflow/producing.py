@@ -5,7 +5,7 @@
             number = await producer.send(batch.rows, mark=batch.place)
         await producer.wait_recorded(number)
 
-Rules of this file: rows to parts. What is recorded, and what counts, is `checkpoint.input_log`'s.
+Rules of this file: rows to parts. What is recorded, and what counts, is `checkpoint.chains.input_log`'s.
 
 Exactly once, from where the rows come from: give each batch a `mark` that says where the next one begins
 there. A producer that is started again asks `last` and goes on behind its mark. Or number the batches: a
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint.input_log import InputLog
+from checkpoint.chains.input_log import InputLog
 from checkpoint.limits import input_part_bytes_max
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema, schema_text
@@ -28,7 +28,7 @@ from dos_client import Store
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]"
 
 
-class Ended(NamedTuple):
+class InputEnd(NamedTuple):
     """Where an input ends: its last batch (0: none), the mark that came with it, and the position just past
     it, which is what outputs name (`StepRows.inputs`).
     """
@@ -48,9 +48,9 @@ class Producer:
         self.schema = schema
 
     @property
-    def last(self) -> Ended:
+    def last(self) -> InputEnd:
         """The last batch that was sent. When the producer was just opened, all of it is recorded."""
-        return Ended(self._log.last, self._log.last_mark, self._log.last_end)
+        return InputEnd(self._log.last, self._log.last_mark, self._log.last_end)
 
     async def send(self, rows: Rows, *, batch: int | None = None, mark: bytes = b"") -> int:
         """Send a batch, of any size; its number. Returns when there is room for more: `wait_recorded` says

@@ -7,7 +7,7 @@ journals are above.
             await writer.wait_synced(writer.append(b"hello"))
 
 Rooms, lowest first: `core` decides, without doing; `sessions` (one server), `reading` (without a claim:
-hedged, committed, followed), `writing` (a claim, its links and copies), `mending` (comparing and repairing
+hedged, committed, followed), `writing` (a claim, its links and copies), `repairing` (comparing and repairing
 copies), `membership` (which servers are the store, and how that changes), `telling` (how things stand, for
 people), `cli`. `store` opens a `live_store`; `blocking` is the same from threads.
 """
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from dos_client.membership.founding import init_store
     from dos_client.membership.recovering import recover_store
     from dos_client.membership.replacing import add_member, replace_member
-    from dos_client.mending.repairing import Repair, RepairReport, repair_object, repair_store
-    from dos_client.mending.verifying import VerifyReport, verify_store
     from dos_client.reading.streaming import Bookmark
+    from dos_client.repair.repairing import Repair, RepairReport, repair_object, repair_store
+    from dos_client.repair.verifying import VerifyReport, verify_store
     from dos_client.sessions.connection import Connection, open_connection
-    from dos_client.sessions.looking import DirectoryView
+    from dos_client.sessions.directory_view import DirectoryView
     from dos_client.sessions.members import MemberStatus
+    from dos_client.status.claim_status import ClaimStatus
     from dos_client.store import connect, open_store
-    from dos_client.telling.standing import ClaimStatus
     from dos_client.urls import DosUrl, parse_url
     from dos_client.writing.claim import Claim
     from dos_client.writing.object_writer import ObjectWriter
@@ -98,13 +98,13 @@ MODULES = {
         "add_member",
         "replace_member",
     ),
-    "dos_client.mending.repairing": (
+    "dos_client.repair.repairing": (
         "Repair",
         "RepairReport",
         "repair_object",
         "repair_store",
     ),
-    "dos_client.mending.verifying": (
+    "dos_client.repair.verifying": (
         "VerifyReport",
         "verify_store",
     ),
@@ -113,13 +113,13 @@ MODULES = {
         "Connection",
         "open_connection",
     ),
-    "dos_client.sessions.looking": ("DirectoryView",),
+    "dos_client.sessions.directory_view": ("DirectoryView",),
     "dos_client.sessions.members": ("MemberStatus",),
     "dos_client.store": (
         "connect",
         "open_store",
     ),
-    "dos_client.telling.standing": ("ClaimStatus",),
+    "dos_client.status.claim_status": ("ClaimStatus",),
     "dos_client.urls": (
         "DosUrl",
         "parse_url",

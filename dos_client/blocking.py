@@ -22,9 +22,9 @@ import trio
 from dos_client import store as trio_store
 from dos_client.live_store import Store
 from dos_client.reading.streaming import Bookmark
-from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.directory_view import DirectoryView
 from dos_client.sessions.members import MemberStatus
-from dos_client.telling.standing import ClaimStatus
+from dos_client.status.claim_status import ClaimStatus
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter

@@ -68,15 +68,15 @@ are taken away, it looks at it so often."""
 superseded_joining_s: Final = 2.0
 """How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
 
-mend_chunk_bytes: Final = 256 * KIB
-mend_timeout_s: Final = 60.0
+repair_chunk_bytes: Final = 256 * KIB
+repair_timeout_s: Final = 60.0
 """One piece of a new copy; the last one waits until a server has synced all of it."""
 delete_timeout_s: Final = 60.0
 """A large file takes its file system a while to take away."""
 collect_pause_s: Final = 1.0
 """What nobody needs any more and cannot be taken away just now is tried again after so long."""
-mend_attempts_max: Final = 3
-mend_pause_s: Final = 0.5
+repair_attempts_max: Final = 3
+repair_pause_s: Final = 0.5
 """A copy whose mending met a writer at work is tried so often, so far apart."""
 self_repair_pause_s: Final = 1.0
 self_repair_pause_max_s: Final = 60.0

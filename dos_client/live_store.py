@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.arguments import check_number, check_numbers, check_run, check_text
 from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
@@ -18,19 +18,19 @@ from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import answers_grace_s, look_timeout_s
-from dos_client.reading.committed import Committed
+from dos_client.reading.committed import CommittedReads
 from dos_client.reading.damage import Damage
 from dos_client.reading.following import Growth, follow
 from dos_client.reading.sessions import Readers
 from dos_client.reading.store_reads import read_any
 from dos_client.reading.streaming import Bookmark, Snapshot, Stream, committed_stream, read_committed
 from dos_client.sessions.connection import Connection
+from dos_client.sessions.directory_view import DirectoryView, trusted_members, view_of
 from dos_client.sessions.discovery import find_membership
-from dos_client.sessions.looking import DirectoryView, trusted_members, view_of
 from dos_client.sessions.members import MemberStatus, Watch
 from dos_client.sessions.witnesses import Witnesses
-from dos_client.telling.counts import Counts
-from dos_client.telling.standing import member_in_store
+from dos_client.status.claim_status import member_in_store
+from dos_client.status.counters import StoreCounters
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, LocalProtocolError
@@ -57,10 +57,10 @@ class Store:
         self.record = record
         self.token = token
         self.client = client
-        self.chance = chance.stream()
+        self.rng = randomness.stream()
         self.run_token = trio.lowlevel.current_trio_token()
         self.server_record: StoreRecord | None = None
-        self.counts, self.damage, self.pace = Counts(), Damage(), Pace()
+        self.counts, self.damage, self.pace = StoreCounters(), Damage(), Pace()
         self.wrote = trio.Event()
         self._nursery = nursery
         self._claims: dict[Claim, None] = {}
@@ -181,13 +181,13 @@ class Store:
         that it knows to be committed: then one question and its answer are all that it takes. Where he has
         not been, two."""
         check_numbers(offset=offset, end=end)
-        committed = Committed(self, directory, name)
+        committed = CommittedReads(self, directory, name)
         snapshot = Snapshot(self, committed)
         return committed_stream(self, committed, snapshot, offset, end, bookmark=bookmark)
 
     def growth(self, directory: str, name: str, size: int) -> Growth:
         """What members tell of an object beyond `size`, as soon as they have it; to be entered."""
-        return Growth(self, Committed(self, directory, name), check_number(size, "size"))
+        return Growth(self, CommittedReads(self, directory, name), check_number(size, "size"))
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Stream:
         """Committed bytes from `offset` on, for ever, as they become so; the object may come later. Survives
@@ -294,7 +294,7 @@ class Store:
                 if newest is None or newest.generation <= self.record.generation:
                     break
                 attempt += 1
-                await trio.sleep(backoff_s(attempt, self.chance.random()))
+                await trio.sleep(backoff_s(attempt, self.rng.random()))
 
     def _take(self, membership: Membership) -> None:
         record = membership.record
@@ -371,7 +371,7 @@ class Store:
                     errors.pop(member.address, None)
                     return
                 attempt += 1
-                await trio.sleep(backoff_s(attempt, self.chance.random()))
+                await trio.sleep(backoff_s(attempt, self.rng.random()))
 
         await self._all_members(ask, lambda: quorums.can_take_over(trusted_members(opened)))
         return opened, errors

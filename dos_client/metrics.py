@@ -15,7 +15,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_latest, start_http_server
 
 from dos_client.sessions.members import MemberStatus
-from dos_client.telling.counts import Counts
+from dos_client.status.counters import StoreCounters
 
 registry: Final = CollectorRegistry()
 
@@ -73,7 +73,7 @@ member_state: Final = Enum(
 )
 
 _lock: Final = threading.Lock()
-_seen: Final[dict["Figures", tuple[Sequence[MemberStatus], int]]] = {}
+_seen: Final[dict["StoreFigures", tuple[Sequence[MemberStatus], int]]] = {}
 
 
 class MetricsServer:
@@ -102,13 +102,13 @@ def text() -> str:
     return generate_latest(registry).decode()
 
 
-class Figures:
+class StoreFigures:
     """The figures of one store: what it has published, so that counters grow by what is new."""
 
     def __init__(self) -> None:
-        self._published = Counts()
+        self._published = StoreCounters()
 
-    def publish(self, counts: Counts, members: Sequence[MemberStatus], waiting: int) -> None:
+    def publish(self, counts: StoreCounters, members: Sequence[MemberStatus], waiting: int) -> None:
         """Show how things are now. Any thread."""
         before, self._published = self._published, counts.copy()
         appended.inc(counts.appended_bytes - before.appended_bytes)

@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
 from dos_client.limits import open_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.founding import init_store, token_refused
-from dos_client.mending.self_repair import mend_by_itself
-from dos_client.mending.watching import watch_for_damage
-from dos_client.sessions.discovery import Survey, find_membership, probe
-from dos_client.telling.standing import observe
+from dos_client.repair.auto_repair import auto_repair
+from dos_client.repair.watching import watch_for_damage
+from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
+from dos_client.status.claim_status import observe
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID
@@ -39,7 +39,7 @@ async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "")
     record = await _find_record(parsed, token, client)
     async with _living(parsed, record, token, client) as store:
         store.start(store.keep_membership)
-        store.start(lambda: mend_by_itself(store))
+        store.start(lambda: auto_repair(store))
         store.start(lambda: watch_for_damage(store))
         yield store
 
@@ -84,14 +84,14 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
         if membership.record is not None:
             return membership.record
         attempt += 1
-        pause = backoff_s(attempt, chance.jitter())
+        pause = backoff_s(attempt, randomness.jitter())
         hopeless = seen.nobody_takes_the_token or (membership.newest is None and not seen.errors)
         if hopeless or trio.current_time() + pause > deadline:
             raise _not_ready(url, membership, seen)
         await trio.sleep(pause)
 
 
-def _not_ready(url: DosUrl, membership: Membership, seen: Survey) -> StoreNotReadyError:
+def _not_ready(url: DosUrl, membership: Membership, seen: ServerSurvey) -> StoreNotReadyError:
     if membership.newest is None and not seen.errors:
         return StoreNotReadyError(
             f"the servers of {url} are no store",

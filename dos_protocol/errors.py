@@ -54,7 +54,7 @@ class ErrorCode(IntEnum):
     ROLLED_BACK = 26
 
 
-class Verdict(NamedTuple):
+class ErrorMeaning(NamedTuple):
     """What a code means to the one who gets it. `actual`: the number that comes with it; "" is always 0."""
 
     blame: Blame
@@ -62,69 +62,75 @@ class Verdict(NamedTuple):
     actual: str = ""
 
 
-VERDICTS: Final[dict[ErrorCode, Verdict]] = {
-    ErrorCode.BAD_FRAME: Verdict(Blame.PEER, "send frames as protocol.md lays them out"),
-    ErrorCode.BAD_DIGEST: Verdict(Blame.PEER, "connect again and send the frame again"),
-    ErrorCode.TOO_LARGE: Verdict(
+VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
+    ErrorCode.BAD_FRAME: ErrorMeaning(Blame.PEER, "send frames as protocol.md lays them out"),
+    ErrorCode.BAD_DIGEST: ErrorMeaning(Blame.PEER, "connect again and send the frame again"),
+    ErrorCode.TOO_LARGE: ErrorMeaning(
         Blame.CALLER, "split it: the limits are in WELCOME", "of a PING, the most it carries"
     ),
-    ErrorCode.UNKNOWN_OPCODE: Verdict(Blame.PEER, "use the opcodes of the version agreed in WELCOME"),
-    ErrorCode.UNSUPPORTED: Verdict(Blame.CALLER, "do without: the message says what is not done, and why"),
-    ErrorCode.BAD_VERSION: Verdict(Blame.PEER, "use a client and a server of one protocol version"),
-    ErrorCode.NOT_READY: Verdict(Blame.CALLER, "send HELLO first, and CWD before naming objects"),
-    ErrorCode.UNAUTHORISED: Verdict(Blame.CALLER, "send the token this server was started with"),
-    ErrorCode.BAD_NAME: Verdict(
+    ErrorCode.UNKNOWN_OPCODE: ErrorMeaning(Blame.PEER, "use the opcodes of the version agreed in WELCOME"),
+    ErrorCode.UNSUPPORTED: ErrorMeaning(
+        Blame.CALLER, "do without: the message says what is not done, and why"
+    ),
+    ErrorCode.BAD_VERSION: ErrorMeaning(Blame.PEER, "use a client and a server of one protocol version"),
+    ErrorCode.NOT_READY: ErrorMeaning(Blame.CALLER, "send HELLO first, and CWD before naming objects"),
+    ErrorCode.UNAUTHORISED: ErrorMeaning(Blame.CALLER, "send the token this server was started with"),
+    ErrorCode.BAD_NAME: ErrorMeaning(
         Blame.CALLER, "use 1 to 128 of A-Z a-z 0-9 . _ - beginning with a letter or digit"
     ),
-    ErrorCode.NOT_FOUND: Verdict(Blame.CALLER, "list the directory to see what is there"),
-    ErrorCode.SIZE_MISMATCH: Verdict(
+    ErrorCode.NOT_FOUND: ErrorMeaning(Blame.CALLER, "list the directory to see what is there"),
+    ErrorCode.SIZE_MISMATCH: ErrorMeaning(
         Blame.CALLER,
         "read `actual`, compare the digest of what is there, append at that size",
         "the size there",
     ),
-    ErrorCode.DIGEST_MISMATCH: Verdict(
+    ErrorCode.DIGEST_MISMATCH: ErrorMeaning(
         Blame.CALLER,
         "the content there is not yours: take over before appending",
         "the prefix digest there; 0 of bytes that MEND brought",
     ),
-    ErrorCode.FENCED: Verdict(
+    ErrorCode.FENCED: ErrorMeaning(
         Blame.WRITER, "stop, or take over with an epoch above the one in `actual`", "the epoch held"
     ),
-    ErrorCode.NOT_CLAIMED: Verdict(
+    ErrorCode.NOT_CLAIMED: ErrorMeaning(
         Blame.CALLER, "claim the directory with CWD, an epoch and a writer id", "the epoch held"
     ),
-    ErrorCode.BEING_APPENDED: Verdict(
+    ErrorCode.BEING_APPENDED: ErrorMeaning(
         Blame.WRITER, "wait until the other writer is done", "the size accepted so far"
     ),
-    ErrorCode.PAST_END: Verdict(
+    ErrorCode.PAST_END: ErrorMeaning(
         Blame.CALLER, "ask within the synced size, which is in `actual`", "the synced size"
     ),
-    ErrorCode.CORRUPT: Verdict(
+    ErrorCode.CORRUPT: ErrorMeaning(
         Blame.DISK,
         "read it from another member; bytes below `actual` are good here",
         "where the damage begins",
     ),
-    ErrorCode.POISONED: Verdict(
+    ErrorCode.POISONED: ErrorMeaning(
         Blame.DISK,
         "a write or sync failed: check the disk, restart the server, compare with another",
         "the synced size; 0 of a claim, or of a new copy",
     ),
-    ErrorCode.NO_SPACE: Verdict(
+    ErrorCode.NO_SPACE: ErrorMeaning(
         Blame.DISK,
         "free space on the server's disk, or begin another object or directory; nothing was written",
         "0, or the limit that is full",
     ),
-    ErrorCode.STALE_GENERATION: Verdict(Blame.STORE, "take the store record in `record` and connect again"),
-    ErrorCode.WRONG_STORE: Verdict(Blame.STORE, "this server belongs to another store: check the address"),
-    ErrorCode.NOT_A_MEMBER: Verdict(Blame.STORE, "use the members of the newest store record"),
-    ErrorCode.BUSY: Verdict(Blame.SERVER, "try again later", "0, or the limit that is reached"),
-    ErrorCode.INTERNAL: Verdict(Blame.SERVER, "please report this, with the server's log"),
-    ErrorCode.WOULD_LOSE: Verdict(
+    ErrorCode.STALE_GENERATION: ErrorMeaning(
+        Blame.STORE, "take the store record in `record` and connect again"
+    ),
+    ErrorCode.WRONG_STORE: ErrorMeaning(
+        Blame.STORE, "this server belongs to another store: check the address"
+    ),
+    ErrorCode.NOT_A_MEMBER: ErrorMeaning(Blame.STORE, "use the members of the newest store record"),
+    ErrorCode.BUSY: ErrorMeaning(Blame.SERVER, "try again later", "0, or the limit that is reached"),
+    ErrorCode.INTERNAL: ErrorMeaning(Blame.SERVER, "please report this, with the server's log"),
+    ErrorCode.WOULD_LOSE: ErrorMeaning(
         Blame.CALLER,
         "mend it from a copy that has all of `actual` bytes, or show that none ever counted",
         "so much was durable",
     ),
-    ErrorCode.ROLLED_BACK: Verdict(
+    ErrorCode.ROLLED_BACK: ErrorMeaning(
         Blame.DISK,
         "start the server on an empty data directory, and put it in with `dos store replace`",
         "the number of the stamp that is missing",

@@ -36,24 +36,24 @@ from dos_protocol.vocabulary import (
     Delete,
     Deleted,
     DirectoryOpened,
+    DurabilityAck,
     Error,
     Get,
     Hello,
     List,
     Listing,
-    Mend,
-    Mended,
     Message,
     ObjectInfo,
     Opcode,
     Ping,
     Pong,
     Quit,
+    RepairAck,
+    RepairChunk,
     Stamp,
     Stamped,
     Stat,
     StatResult,
-    Watermark,
     Welcome,
     Witness,
     Witnessed,
@@ -71,25 +71,25 @@ __all__ = [
     "Delete",
     "Deleted",
     "DirectoryOpened",
+    "DurabilityAck",
     "Error",
     "Get",
     "Hello",
     "List",
     "Listing",
-    "Mend",
-    "Mended",
     "Message",
+    "MessageLayout",
     "ObjectInfo",
     "Opcode",
     "Ping",
     "Pong",
     "Quit",
-    "Row",
+    "RepairAck",
+    "RepairChunk",
     "Stamp",
     "Stamped",
     "Stat",
     "StatResult",
-    "Watermark",
     "Welcome",
     "Witness",
     "Witnessed",
@@ -101,7 +101,7 @@ __all__ = [
 ]
 
 
-class Row(NamedTuple):
+class MessageLayout(NamedTuple):
     """The layout of one message.
 
     `fixed` (field, struct code), `variable` (field, kind), what the payload is.
@@ -115,13 +115,13 @@ class Row(NamedTuple):
 
 
 _STAMP: Final = (("number", "Q"), ("stamp_id", "16s"))
-TABLE: Final[dict[Opcode, Row]] = {
-    Opcode.HELLO: Row(
+TABLE: Final[dict[Opcode, MessageLayout]] = {
+    Opcode.HELLO: MessageLayout(
         Hello,
         (("version", "B"), ("store_id", "16s"), ("generation", "Q")),
         (("token", "bytes"), ("client", "text")),
     ),
-    Opcode.WELCOME: Row(
+    Opcode.WELCOME: MessageLayout(
         Welcome,
         (
             ("version", "B"),
@@ -135,34 +135,38 @@ TABLE: Final[dict[Opcode, Row]] = {
         ),
         (("store_record", "bytes"), ("witnessed", "bytes")),
     ),
-    Opcode.CHANGE_DIRECTORY: Row(
+    Opcode.CHANGE_DIRECTORY: MessageLayout(
         ChangeDirectory,
         (("claim", "?"), ("epoch", "Q"), ("writer_id", "16s")),
         (("directory", "name"),),
     ),
-    Opcode.DIRECTORY_OPENED: Row(
+    Opcode.DIRECTORY_OPENED: MessageLayout(
         DirectoryOpened, (("epoch", "Q"), ("writer_id", "16s")), (), entries="entries"
     ),
-    Opcode.APPEND: Row(
+    Opcode.APPEND: MessageLayout(
         Append, (("expected_size", "Q"), ("prefix_digest", "Q")), (("name", "name"),), payload="payload"
     ),
-    Opcode.WATERMARK: Row(Watermark, (("received", "Q"), ("synced", "Q")), (("name", "name"),)),
-    Opcode.GET: Row(Get, (("offset", "Q"), ("max_bytes", "I"), ("wait_ms", "I")), (("name", "name"),)),
-    Opcode.DATA: Row(Data, (("offset", "Q"), ("synced", "Q")), (("name", "name"),), payload="payload"),
-    Opcode.LIST: Row(List, (("entries_max", "I"),), (("prefix", "name"), ("after", "name"))),
-    Opcode.LISTING: Row(Listing, (("more", "?"),), (), entries="entries"),
-    Opcode.STAT: Row(Stat, (("digest_at", "Q"),), (("name", "name"),)),
-    Opcode.STAT_RESULT: Row(StatResult, (("digest_at", "Q"), ("digest", "Q")), (), entries="info"),
-    Opcode.DELETE: Row(Delete, (), (("name", "name"),)),
-    Opcode.DELETED: Row(Deleted, (), (("name", "name"),)),
-    Opcode.CONFIGURE: Row(Configure, (), (("store_record", "bytes"),)),
-    Opcode.CONFIGURED: Row(Configured, (("generation", "Q"),)),
-    Opcode.PING: Row(Ping, payload="payload"),
-    Opcode.PONG: Row(Pong, payload="payload"),
-    Opcode.QUIT: Row(Quit),
-    Opcode.BYE: Row(Bye),
-    Opcode.MEND: Row(
-        Mend,
+    Opcode.WATERMARK: MessageLayout(DurabilityAck, (("received", "Q"), ("synced", "Q")), (("name", "name"),)),
+    Opcode.GET: MessageLayout(
+        Get, (("offset", "Q"), ("max_bytes", "I"), ("wait_ms", "I")), (("name", "name"),)
+    ),
+    Opcode.DATA: MessageLayout(
+        Data, (("offset", "Q"), ("synced", "Q")), (("name", "name"),), payload="payload"
+    ),
+    Opcode.LIST: MessageLayout(List, (("entries_max", "I"),), (("prefix", "name"), ("after", "name"))),
+    Opcode.LISTING: MessageLayout(Listing, (("more", "?"),), (), entries="entries"),
+    Opcode.STAT: MessageLayout(Stat, (("digest_at", "Q"),), (("name", "name"),)),
+    Opcode.STAT_RESULT: MessageLayout(StatResult, (("digest_at", "Q"), ("digest", "Q")), (), entries="info"),
+    Opcode.DELETE: MessageLayout(Delete, (), (("name", "name"),)),
+    Opcode.DELETED: MessageLayout(Deleted, (), (("name", "name"),)),
+    Opcode.CONFIGURE: MessageLayout(Configure, (), (("store_record", "bytes"),)),
+    Opcode.CONFIGURED: MessageLayout(Configured, (("generation", "Q"),)),
+    Opcode.PING: MessageLayout(Ping, payload="payload"),
+    Opcode.PONG: MessageLayout(Pong, payload="payload"),
+    Opcode.QUIT: MessageLayout(Quit),
+    Opcode.BYE: MessageLayout(Bye),
+    Opcode.MEND: MessageLayout(
+        RepairChunk,
         (
             ("offset", "Q"),
             ("goal_size", "Q"),
@@ -174,14 +178,14 @@ TABLE: Final[dict[Opcode, Row]] = {
         (("name", "name"),),
         payload="payload",
     ),
-    Opcode.MENDED: Row(Mended, (("size", "Q"), ("done", "?")), (("name", "name"),)),
-    Opcode.STAMP: Row(Stamp, _STAMP),
-    Opcode.STAMPED: Row(Stamped, _STAMP),
-    Opcode.WITNESS: Row(
+    Opcode.REPAIRED: MessageLayout(RepairAck, (("size", "Q"), ("done", "?")), (("name", "name"),)),
+    Opcode.STAMP: MessageLayout(Stamp, _STAMP),
+    Opcode.STAMPED: MessageLayout(Stamped, _STAMP),
+    Opcode.WITNESS: MessageLayout(
         Witness, (("server_id", "16s"), *_STAMP, ("before_number", "Q"), ("before_id", "16s"))
     ),
-    Opcode.WITNESSED: Row(Witnessed, (("server_id", "16s"), *_STAMP)),
-    Opcode.ERROR: Row(
+    Opcode.WITNESSED: MessageLayout(Witnessed, (("server_id", "16s"), *_STAMP)),
+    Opcode.ERROR: MessageLayout(
         Error,
         (("code", "H"), ("actual", "Q")),
         (("message", "text"), ("remedy", "text"), ("record", "bytes")),
@@ -197,7 +201,7 @@ class _Plan(NamedTuple):
     of them is 0 or 1; `ids`: the fields that are an id."""
 
     opcode: Opcode
-    row: Row
+    row: MessageLayout
     layout: struct.Struct
     names: tuple[str, ...]
     values_of: Callable[[Any], tuple[Any, ...]]
@@ -205,7 +209,7 @@ class _Plan(NamedTuple):
     ids: tuple[str, ...]
 
 
-def _plan_of(opcode: Opcode, row: Row) -> _Plan:
+def _plan_of(opcode: Opcode, row: MessageLayout) -> _Plan:
     names, codes = tuple(name for name, _ in row.fixed), "".join(code for _, code in row.fixed)
 
     def values_of(message: Any) -> tuple[Any, ...]:
@@ -224,8 +228,8 @@ _COUNT: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")
 _APPEND: Final = struct.Struct(">QQB")
 _APPEND_OPCODE: Final = int(Opcode.APPEND)
-_WATERMARK: Final = struct.Struct(">QQB")
-_WATERMARK_OPCODE: Final = int(Opcode.WATERMARK)
+_DURABILITY_ACK: Final = struct.Struct(">QQB")
+_DURABILITY_ACK_OPCODE: Final = int(Opcode.WATERMARK)
 assert _ENTRY.size == 25
 assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
@@ -237,8 +241,8 @@ def opcode_of(message: Message) -> Opcode:
 
 def encode(message: Message, request_id: int = 0) -> Frame:
     """The frame of a message. Raises LocalProtocolError when a value does not fit its field."""
-    if type(message) is Watermark:
-        return _encode_watermark(message, request_id)
+    if type(message) is DurabilityAck:
+        return _encode_durability_ack(message, request_id)
     opcode, row, layout, _, values_of, _, ids = _PLANS_BY_CLASS[type(message)]
     for field in ids:  # struct would cut a longer one and fill a shorter one up
         check_id(getattr(message, field), field)
@@ -259,14 +263,14 @@ def encode(message: Message, request_id: int = 0) -> Frame:
     return Frame(int(opcode), request_id, b"".join(parts), payload)
 
 
-def _encode_watermark(message: Watermark, request_id: int) -> Frame:
+def _encode_durability_ack(message: DurabilityAck, request_id: int) -> Frame:
     """`encode` for the one hot answer; the property tests hold it to the table."""
     try:
         name = message.name.encode("latin-1")
-        meta = _WATERMARK.pack(message.received, message.synced, len(name)) + name
+        meta = _DURABILITY_ACK.pack(message.received, message.synced, len(name)) + name
     except (struct.error, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"a value of Watermark does not fit its field: {error}") from error
-    return Frame(_WATERMARK_OPCODE, request_id, meta)
+    return Frame(_DURABILITY_ACK_OPCODE, request_id, meta)
 
 
 def decode(frame: Frame) -> Message:
@@ -277,8 +281,8 @@ def decode(frame: Frame) -> Message:
     """
     if frame.opcode == _APPEND_OPCODE:
         return _decode_append(frame)
-    if frame.opcode == _WATERMARK_OPCODE:
-        return _decode_watermark(frame)
+    if frame.opcode == _DURABILITY_ACK_OPCODE:
+        return _decode_durability_ack(frame)
     plan = _PLANS.get(frame.opcode)
     if plan is None:
         raise RemoteProtocolError(
@@ -301,13 +305,13 @@ def _decode_append(frame: Frame) -> Append:
     return Append(meta[17:].decode("latin-1"), size, digest, frame.payload)
 
 
-def _decode_watermark(frame: Frame) -> Watermark:
+def _decode_durability_ack(frame: Frame) -> DurabilityAck:
     """`decode` for the one hot answer, likewise."""
     meta = frame.meta
-    if len(meta) < _WATERMARK.size or len(meta) != _WATERMARK.size + meta[16] or len(frame.payload):
+    if len(meta) < _DURABILITY_ACK.size or len(meta) != _DURABILITY_ACK.size + meta[16] or len(frame.payload):
         raise RemoteProtocolError("WATERMARK with a meta unlike its layout", request_id=frame.request_id)
-    received, synced, _ = _WATERMARK.unpack_from(meta)
-    return Watermark(meta[17:].decode("latin-1"), received, synced)
+    received, synced, _ = _DURABILITY_ACK.unpack_from(meta)
+    return DurabilityAck(meta[17:].decode("latin-1"), received, synced)
 
 
 def _decode_row(frame: Frame, plan: _Plan) -> Message:

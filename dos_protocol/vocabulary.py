@@ -44,7 +44,7 @@ class Opcode(IntEnum):
     CONFIGURED = 136
     PONG = 137
     BYE = 138
-    MENDED = 139
+    REPAIRED = 139
     STAMPED = 140
     WITNESSED = 141
     ERROR = 255
@@ -122,7 +122,7 @@ class Append(msgspec.Struct, frozen=True):
     payload: Buffer
 
 
-class Watermark(msgspec.Struct, frozen=True):
+class DurabilityAck(msgspec.Struct, frozen=True):
     """Cumulative: everything below `received` is in the server's file, below `synced` on stable storage."""
 
     name: str
@@ -221,7 +221,7 @@ class Bye(msgspec.Struct, frozen=True):
     """The last message of a server."""
 
 
-class Mend(msgspec.Struct, frozen=True):
+class RepairChunk(msgspec.Struct, frozen=True):
     """Bytes of a new copy of an object, at `offset` of it. The new copy is put in the place of the old one
     once it has `goal_size` bytes with the digest `goal_digest`.
 
@@ -238,7 +238,7 @@ class Mend(msgspec.Struct, frozen=True):
     payload: Buffer
 
 
-class Mended(msgspec.Struct, frozen=True):
+class RepairAck(msgspec.Struct, frozen=True):
     """`size` bytes of the new copy are there; `done`: it stands in the place of the old one."""
 
     name: str
@@ -300,7 +300,7 @@ Message = (
     | ChangeDirectory
     | DirectoryOpened
     | Append
-    | Watermark
+    | DurabilityAck
     | Get
     | Data
     | List
@@ -315,8 +315,8 @@ Message = (
     | Pong
     | Quit
     | Bye
-    | Mend
-    | Mended
+    | RepairChunk
+    | RepairAck
     | Stamp
     | Stamped
     | Witness

@@ -30,7 +30,7 @@ from dos_server.limits import (
 )
 
 
-class Waiter(Protocol):
+class BufferWaiter(Protocol):
     """A buffer that must be larger before its connection is read again."""
 
     delivered: bool
@@ -70,7 +70,7 @@ class BufferAccount:
 
     def __init__(self) -> None:
         self.held = 0
-        self._waiting: dict[Waiter, None] = {}
+        self._waiting: dict[BufferWaiter, None] = {}
 
     @property
     def wanted(self) -> bool:
@@ -95,7 +95,7 @@ class BufferAccount:
         self.held += size - have
         return size
 
-    def wait(self, waiter: Waiter) -> None:
+    def wait(self, waiter: BufferWaiter) -> None:
         """Tell it when there may be room. Once, and perhaps in vain."""
         self._waiting[waiter] = None
 
@@ -104,7 +104,7 @@ class BufferAccount:
         assert self.held >= 0, "more buffer given back than taken"
         self._wake()
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: BufferWaiter) -> None:
         """Its connection is gone: what it was told of may be another's."""
         self._waiting.pop(waiter, None)
         self._wake()

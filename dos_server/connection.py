@@ -22,10 +22,10 @@ from dos_server import sockets
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import outgoing_bytes_max, shrink_seconds
-from dos_server.owner import Owner
+from dos_server.owner import ConnectionOwner
 from dos_server.ports import Socket
-from dos_server.reading import Fed, FrameClock, Reading
-from dos_server.turns import Use
+from dos_server.reading import Fed, FrameClock, ReadingState
+from dos_server.turns import ConnectionCost
 
 log = logging.getLogger("dos.server")
 
@@ -35,14 +35,14 @@ _LONG_ANSWERS: Final = frozenset({int(Opcode.CHANGE_DIRECTORY), int(Opcode.LIST)
 _RUN_FRAMES_MAX: Final = 256
 
 
-class Connection:
+class ServerConnection:
     """See the module.
 
     `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read; `use` and
     `has_more`: see `turns`.
     """
 
-    def __init__(self, session: int, sock: Socket, owner: Owner) -> None:
+    def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
         self.session = session
         self.outgoing_bytes = 0
         self.reserved_bytes = 0
@@ -53,13 +53,13 @@ class Connection:
         self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers, self.resume)
         self._held: Frame | bytes | None = None
-        self._reading = Reading.PAUSED
+        self._reading = ReadingState.PAUSED
         self._clock = FrameClock(trio.current_time())
         self._deaf = self._welcome = False
         self._lacks_room = self._unread = False
         self._scope = trio.CancelScope()
         self._all_read, self._all_sent = trio.Event(), trio.Event()
-        self.use = Use()
+        self.use = ConnectionCost()
         self._last_read = 0.0
 
     @property
@@ -103,24 +103,24 @@ class Connection:
 
     def _read_on(self) -> None:
         """Read from now on, if the connection is not ending."""
-        if self._reading is Reading.PAUSED:
-            self._reading = Reading.ON
+        if self._reading is ReadingState.PAUSED:
+            self._reading = ReadingState.ON
             self._watch()
 
     def _pause(self) -> None:
-        if self._reading is Reading.ON:
-            self._reading = Reading.PAUSED
+        if self._reading is ReadingState.ON:
+            self._reading = ReadingState.PAUSED
             self._watch()
 
     def _end_reading(self) -> None:
         self._pause()
         self._owner.turns.leave(self)
-        self._reading = Reading.ENDED
+        self._reading = ReadingState.ENDED
         self._all_read.set()
 
     def _watch(self) -> None:
         """Wait for what is wanted of the socket now."""
-        reading, writing = self._reading is Reading.ON, self._blocked_since is not None
+        reading, writing = self._reading is ReadingState.ON, self._blocked_since is not None
         self._owner.readiness.watch(self._sock, self._ready, reading=reading, writing=writing)
 
     def _stop_watching(self) -> None:
@@ -131,7 +131,7 @@ class Connection:
         """The peer has sent something, or takes something; that it is gone, trying tells."""
         if self._blocked_since is not None:
             self.flush()
-        if readable and self._reading is Reading.ON:
+        if readable and self._reading is ReadingState.ON:
             if self._owner.turns.may_begin(self):
                 self._read()
             else:
@@ -179,16 +179,16 @@ class Connection:
 
     def resume(self) -> None:
         """What the connection paused for may have changed: look at the end of the round."""
-        if self._reading is Reading.PAUSED:
+        if self._reading is ReadingState.PAUSED:
             self._owner.readiness.soon(self._look)
 
     def _look(self) -> None:
-        if self._reading is Reading.PAUSED and self._owner.turns.may_begin(self):
+        if self._reading is ReadingState.PAUSED and self._owner.turns.may_begin(self):
             self._take_in()
 
     def take_turn(self) -> None:
         """It has waited for its turn: with what is still in the socket, or in the buffer."""
-        if self._reading is not Reading.PAUSED:
+        if self._reading is not ReadingState.PAUSED:
             return
         if self._unread:
             self._read()
@@ -200,7 +200,7 @@ class Connection:
 
         An idle session may stay for ever, and there may be many: they give memory back.
         """
-        reads, owner = self._reading is Reading.ON, self._owner
+        reads, owner = self._reading is ReadingState.ON, self._owner
         if (reads or self._lacks_room) and self._clock.is_late(now, welcome=owner.is_welcome(self.session)):
             self._abort_because("no whole frame in time")
         elif (

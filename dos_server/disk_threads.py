@@ -21,7 +21,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """What `readiness` is to a thread."""
 
     def done(self, call: Call) -> None:
@@ -39,7 +39,7 @@ class DiskThreads(Generic[Job, Result]):
         self,
         work: Callable[[Job], Result],
         hear: Callable[[Result], None],
-        readiness: Bell,
+        readiness: Wakeup,
         threads_max: int,
     ) -> None:
         self._work = work

@@ -74,7 +74,7 @@ digests_in_flight_max: Final = 1
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection: told to clients. Beyond it the server stops reading."""
 
-mends_max: Final = 8
+repairs_max: Final = 8
 """New copies of objects under way at once, over all connections."""
 
 sync_threads_max: Final = 16
@@ -85,7 +85,7 @@ slow_writes_bytes_max: Final = 64 * MIB
 """Copied, and waiting for such a disk: beyond it nothing more is read from any connection."""
 claim_threads_max: Final = 8
 load_threads_max: Final = 4
-mend_threads_max: Final = 4
+repair_threads_max: Final = 4
 
 round_seconds: Final = 0.004
 """So long requests of all connections are carried out until what came of it is written, synced and sent."""

@@ -17,11 +17,11 @@ from dos_server.core import findings, records
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
-from dos_server.core.records import NO_CLAIM, Mark
-from dos_server.core.recovery import NO_ROOM, Decision
-from dos_server.core.recovery_scan import Found, judge, lost
+from dos_server.core.records import NO_CLAIM, ObjectMark
+from dos_server.core.recovery import NO_ROOM, RecoveryDecision
+from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.disk import Disk
-from dos_server.marks import Marks
+from dos_server.marks import ObjectMarks
 from dos_server.stored_reads import StoredReads
 from dos_server.troubles import says_nothing_of_the_disk, trouble_of
 
@@ -29,19 +29,19 @@ log = logging.getLogger("dos.server")
 
 
 @dataclass
-class Folder:
+class LoadedDirectory:
     """What is known of a loaded directory: its marks, and whether its own entry is durable."""
 
-    marks: Marks
+    marks: ObjectMarks
     durable: bool
 
 
-class Loading(StoredReads):
+class DirectoryLoader(StoredReads):
     """See the module. Called from threads; one directory, and one object, by one at a time."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
-        self._folders: dict[str, Folder] = {}
+        self._folders: dict[str, LoadedDirectory] = {}
 
     def forget(self, directory: str) -> None:
         """Close the files of a directory that is not in use."""
@@ -58,7 +58,9 @@ class Loading(StoredReads):
         path = f"{OBJECTS}/{directory}"
         try:
             names = self._disk.names(path)
-            folder = self._folders[directory] = Folder(Marks(self._disk, path), names is not None)
+            folder = self._folders[directory] = LoadedDirectory(
+                ObjectMarks(self._disk, path), names is not None
+            )
             if names is None:
                 return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
             # a killed server leaves names that can be read and are not durable: no mark may outlive its name
@@ -85,7 +87,7 @@ class Loading(StoredReads):
         except (OSError, CorruptDataError) as error:
             log.error("directory %s cannot be used: %s", directory, error)
             self.forget(directory)
-            passes = isinstance(error, OSError) and trouble_of(error) is not v.Trouble.FAILED
+            passes = isinstance(error, OSError) and trouble_of(error) is not v.DiskFailure.FAILED
             problem = f"{directory}: {error}"
             return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, passes)  # noqa: FBT003
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
@@ -99,7 +101,7 @@ class Loading(StoredReads):
             log.error("object %s/%s cannot be judged now: %s", directory, name, error)
             return v.ObjectLoaded(directory, name, None)
 
-    def _load_object(self, directory: str, name: str, mark: Mark | None) -> Found:
+    def _load_object(self, directory: str, name: str, mark: ObjectMark | None) -> RecoveredObject:
         durable = mark.synced if mark is not None else 0
         try:
             with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
@@ -117,21 +119,21 @@ class Loading(StoredReads):
         if found.corrupt:
             poisoned = mark is not None and mark.poisoned
             durable = max(found.durable, found.size)
-            self.set_mark(directory, Mark(name, durable, poisoned, damaged=True, root=found.root))
+            self.set_mark(directory, ObjectMark(name, durable, poisoned, damaged=True, root=found.root))
             return found
         if mark is not None and mark.poisoned:
             return self._forgive(directory, name, found)
-        said = Mark(name, found.size, root=found.root)
+        said = ObjectMark(name, found.size, root=found.root)
         if mark != said:
             self.set_mark(directory, said)
         return found
 
-    def _forgive(self, directory: str, name: str, found: Found) -> Found:
+    def _forgive(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
         """Take the word "poisoned" off a mark, durably, before anything new is acknowledged.
 
         Or a power cut brings it back, and the next start cuts what was acknowledged since."""
         try:
-            self._folders[directory].marks.write(Mark(name, found.size, root=found.root), durable=True)
+            self._folders[directory].marks.write(ObjectMark(name, found.size, root=found.root), durable=True)
         except OSError as error:
             if says_nothing_of_the_disk(error):
                 raise
@@ -139,32 +141,40 @@ class Loading(StoredReads):
             return _without(found.size, error)
         return found
 
-    def _judge(self, directory: str, name: str, handle: int, mark: Mark | None) -> tuple[Found, int]:
+    def _judge(
+        self, directory: str, name: str, handle: int, mark: ObjectMark | None
+    ) -> tuple[RecoveredObject, int]:
         """What the table of `core.recovery` says, and the bytes of the file."""
         seed = object_seed(directory, name)
         size = self._disk.size(handle)
         found = judge(self.reader(handle), size, seed, mark)
-        if found.decision is not Decision.KEEP:
+        if found.decision is not RecoveryDecision.KEEP:
             log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
         return found, size
 
     def _bring_in_order(
-        self, directory: str, name: str, handle: int, found: Found, size: int, mark: Mark | None
-    ) -> Found:
+        self,
+        directory: str,
+        name: str,
+        handle: int,
+        found: RecoveredObject,
+        size: int,
+        mark: ObjectMark | None,
+    ) -> RecoveredObject:
         """Carry the table's decision out; what is kept is on stable storage then."""
         disk = self._disk
         try:
             side_files.cut_tail(disk, directory, name, handle, found, size)
         except OSError as error:
-            if trouble_of(error) is not v.Trouble.NO_SPACE:
+            if trouble_of(error) is not v.DiskFailure.NO_SPACE:
                 raise
             log.error("tail of %s/%s: no space to copy it aside; free some, then it is done", directory, name)
             found = found.uncut(size)
-        if found.decision is not Decision.KEEP or mark is None or mark.synced < found.size:
+        if found.decision is not RecoveryDecision.KEEP or mark is None or mark.synced < found.size:
             side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
         return found
 
-    def set_mark(self, directory: str, mark: Mark) -> None:
+    def set_mark(self, directory: str, mark: ObjectMark) -> None:
         """Note a lower bound of what is synced.
 
         A failure is only noted: a missing mark is a lower bound too.
@@ -175,8 +185,8 @@ class Loading(StoredReads):
             log.warning("mark of %s/%s: %s", directory, mark.name, error)
 
 
-def _without(durable: int, error: OSError) -> Found:
+def _without(durable: int, error: OSError) -> RecoveredObject:
     """What an object is that could not be brought to a durable state: nothing, until there is room if that is
     all it wants, as some file systems do also for bytes that are written again in their place."""
     found = lost(durable)
-    return found.uncut(1) if trouble_of(error) is v.Trouble.NO_SPACE else found
+    return found.uncut(1) if trouble_of(error) is v.DiskFailure.NO_SPACE else found

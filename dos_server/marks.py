@@ -12,14 +12,14 @@ import threading
 
 from dos_server import small_files
 from dos_server.core import records
-from dos_server.core.records import Mark
+from dos_server.core.records import ObjectMark
 from dos_server.disk import Disk
 from dos_server.limits import mark_bytes
 
 log = logging.getLogger("dos.server")
 
 
-class Marks:
+class ObjectMarks:
     """See the module. The file is made with the first mark and stays open until `close`."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -33,7 +33,7 @@ class Marks:
         self._handle: int | None = None
         self._guard = threading.Lock()
 
-    def load(self) -> dict[str, Mark]:
+    def load(self) -> dict[str, ObjectMark]:
         """The marks in the file, by name; none when there is no file. They are on stable storage after this.
 
         A killed server may have left some that are not, and an erased one that a power cut brings back would
@@ -52,7 +52,7 @@ class Marks:
         self._free = [slot for slot, mark in enumerate(marks) if mark is None]
         return {mark.name: mark for mark in marks if mark is not None}
 
-    def of(self, name: str) -> Mark | None:
+    def of(self, name: str) -> ObjectMark | None:
         """The mark of an object, as it is now; None when it has none that is valid."""
         with self._guard:
             slot = self._slots.get(name)
@@ -63,7 +63,7 @@ class Marks:
             ]
         return mark
 
-    def write(self, mark: Mark, *, durable: bool) -> None:
+    def write(self, mark: ObjectMark, *, durable: bool) -> None:
         """Overwrite the mark of an object, or give it a slot; `durable`: it is on stable storage after."""
         with self._guard:  # mending and removing write marks from a thread
             slot = self._slots.get(mark.name)

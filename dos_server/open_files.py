@@ -40,12 +40,12 @@ class OpenFiles:
         self._files: dict[str, OpenFile] = {}
         self._guard = threading.Lock()
 
-    def use(self, path: str, *, create: bool = False) -> "Use":
+    def use(self, path: str, *, create: bool = False) -> "FileUse":
         """For `with`: the file at the path, open until the block ends and longer.
 
         Raises what `open` raises.
         """
-        return Use(self, path, create=create)
+        return FileUse(self, path, create=create)
 
     def take(self, path: str, *, create: bool) -> OpenFile:
         """What `use` begins with; it ends with `leave`."""
@@ -117,7 +117,7 @@ class OpenFiles:
             self._disk.close(self._files.pop(path).handle)
 
 
-class Use:
+class FileUse:
     """See `OpenFiles.use`. A class, because it is begun and ended with every append."""
 
     __slots__ = ("_create", "_file", "_files", "_path")

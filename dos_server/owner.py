@@ -23,7 +23,7 @@ class Resumable(Protocol):
         """What it waits for may have changed."""
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection needs of the server."""
 
     def received(self, session: int, frame: Frame) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from dos_server.buffers import OutgoingAccount
-from dos_server.connection import Connection
+from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.limits import (
     outgoing_bytes_max,
@@ -29,7 +29,7 @@ class PacedReads:
     def __init__(
         self,
         storage: Storage,
-        connections: Mapping[int, Connection],
+        connections: Mapping[int, ServerConnection],
         outgoing: OutgoingAccount,
         readiness: Rounds,
         hear: Callable[[v.GotData], None],

@@ -24,7 +24,7 @@ class Fed(Enum):
     """Its slice of the round is over."""
 
 
-class Reading(Enum):
+class ReadingState(Enum):
     """Whether a connection is read from."""
 
     ON = auto()

@@ -15,16 +15,16 @@ Rules of this file: steps and their order. What a failure means to the object is
 import contextlib
 import logging
 
-from dos_server.core.records import Mark
-from dos_server.core.vocabulary import Removal, Trouble
+from dos_server.core.records import ObjectMark
+from dos_server.core.vocabulary import DiskFailure, Removal
 from dos_server.disk import Disk
-from dos_server.marks import Marks
+from dos_server.marks import ObjectMarks
 from dos_server.troubles import came_before_sync, trouble_of
 
 log = logging.getLogger("dos.server")
 
 
-def remove(disk: Disk, marks: Marks, folder: str, mark: Mark) -> Removal:
+def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Removal:
     """Take away the object that has that mark; nobody uses its file."""
     begun = False
     try:
@@ -37,7 +37,7 @@ def remove(disk: Disk, marks: Marks, folder: str, mark: Mark) -> Removal:
         if begun:
             return _unknown(folder, mark, error)
         log.error("object %s/%s cannot be removed: %s", folder, mark.name, error)
-        as_it_was = Removal.INTACT if trouble_of(error) is Trouble.FAILED else Removal.NOT_NOW
+        as_it_was = Removal.INTACT if trouble_of(error) is DiskFailure.FAILED else Removal.NOT_NOW
         return _take_back(marks, folder, mark, as_it_was)
     try:
         disk.sync_folder(folder)
@@ -47,7 +47,7 @@ def remove(disk: Disk, marks: Marks, folder: str, mark: Mark) -> Removal:
     return Removal.GONE
 
 
-def _unknown(folder: str, mark: Mark, error: OSError) -> Removal:
+def _unknown(folder: str, mark: ObjectMark, error: OSError) -> Removal:
     """Its mark says removed: the removal can be gone on with, unless a sync has failed."""
     if came_before_sync(error):
         log.warning("the removal of %s/%s is not finished, and goes on later: %s", folder, mark.name, error)
@@ -56,7 +56,7 @@ def _unknown(folder: str, mark: Mark, error: OSError) -> Removal:
     return Removal.UNKNOWN
 
 
-def _take_back(marks: Marks, folder: str, mark: Mark, as_it_was: Removal) -> Removal:
+def _take_back(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Removal) -> Removal:
     """The file is there still: have the mark say so, durably, or a crash removes it after all."""
     try:
         marks.write(mark, durable=True)
@@ -65,7 +65,7 @@ def _take_back(marks: Marks, folder: str, mark: Mark, as_it_was: Removal) -> Rem
     return as_it_was
 
 
-def finish(disk: Disk, marks: Marks, folder: str, name: str) -> None:
+def finish(disk: Disk, marks: ObjectMarks, folder: str, name: str) -> None:
     """Go on, after a crash, with a removal that has begun. Raises OSError: it is not finished."""
     log.warning("object %s/%s was being removed: removed now", folder, name)
     with contextlib.suppress(FileNotFoundError):

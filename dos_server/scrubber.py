@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.ports import Ports
 from dos_server.storage import Storage
@@ -39,24 +39,28 @@ class Scrubber:
     @property
     def performs(self) -> dict[type[Any], Callable[[Any], None]]:
         """By effect, what performs it."""
-        return {looks.Look: self._look, looks.ScrubLater: self._later, looks.Tell: self._tell}
+        return {
+            scrub_reads.ScrubRead: self._look,
+            scrub_reads.ScrubLater: self._later,
+            scrub_reads.LogNotice: self._tell,
+        }
 
-    def _later(self, effect: looks.ScrubLater) -> None:
+    def _later(self, effect: scrub_reads.ScrubLater) -> None:
         assert self._nursery is not None, "not serving"
         self._nursery.start_soon(self._wait, effect.seconds)
 
     async def _wait(self, seconds: float) -> None:
         await trio.sleep(seconds)
-        self._feed(looks.ScrubDue(self._is_busy()))
+        self._feed(scrub_reads.ScrubDue(self._is_busy()))
 
-    def _look(self, effect: looks.Look) -> None:
+    def _look(self, effect: scrub_reads.ScrubRead) -> None:
         assert self._nursery is not None, "not serving"
         self._nursery.start_soon(self._look_in_thread, effect)
 
-    async def _look_in_thread(self, effect: looks.Look) -> None:
+    async def _look_in_thread(self, effect: scrub_reads.ScrubRead) -> None:
         look = partial(self._storage.look, effect, self._ports.monotonic)
         looked = await self._ports.in_thread(look, self._limiter)
         self._feed(looked)
 
-    def _tell(self, effect: looks.Tell) -> None:
+    def _tell(self, effect: scrub_reads.LogNotice) -> None:
         log.log(logging.WARNING if effect.bad else logging.INFO, "%s", effect.text)

@@ -18,7 +18,7 @@ from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_server import sockets
 from dos_server.buffers import BufferAccount, OutgoingAccount
-from dos_server.connection import Connection
+from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
@@ -28,7 +28,7 @@ from dos_server.limits import (
     connections_max,
     digests_in_flight_max,
     load_threads_max,
-    mend_threads_max,
+    repair_threads_max,
     space_look_seconds,
     sync_threads_max,
 )
@@ -37,7 +37,7 @@ from dos_server.paced_reads import PacedReads
 from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
-from dos_server.turns import OnceARound, Turns
+from dos_server.turns import OncePerRound, Turns
 from dos_server.wording import record_text
 from dos_server.writes import Writes
 
@@ -78,15 +78,15 @@ class ObjectServer:
             scrub=scrub,
             stamps=storage.give_stamp(ports.fresh_id()),
         )
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self.gone, self._last_session, self._batch_is_open = "", 0, False
         self._descriptors = sockets.descriptors_for_connections()
         self._tick_wanted = trio.Event()
         self._stalled: dict[Resumable, None] = {}  # in the order in which they came to a stop
-        self._to_flush: dict[int, Connection] = {}
+        self._to_flush: dict[int, ServerConnection] = {}
         self.readiness = ports.rounds()
         self.turns = Turns(ports.monotonic, self.readiness)
-        self._look_again = OnceARound(self.readiness, self._go_on_with_those_that_wait)
+        self._look_again = OncePerRound(self.readiness, self._go_on_with_those_that_wait)
         self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
         self._sync_threads: Workers[v.Sync] = ports.workers(
             lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
@@ -97,7 +97,7 @@ class ObjectServer:
         self._writes = Writes(storage, self._hear, self.readiness, ports)
         self._claim_threads = self._threads(claim_threads_max)
         self._load_threads = self._threads(load_threads_max)
-        self._mend_threads = self._threads(mend_threads_max)
+        self._repair_threads = self._threads(repair_threads_max)
         self._digest_threads = self._threads(digests_in_flight_max)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
@@ -107,21 +107,21 @@ class ObjectServer:
             v.LoadDirectory: self._load,
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
             v.LoadObject: lambda one: self._load_threads.start(lambda: storage.load_object(*one)),
-            v.StoreClaim: self._store_claim,
+            v.WriteClaim: self._store_claim,
             v.Write: self._writes.write,
             v.Sync: self._sync_threads.ask,
             v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.ask,
             v.ReadDigest: lambda one: self._digest_threads.start(lambda: self._digest(one)),
-            v.StoreRecord: self._store_record,
-            v.StoreStamps: lambda one: self._claim_threads.start(lambda: storage.store_stamps(one)),
-            v.WriteMend: self._write_mend,
-            v.InstallMend: self._install_mend,
-            v.DropMend: lambda one: self._mend_threads.start(lambda: storage.drop_mend(one)),
-            v.RemoveObject: lambda one: self._mend_threads.start(lambda: storage.remove(one)),
+            v.WriteStoreRecord: self._store_record,
+            v.WriteStamps: lambda one: self._claim_threads.start(lambda: storage.store_stamps(one)),
+            v.WriteRepair: self._write_repair,
+            v.InstallRepair: self._install_repair,
+            v.DropRepair: lambda one: self._repair_threads.start(lambda: storage.drop_repair(one)),
+            v.RemoveObject: lambda one: self._repair_threads.start(lambda: storage.remove(one)),
             v.MakeDirectory: self._make_directory,
             v.SendBytes: self._send_bytes,
-            v.Note: lambda one: self._log_end(*one),
+            v.LogReason: lambda one: self._log_end(*one),
             **self._scrubber.performs,
         }
 
@@ -161,20 +161,20 @@ class ObjectServer:
                         sockets.turn_away(sock, len(self._connections))
                         continue
                     self._last_session += 1
-                    connection = Connection(self._last_session, sock, self)
+                    connection = ServerConnection(self._last_session, sock, self)
                     self._connections[connection.session] = connection
                     nursery.start_soon(self._run_connection, connection)
             except OSError as error:  # out of descriptors, or the peer is gone already: others go on
                 log.warning("accept: %s", error)
                 await trio.sleep(0.1)
 
-    async def _run_connection(self, connection: Connection) -> None:
+    async def _run_connection(self, connection: ServerConnection) -> None:
         self._feed(v.Connected(connection.session))
         try:
             await connection.run()
         finally:
             del self._connections[connection.session]
-            self._feed(v.Ended(connection.session))
+            self._feed(v.ConnectionEnded(connection.session))
 
     def received(self, session: int, frame: Frame) -> None:
         self._batch_is_open = True
@@ -342,7 +342,7 @@ class ObjectServer:
 
     def _is_busy(self) -> bool:
         """Whether the disk is at work for clients. Loads do not count: the scrub asks for them itself."""
-        of_work = (self._claim_threads, self._mend_threads, self._digest_threads)
+        of_work = (self._claim_threads, self._repair_threads, self._digest_threads)
         return any(one.busy for one in (self._sync_threads, self._writes, self._reads, *of_work))
 
     def _load(self, effect: v.LoadDirectory) -> None:
@@ -354,31 +354,33 @@ class ObjectServer:
             return v.GotDigest(effect, 0)
         return self._storage.digest(effect)
 
-    def _store_claim(self, effect: v.StoreClaim) -> None:
+    def _store_claim(self, effect: v.WriteClaim) -> None:
         def work() -> v.Event:
             trouble = self._storage.store_claim(effect.directory, effect.claim)
             return v.ClaimStored(effect.directory, effect.claim, trouble)
 
         self._claim_threads.start(work)
 
-    def _store_record(self, effect: v.StoreRecord) -> None:
+    def _store_record(self, effect: v.WriteStoreRecord) -> None:
         def work() -> v.Event:
             trouble = self._storage.store_record(effect.record)
-            if trouble is v.Trouble.NONE:
+            if trouble is v.DiskFailure.NONE:
                 log.warning("store record: %s", record_text(effect.record))
             return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
 
         self._claim_threads.start(work)
 
-    def _write_mend(self, effect: v.WriteMend) -> None:
-        self._mend_threads.start(lambda: v.MendWritten(effect.session, self._storage.write_mend(effect)))
+    def _write_repair(self, effect: v.WriteRepair) -> None:
+        self._repair_threads.start(
+            lambda: v.RepairWritten(effect.session, self._storage.write_repair(effect))
+        )
 
-    def _install_mend(self, effect: v.InstallMend) -> None:
+    def _install_repair(self, effect: v.InstallRepair) -> None:
         def work() -> v.Event:
-            found = self._storage.install_mend(effect)
-            return v.MendInstalled(effect.session, effect.directory, effect.name, found)
+            found = self._storage.install_repair(effect)
+            return v.RepairInstalled(effect.session, effect.directory, effect.name, found)
 
-        self._mend_threads.start(work)
+        self._repair_threads.start(work)
 
     def _make_directory(self, effect: v.MakeDirectory) -> None:
         def work() -> v.Event:
@@ -389,7 +391,7 @@ class ObjectServer:
 
     def _join_threads(self) -> None:
         """Wait until the disk has ended what it is at."""
-        of_work = (self._claim_threads, self._load_threads, self._mend_threads, self._digest_threads)
+        of_work = (self._claim_threads, self._load_threads, self._repair_threads, self._digest_threads)
         for threads in (self._sync_threads, self._writes, self._reads, *of_work):
             threads.close()
 

@@ -16,8 +16,8 @@ from typing import Final
 
 from dos_server.core import vocabulary as v
 from dos_server.core.layout import BROKEN, MEND, OBJECTS, torn_name
-from dos_server.core.recovery import Decision
-from dos_server.core.recovery_scan import Found
+from dos_server.core.recovery import RecoveryDecision
+from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.disk import Disk
 from dos_server.limits import in_flight_bytes_max
 from dos_server.open_files import OpenFiles
@@ -26,7 +26,7 @@ log = logging.getLogger("dos.server")
 
 _COPY_BYTES: Final = 1 << 20
 
-Effect = v.WriteMend | v.InstallMend | v.DropMend
+Effect = v.WriteRepair | v.InstallRepair | v.DropRepair
 
 
 def _file_name(effect: Effect) -> str:
@@ -37,21 +37,21 @@ def _path(effect: Effect) -> str:
     return f"{OBJECTS}/{effect.directory}/{_file_name(effect)}"
 
 
-def write(disk: Disk, files: OpenFiles, effect: v.WriteMend) -> None:
+def write(disk: Disk, files: OpenFiles, effect: v.WriteRepair) -> None:
     """Write a part of a new copy. Its file stays open until it is synced or dropped."""
     with files.use(_path(effect), create=effect.create) as file:
         file.writes += 1
         disk.write(file.handle, effect.position, effect.buffers)
 
 
-def sync(files: OpenFiles, effect: v.InstallMend) -> None:
+def sync(files: OpenFiles, effect: v.InstallRepair) -> None:
     """Put a new copy on stable storage, by the handle that wrote it, and let that go."""
     with files.use(_path(effect)) as file:
         files.sync(file)
     files.forget(_path(effect))
 
 
-def change_places(disk: Disk, effect: v.InstallMend) -> None:
+def change_places(disk: Disk, effect: v.InstallRepair) -> None:
     """The old copy aside, if it is to be kept, and the new one in its place, both names durable."""
     folder = f"{OBJECTS}/{effect.directory}"
     names = set(disk.names(folder) or ())
@@ -67,7 +67,7 @@ def _free_name(base: str, names: set[str]) -> str:
     return next(one for one in numbered if one not in names)
 
 
-def drop(disk: Disk, files: OpenFiles, effect: v.DropMend) -> None:
+def drop(disk: Disk, files: OpenFiles, effect: v.DropRepair) -> None:
     """Take a new copy away."""
     files.forget(_path(effect))
     with contextlib.suppress(FileNotFoundError):
@@ -84,18 +84,18 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
                 log.warning("leftover %s/%a: %s", path, name, error.strerror)
 
 
-def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: Found, size: int) -> None:
+def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: RecoveredObject, size: int) -> None:
     """Cut what the table of `core.recovery` says is no part of the object, a copy aside where it says so.
 
     What is left is not on stable storage yet.
     """
-    if found.decision is Decision.COPY_CUT:
+    if found.decision is RecoveryDecision.COPY_CUT:
         _copy_torn(disk, directory, name, handle, found.file_bytes, size)
     if not found.corrupt and found.file_bytes < size:
         disk.cut(handle, found.file_bytes)
 
 
-def make_durable(disk: Disk, handle: int, found: Found, synced: int) -> None:
+def make_durable(disk: Disk, handle: int, found: RecoveredObject, synced: int) -> None:
     """Put an object, of which so much is known to have been synced, on stable storage.
 
     What is past that is written again, because a sync of it may have failed in the server's last life, and

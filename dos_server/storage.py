@@ -29,11 +29,11 @@ from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
 from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
-from dos_server.core.records import Claim, Mark
-from dos_server.core.recovery_scan import Found
+from dos_server.core.records import ClaimRecord, ObjectMark
+from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
 from dos_server.disk import Disk, FreeSpace
-from dos_server.loading import Loading
+from dos_server.loading import DirectoryLoader
 from dos_server.marks import says_damaged
 from dos_server.open_files import OpenFile
 from dos_server.troubles import came_before_sync, noted, trouble_of
@@ -41,7 +41,7 @@ from dos_server.troubles import came_before_sync, noted, trouble_of
 log = logging.getLogger("dos.server")
 
 
-class Storage(Loading):
+class Storage(DirectoryLoader):
     """See the module."""
 
     def __init__(self, disk: Disk) -> None:
@@ -92,9 +92,9 @@ class Storage(Loading):
             grown = stamps or b""
         return StampFiles(grown, witnessed or b"")
 
-    def store_stamps(self, effect: v.StoreStamps) -> v.StampsStored:
+    def store_stamps(self, effect: v.WriteStamps) -> v.StampsStored:
         """Put `stamps` or `witnessed` on stable storage."""
-        trouble = v.Trouble.NONE
+        trouble = v.DiskFailure.NONE
         try:
             small_files.replace(self._disk, "", effect.name, effect.data)
         except OSError as error:
@@ -116,7 +116,7 @@ class Storage(Loading):
                 self._folders[directory].marks.sync()
             self.forget(directory)
 
-    def store_claim(self, directory: str, claim: Claim) -> v.Trouble:
+    def store_claim(self, directory: str, claim: ClaimRecord) -> v.DiskFailure:
         """Put a claim on stable storage, with the folder and its entry."""
         try:
             self._make_folder(directory)
@@ -125,16 +125,16 @@ class Storage(Loading):
         except OSError as error:
             log.error("claim of %s: %s", directory, error)
             return trouble_of(error)
-        return v.Trouble.NONE
+        return v.DiskFailure.NONE
 
-    def store_record(self, record: bytes) -> v.Trouble:
+    def store_record(self, record: bytes) -> v.DiskFailure:
         """Put the store record on stable storage."""
         try:
             small_files.replace(self._disk, "", "store", record)
         except OSError as error:
             log.error("store record: %s", error)
             return trouble_of(error)
-        return v.Trouble.NONE
+        return v.DiskFailure.NONE
 
     def why_gone(self) -> str:
         """Why the data directory is not where it was opened; '' while it is."""
@@ -151,7 +151,7 @@ class Storage(Loading):
 
     # Objects
 
-    def write(self, effect: v.Write) -> v.Trouble:
+    def write(self, effect: v.Write) -> v.DiskFailure:
         """Write extents, whole or not at all: the part that a full disk let in is taken back."""
         directory, name, position, buffers, create = effect
         path = f"{OBJECTS}/{directory}/{name}"
@@ -162,17 +162,17 @@ class Storage(Loading):
                 try:
                     self._disk.write(file.handle, position, buffers)
                 except OSError as error:
-                    if trouble_of(error) is v.Trouble.FAILED or not self._taken_back(file, effect):
+                    if trouble_of(error) is v.DiskFailure.FAILED or not self._taken_back(file, effect):
                         file.writes += 1
                         raise OSError(errno.EIO, f"a part of it may be in the file: {error}") from error
                     raise
                 file.writes += 1
         except OSError as error:
             log.error("write of %s/%s: %s", directory, name, error)
-            if create and trouble_of(error) is not v.Trouble.FAILED:
+            if create and trouble_of(error) is not v.DiskFailure.FAILED:
                 self._files.forget(path)
             return trouble_of(error)
-        return v.Trouble.NONE
+        return v.DiskFailure.NONE
 
     def _taken_back(self, file: OpenFile, effect: v.Write) -> bool:
         """Whether nothing of a refused write is on the disk any more, nor comes back after a power cut.
@@ -192,7 +192,7 @@ class Storage(Loading):
             return False
         return True
 
-    def sync(self, effect: v.Sync) -> v.Trouble:
+    def sync(self, effect: v.Sync) -> v.DiskFailure:
         """Put an object on stable storage.
 
         With `entry` its directory entry and each ancestor not yet durable. PASSES: it was not even tried, and
@@ -211,10 +211,10 @@ class Storage(Loading):
         except OSError as error:
             log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             failed = file is not None and file.failed
-            return v.Trouble.PASSES if came_before_sync(error) and not failed else v.Trouble.FAILED
-        return v.Trouble.NONE
+            return v.DiskFailure.PASSES if came_before_sync(error) and not failed else v.DiskFailure.FAILED
+        return v.DiskFailure.NONE
 
-    def make_directory(self, directory: str) -> v.Trouble:
+    def make_directory(self, directory: str) -> v.DiskFailure:
         """Make a directory, if it is not there, and put its entry on stable storage."""
         try:
             self._disk.make_folder(f"{OBJECTS}/{directory}")
@@ -222,20 +222,20 @@ class Storage(Loading):
         except OSError as error:
             log.error("directory %s: %s", directory, error)
             return trouble_of(error)
-        return v.Trouble.NONE
+        return v.DiskFailure.NONE
 
     def remove(self, effect: v.RemoveObject) -> v.Removed:
         """Take a settled object away, durably; a crash leaves the whole object or nothing."""
         session, request_id, directory, name, durable, damaged = effect
         folder = f"{OBJECTS}/{directory}"
         self._files.forget(f"{folder}/{name}")
-        mark = Mark(name, durable, damaged=damaged)
+        mark = ObjectMark(name, durable, damaged=damaged)
         ending = removal.remove(self._disk, self._folders[directory].marks, folder, mark)
         return v.Removed(session, request_id, directory, name, ending)
 
     # New copies of objects: see `side_files`
 
-    def write_mend(self, effect: v.WriteMend) -> v.Trouble:
+    def write_repair(self, effect: v.WriteRepair) -> v.DiskFailure:
         """Write a part of a new copy into its own file."""
         try:
             if effect.create:
@@ -244,17 +244,17 @@ class Storage(Loading):
         except OSError as error:
             log.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
             return trouble_of(error)
-        return v.Trouble.NONE
+        return v.DiskFailure.NONE
 
-    def install_mend(self, effect: v.InstallMend) -> Found | None:
+    def install_repair(self, effect: v.InstallRepair) -> RecoveredObject | None:
         """The new copy on stable storage, the old one aside, the new one in its place. None: it failed."""
         directory, name = effect.directory, effect.name
-        new = Mark(name, effect.goal_size)
+        new = ObjectMark(name, effect.goal_size)
         try:
             side_files.sync(self._files, effect)
             if effect.exists:
                 # should a crash leave neither copy, this one is known to be lost, not never to have been
-                old = Mark(name, effect.durable, effect.poisoned, effect.damaged)
+                old = ObjectMark(name, effect.durable, effect.poisoned, effect.damaged)
                 self._folders[directory].marks.write(old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
@@ -271,7 +271,7 @@ class Storage(Loading):
         log.warning("object %s/%s has a new copy, %d bytes", directory, name, found.size)
         return found
 
-    def drop_mend(self, effect: v.DropMend) -> None:
+    def drop_repair(self, effect: v.DropRepair) -> None:
         """Take a new copy's file away; a failure leaves it to the next start."""
         with noted(f"new copy of {effect.directory}/{effect.name}"):
             side_files.drop(self._disk, self._files, effect)

@@ -11,8 +11,8 @@ from functools import partial
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
-from dos_server.core.looks import Look, Looked
 from dos_server.core.scan import DamagedExtentError, ReadAt, prefix_fold, read_part
+from dos_server.core.scrub_reads import ScrubRead, ScrubReadDone
 from dos_server.core.verify import verify_part
 from dos_server.disk import Disk
 from dos_server.limits import read_extents_max, scrub_part_bytes, scrub_part_extents_max
@@ -75,7 +75,7 @@ class StoredReads:
             at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.places.first.offset)
             return v.GotDigest(effect, 0, at, missed)
 
-    def look(self, asked: Look, clock: Callable[[], float]) -> Looked:
+    def look(self, asked: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
         """One look of the scrub: the next part of an object, read from where it is stored."""
         began = clock()
         try:
@@ -89,8 +89,8 @@ class StoredReads:
                     scrub_part_extents_max,
                 )
         except DamagedExtentError as damage:
-            return Looked(asked, None, damage.offset, damage.what, clock() - began)
+            return ScrubReadDone(asked, None, damage.offset, damage.what, clock() - began)
         except OSError as error:
             at, _ = _meaning(f"{asked.directory}/{asked.name}", error, asked.chain.offset)
-            return Looked(asked, None, at, str(error), clock() - began)
-        return Looked(asked, chain, None, "", clock() - began)
+            return ScrubReadDone(asked, None, at, str(error), clock() - began)
+        return ScrubReadDone(asked, chain, None, "", clock() - began)

@@ -28,7 +28,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from dos_client.world import Stream, World, replace_world, world
+from dos_client.runtime import ClientRuntime, ClientStream, replace_runtime, runtime
 from dos_protocol.limits import id_bytes
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.memory.disk import MemoryDisk
@@ -36,7 +36,7 @@ from dos_server.memory.host import MemoryHost
 from dos_server.memory.loopback import Loopback
 from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.ports import MemoryPorts
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 from dos_server.readiness import Readiness
 
 _PORT: Final = 9999
@@ -58,10 +58,10 @@ class MemoryServer:
     """One server. `disk`: what it stands on. All but `restart` are at once; use it in the trio run that made
     it."""
 
-    def __init__(self, host: MemoryHost, nursery: trio.Nursery, chance: Random) -> None:
+    def __init__(self, host: MemoryHost, nursery: trio.Nursery, rng: Random) -> None:
         self.host = host
         self._nursery = nursery
-        self._chance = chance
+        self._rng = rng
 
     @property
     def disk(self) -> MemoryDisk:
@@ -88,7 +88,7 @@ class MemoryServer:
     def power_cut(self) -> None:
         """The machine loses its power. What was acknowledged as synced is found again; of the rest, chance
         says what is."""
-        self.host.power_cut(self._chance)
+        self.host.power_cut(self._rng)
 
     async def stop(self) -> None:
         """The clean end."""
@@ -126,40 +126,40 @@ class Servers(Generic[S]):
 class _InMemory:
     """What clients of a trio run with servers in memory live in: these servers, and what there was."""
 
-    def __init__(self, network: MemoryNetwork, chance: Random, outside: World) -> None:
+    def __init__(self, network: MemoryNetwork, rng: Random, outside: ClientRuntime) -> None:
         self.network = network
-        self.chance = chance
+        self.rng = rng
         self.outside = outside
         self.hosts = count(1)
         self.users = 0
 
     def fresh_id(self, size: int) -> bytes:
-        return self.chance.randbytes(size)
+        return self.rng.randbytes(size)
 
-    async def connect(self, host: str, port: int) -> Stream:
+    async def connect(self, host: str, port: int) -> ClientStream:
         if host.endswith(".memory"):
             return await self.network.connect(host, port)
         return await self.outside.connect(host, port)
 
 
-def _chance(seed: int | None) -> Random:
+def _rng(seed: int | None) -> Random:
     return SystemRandom() if seed is None else Random(seed)  # noqa: S311 - chance of tests is no secret
 
 
 @asynccontextmanager
 async def _in_memory(seed: int | None) -> AsyncIterator[_InMemory]:
     """The network of this trio run, made for the first who wants it."""
-    now = world()
+    now = runtime()
     if not isinstance(now, _InMemory):
-        now = _InMemory(MemoryNetwork(Timers()), _chance(seed), now)
-        replace_world(now)
+        now = _InMemory(MemoryNetwork(MemoryTimers()), _rng(seed), now)
+        replace_runtime(now)
     now.users += 1
     try:
         yield now
     finally:
         now.users -= 1
         if not now.users:
-            replace_world(now.outside)
+            replace_runtime(now.outside)
 
 
 @asynccontextmanager
@@ -191,18 +191,18 @@ async def _hosts(
                 here.network,
                 name,
                 _PORT,
-                lambda: MemoryPorts(here.network.timers, ids=here.chance),
+                lambda: MemoryPorts(here.network.timers, ids=here.rng),
                 token=token,
             )
             for name in names
         ]
         if a_store:
-            _make_store(hosts, here.chance)
+            _make_store(hosts, here.rng)
         for host in hosts:
             host.start(nursery)
         nursery.start_soon(here.network.timers.run)
         try:
-            yield [MemoryServer(host, nursery, here.chance) for host in hosts]
+            yield [MemoryServer(host, nursery, here.rng) for host in hosts]
         except Exception as error:  # handed on below: a nursery would wrap it in a group
             failure = error
         nursery.cancel_scope.cancel()
@@ -210,13 +210,13 @@ async def _hosts(
         raise failure
 
 
-def _make_store(hosts: list[MemoryHost], chance: Random) -> None:
+def _make_store(hosts: list[MemoryHost], rng: Random) -> None:
     """What `init_store` does to servers that run, done to their disks before they do."""
     if len(hosts) not in _QUORUM:
         raise ValueError(f"a store has one to {max(_QUORUM)} members, not {len(hosts)}")
-    ids = [chance.randbytes(id_bytes) for _ in hosts]
+    ids = [rng.randbytes(id_bytes) for _ in hosts]
     members = tuple(Member(one, host.address) for one, host in zip(ids, hosts, strict=True))
-    record = StoreRecord(chance.randbytes(id_bytes), 1, _QUORUM[len(hosts)], members)
+    record = StoreRecord(rng.randbytes(id_bytes), 1, _QUORUM[len(hosts)], members)
     for one, host in zip(ids, hosts, strict=True):
         host.prepare(one, record)
 
@@ -312,11 +312,11 @@ class _Thread:
     async def _serve(self) -> None:
         members, seed, token, a_store = self._wanted
         self._token = trio.lowlevel.current_trio_token()
-        chance = _chance(seed)
-        ground, timers = Loopback(), Timers()
+        rng = _rng(seed)
+        ground, timers = Loopback(), MemoryTimers()
 
         def make_ports() -> MemoryPorts:
-            return MemoryPorts(timers, ids=chance, make_rounds=lambda _: Readiness())
+            return MemoryPorts(timers, ids=rng, make_rounds=lambda _: Readiness())
 
         names = [f"{_LOOPBACK}.{number + 1}" for number in range(members)]
         try:
@@ -324,12 +324,12 @@ class _Thread:
                 MemoryHost(ground, name, ground.reserve(name), make_ports, token=token) for name in names
             ]
             if a_store:
-                _make_store(hosts, chance)
+                _make_store(hosts, rng)
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     for host in hosts:
                         host.start(nursery)
-                    made = [MemoryServer(host, nursery, chance) for host in hosts]
+                    made = [MemoryServer(host, nursery, rng) for host in hosts]
                     self.servers = [ThreadedServer(one, self._token) for one in made]
                     self._ready.set()
                     await trio.sleep_forever()

@@ -24,7 +24,7 @@ from dos_server.ports import Rounds
 from dos_server.readiness import Call
 
 
-class OnceARound:
+class OncePerRound:
     """A call that is made at the end of a round, once, however often it was asked for."""
 
     def __init__(self, rounds: Rounds, call: Call) -> None:
@@ -42,7 +42,7 @@ class OnceARound:
         self._call()
 
 
-class Use:
+class ConnectionCost:
     """What a connection has cost lately, in seconds."""
 
     __slots__ = ("_at", "_seconds")
@@ -62,7 +62,7 @@ class Use:
 class Turner(Protocol):
     """A connection."""
 
-    use: Use
+    use: ConnectionCost
     has_more: bool
     """Its last slice was not enough, or its answers pile up."""
 
@@ -77,7 +77,7 @@ class Turns:
         self.clock = clock
         self._ends: float | None = None
         self._waiting: dict[Turner, None] = {}
-        self._giving = OnceARound(rounds, self._go_on)
+        self._giving = OncePerRound(rounds, self._go_on)
 
     def may_begin(self, one: Turner) -> bool:
         """Whether it may go on now. False: it waits, and `take_turn` is called."""

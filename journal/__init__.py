@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from journal.files.directory import Directory
     from journal.files.local_journal import LocalJournal
     from journal.files.mirroring import Mirror
-    from journal.files.moments import AtCut, AtStep
-    from journal.files.restoring import Restored, restore
+    from journal.files.moments import AtCheckpoint, AtStep
+    from journal.files.restoring import RestoreResult, restore
     from journal.following import ChainFollower, size_seen
     from journal.ops import Op
     from journal.reading import read_batches, read_plain_batches, read_records
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ORIGIN",
-    "AtCut",
+    "AtCheckpoint",
     "AtStep",
     "ChainError",
     "ChainFollower",
@@ -56,7 +56,7 @@ __all__ = [
     "Op",
     "Position",
     "Record",
-    "Restored",
+    "RestoreResult",
     "Scratch",
     "SegmentSpan",
     "StopNotFoundError",
@@ -103,11 +103,11 @@ MODULES = {
     "journal.files.local_journal": ("LocalJournal",),
     "journal.files.mirroring": ("Mirror",),
     "journal.files.moments": (
-        "AtCut",
+        "AtCheckpoint",
         "AtStep",
     ),
     "journal.files.restoring": (
-        "Restored",
+        "RestoreResult",
         "restore",
     ),
     "journal.following": (

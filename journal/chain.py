@@ -1,4 +1,4 @@
-"""Taking a chain over and looking at it: the shell around `core/walk.py` and `core/look.py`.
+"""Taking a chain over and looking at it: the shell around `core/walk.py` and `core/read_walk.py`.
 
 Rules of this file: it performs what a walk asks for, in the order in which the walk asks, and reports back.
 """
@@ -11,14 +11,13 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
-from journal.core.look import Look, LookAt
 from journal.core.position import Position
+from journal.core.read_walk import ReadWalk, ReadWalkAt
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
     FindSnapshot,
-    Found,
     ReadStart,
     Settle,
     Settled,
@@ -26,10 +25,11 @@ from journal.core.walk_vocabulary import (
     StartRead,
     Surveyed,
     SurveySegment,
+    WalkDone,
 )
 from journal.limits import answers_wait_s
 from journal.ports import ClaimPort, StorePort
-from journal.reading import Source, find_snapshot, read_start, survey
+from journal.reading import ChainSource, find_snapshot, read_start, survey
 from journal.scratch import Scratch
 
 logger: Final = logging.getLogger("dos.journal")
@@ -90,11 +90,11 @@ async def look_chain(
     """
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = Look(chain, store.record, view.answers, claims, view.filled, measured=measured)
+    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
     state = await _walk(walk, store, directory)
     if proved is None or state.holds(proved):
         return state
-    return await _walk(LookAt(chain, store.record, view.answers, proved, 0), store, directory)
+    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, 0), store, directory)
 
 
 async def look_committed(store: StorePort, directory: str, chain: str) -> ChainState:
@@ -118,15 +118,15 @@ async def look_chain_at(
     Raises as `look_chain`.
     """
     view = await store.look(directory)
-    return await _walk(LookAt(chain, store.record, view.answers, at, floor), store, directory)
+    return await _walk(ReadWalkAt(chain, store.record, view.answers, at, floor), store, directory)
 
 
-async def _walk(walk: Look | LookAt, store: StorePort, directory: str) -> ChainState:
-    source = Source(store, directory)
+async def _walk(walk: ReadWalk | ReadWalkAt, store: StorePort, directory: str) -> ChainState:
+    source = ChainSource(store, directory)
     waiting = deque(walk.begin())
     while True:
         effect = waiting.popleft()
-        if isinstance(effect, Found):
+        if isinstance(effect, WalkDone):
             return effect.state
         assert not isinstance(effect, Settle), "a reader settles nothing"
         waiting.extend(walk.handle(await _read(source, effect)))
@@ -148,12 +148,12 @@ async def _walk_down(
     claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
 ) -> ChainState:
     walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
-    source = Source(claim)
+    source = ChainSource(claim)
     waiting: deque[Effect] = deque(walk.begin())
     while True:
         effect = waiting.popleft()
         event: Event
-        if isinstance(effect, Found):
+        if isinstance(effect, WalkDone):
             return effect.state
         if isinstance(effect, Settle):
             await _settle(claim, effect, scratch)
@@ -172,7 +172,7 @@ async def _settle(claim: ClaimPort, effect: Settle, scratch: Scratch | None) -> 
 
 
 async def _read(
-    source: Source, effect: ReadStart | SurveySegment | FindSnapshot
+    source: ChainSource, effect: ReadStart | SurveySegment | FindSnapshot
 ) -> StartRead | Surveyed | SnapshotFound:
     name, length, members = effect.segment, effect.length, effect.members
     if isinstance(effect, ReadStart):

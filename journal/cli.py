@@ -33,10 +33,10 @@ from journal.core import rendering
 from journal.core.inspection import Located
 from journal.core.rendering import fault_text
 from journal.core.timeline import Timeline
-from journal.dump import Search, dumper
+from journal.dump import RecordFilter, dumper
 from journal.files.cli import add_commands
 from journal.follow import follow_chain, follow_file
-from journal.inspecting import Consumer, Outcome, inspect_file, inspect_url, is_url
+from journal.inspecting import Consumer, InspectionOutcome, inspect_file, inspect_url, is_url
 from journal.ops import Op
 from journal.pictures import check_drawable
 from journal.plotting import draw_timeline
@@ -148,7 +148,7 @@ def grep(
     nothing was found.
     """
     with refusing():
-        search = Search(pattern, _operation(op))
+        search = RecordFilter(pattern, _operation(op))
     show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
     _show(target, show, token_file, history=history)
     if not search.found:
@@ -332,7 +332,7 @@ def _show(target: str, consume: Consumer, token_file: Path | None, *, history: b
     _say_fault(outcome)
 
 
-def _say_fault(outcome: Outcome) -> None:
+def _say_fault(outcome: InspectionOutcome) -> None:
     """Say what is wrong, or was not shown. Data that are wrong or not there end the command."""
     sys.stdout.flush()
     for text in outcome.not_verified:
@@ -345,7 +345,7 @@ def _say_fault(outcome: Outcome) -> None:
 
 def _inspect(
     target: str, consume: Consumer, token_file: Path | None, *, history: bool, quiet: bool = False
-) -> Outcome:
+) -> InspectionOutcome:
     """Read the target, with progress on a terminal. Ends the command if it cannot be read at all."""
     with refusing(), progress_of(target, quiet=quiet) as progress:
         if not is_url(target):

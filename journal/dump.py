@@ -33,7 +33,7 @@ def dumper(
     return consume
 
 
-class Search:
+class RecordFilter:
     """Whether a record is of that operation (None: any) and one of its strings holds a match of the pattern;
     a record without strings is as one empty string.
 

@@ -1,7 +1,7 @@
 """Following a chain: its committed records as they come, each read once. Claims nothing.
 
 Rules of this file: where a reader stands, and what to read next. What is committed is decided in
-`core/look.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the head
+`core/read_walk.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the head
 alone, so that a look at a chain that only grew costs one question to the members and no byte twice. What a
 quorum holds of the head may end within a record: its decoder keeps that beginning until the rest comes.
 
@@ -18,8 +18,8 @@ from journal.chain import look_chain, look_chain_at
 from journal.core.chain import ChainState, SegmentSpan, segments_seen
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LostBytesError
-from journal.core.look import held_by_quorum
 from journal.core.position import Position
+from journal.core.read_walk import held_by_quorum
 from journal.core.record import Record
 from journal.core.segment import SegmentName, parse_segment_name
 from journal.ports import StorePort

@@ -45,7 +45,7 @@ from journal.core.segment import parse_segment_name
 from journal.files.history import stretch_below
 from journal.limits import file_read_bytes, read_bytes_max
 from journal.ports import DirectoryViewPort, StorePort
-from journal.reading import Source, span_chunks
+from journal.reading import ChainSource, span_chunks
 
 Consumer = Callable[[list[Located]], bool]
 """Takes records in order; False when it has seen enough."""
@@ -53,7 +53,7 @@ Progress = Callable[[int, int | None], None]  # bytes done, bytes in all if know
 
 
 @dataclass(slots=True)
-class Outcome:
+class InspectionOutcome:
     """What an inspection found: how much, and the first fault, whose segment begins at offset `base`."""
 
     target: str
@@ -110,18 +110,20 @@ def is_url(target: str) -> bool:
     return target.startswith((SCHEME, S3_SCHEME)) or in_data_directory(target) is not None
 
 
-def inspect_file(path: Path, consume: Consumer, progress: Progress) -> Outcome:
+def inspect_file(path: Path, consume: Consumer, progress: Progress) -> InspectionOutcome:
     """A local journal file. Raises OSError if it cannot be read."""
     return _inspect_file(path, lambda inspector, chunk: consume(inspector.feed(chunk)), progress)
 
 
-def replay_file(path: Path, take: Callable[[list[Decoded]], bool], progress: Progress) -> Outcome:
+def replay_file(path: Path, take: Callable[[list[Decoded]], bool], progress: Progress) -> InspectionOutcome:
     """The same for records without their places, each with the logical offset just past it: the fast way."""
     return _inspect_file(path, lambda inspector, chunk: take(inspector.feed_plain(chunk)), progress)
 
 
-def _inspect_file(path: Path, give: Callable[[Inspector, bytes], bool], progress: Progress) -> Outcome:
-    outcome = Outcome(str(path))
+def _inspect_file(
+    path: Path, give: Callable[[Inspector, bytes], bool], progress: Progress
+) -> InspectionOutcome:
+    outcome = InspectionOutcome(str(path))
     inspector = Inspector(path.name)
     with path.open("rb", buffering=0) as file:
         size = path.stat().st_size
@@ -136,12 +138,12 @@ def _inspect_file(path: Path, give: Callable[[Inspector, bytes], bool], progress
 
 async def inspect_url(
     url: str, token: bytes, consume: Consumer, progress: Progress, *, history: bool = False
-) -> Outcome:
+) -> InspectionOutcome:
     """An object or a chain of a store; history: of a chain also what lies below its newest snapshot, as far
     down as it is held. Raises NotFoundError, LocalProtocolError, and what the client raises if too few
     servers answer.
     """
-    outcome = Outcome(url, "chain")
+    outcome = InspectionOutcome(url, "chain")
     try:
         async with found_in_store(url, token) as (store, directory, name, size):
             if size is not None:
@@ -253,9 +255,9 @@ async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
 
 async def inspect_object(
     store: StorePort, directory: str, name: str, size: int, consume: Consumer, progress: Progress
-) -> Outcome:
+) -> InspectionOutcome:
     """The first `size` bytes of an object."""
-    outcome, inspector = Outcome(name, "object"), Inspector(name)
+    outcome, inspector = InspectionOutcome(name, "object"), Inspector(name)
     try:
         async with aclosing(_fed(store, directory, inspector, size)) as pieces:
             async for done, located in pieces:
@@ -268,7 +270,9 @@ async def inspect_object(
     return _outcome(outcome, inspector, ended=True)
 
 
-async def _look(store: StorePort, directory: str, chain: str, outcome: Outcome) -> ChainState | None:
+async def _look(
+    store: StorePort, directory: str, chain: str, outcome: InspectionOutcome
+) -> ChainState | None:
     try:
         state = await look_chain(store, directory, chain)
     except DosError as fault:
@@ -280,7 +284,9 @@ async def _look(store: StorePort, directory: str, chain: str, outcome: Outcome) 
     return state
 
 
-async def _below(store: StorePort, directory: str, head: ChainState, outcome: Outcome) -> list[ChainState]:
+async def _below(
+    store: StorePort, directory: str, head: ChainState, outcome: InspectionOutcome
+) -> list[ChainState]:
     """The stretches of history below the newest snapshot, the oldest first; what is not there is noted."""
     found = [head]
     try:
@@ -299,7 +305,7 @@ async def _inspect_chain(
     store: StorePort,
     directory: str,
     states: Sequence[ChainState],
-    outcome: Outcome,
+    outcome: InspectionOutcome,
     consume: Consumer,
     progress: Progress,
 ) -> None:
@@ -329,7 +335,7 @@ async def span_records(
     by now). Raises what is wrong with it, also at its end, and what reading raises.
     """
     replay, offset, done = SpanReplay(span), span.base, 0
-    async with aclosing(span_chunks(Source(store, directory), span, None)) as chunks:
+    async with aclosing(span_chunks(ChainSource(store, directory), span, None)) as chunks:
         async for chunk in chunks:
             done += len(chunk)
             located = _locate(span, offset, replay.feed(chunk))
@@ -354,7 +360,7 @@ async def _fed(
     store: StorePort, directory: str, inspector: Inspector, size: int
 ) -> AsyncGenerator[tuple[int, list[Located]]]:
     """Up to the first fault, which the inspector keeps."""
-    source, done = Source(store, directory), 0
+    source, done = ChainSource(store, directory), 0
     async with aclosing(source.chunks(inspector.where, size, chunk_bytes=read_bytes_max)) as chunks:
         async for chunk in chunks:
             done += len(chunk)
@@ -382,7 +388,7 @@ def _count(tally: Tally, located: list[Located]) -> None:
     tally.bytes = tally.end_offset - tally.first_offset
 
 
-def _outcome(outcome: Outcome, inspector: Inspector, *, ended: bool) -> Outcome:
+def _outcome(outcome: InspectionOutcome, inspector: Inspector, *, ended: bool) -> InspectionOutcome:
     """ended: the bytes are at their end, so that a torn tail shows; else the consumer had enough, or a
     fault came.
     """
@@ -393,7 +399,7 @@ def _outcome(outcome: Outcome, inspector: Inspector, *, ended: bool) -> Outcome:
     return outcome
 
 
-def _keep(outcome: Outcome, fault: DosError) -> None:
+def _keep(outcome: InspectionOutcome, fault: DosError) -> None:
     """Keep what is wrong with the data; raise what only kept us from seeing it."""
     if not isinstance(fault, DAMAGE):
         raise fault

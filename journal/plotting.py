@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from journal.core.timeline import Stretch, Timeline
+from journal.core.timeline import Timeline, TimelineInterval
 from journal.pictures import HEAD_PX, INK, LINE, PALE, SMALL_PX, Picture, drawn, points, printable
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _axes(
     height: int,
     top: int,
     size: int,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[TimelineInterval],
     timeline: Timeline,
     *,
     dated: bool,
@@ -118,7 +118,7 @@ def _panel(
     axes: "Axes",
     name: str,
     colour: str,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[TimelineInterval],
     timeline: Timeline,
 ) -> None:
     """Bars of one figure."""
@@ -134,7 +134,11 @@ def _panel(
 
 
 def _rows(
-    picture: Picture, axes: "Axes", events: Sequence[str], stretches: Sequence[Stretch], timeline: Timeline
+    picture: Picture,
+    axes: "Axes",
+    events: Sequence[str],
+    stretches: Sequence[TimelineInterval],
+    timeline: Timeline,
 ) -> None:
     """A row for each kind of event, with a tick where there is any of it."""
     for row, name in enumerate(events):
@@ -156,7 +160,7 @@ def _bars(
     axes: "Axes",
     name: str,
     colour: str,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[TimelineInterval],
     timeline: Timeline,
     values: Sequence[int],
     heights: Sequence[float],
@@ -191,12 +195,12 @@ def _x(value: int, timeline: Timeline) -> float:
     return value / _MS_PER_DAY if timeline.by_time else value
 
 
-def _width(stretches: Sequence[Stretch]) -> int:
+def _width(stretches: Sequence[TimelineInterval]) -> int:
     """Of one stretch; of the only one, which says nothing of its length, one second or byte."""
     return stretches[1].begin - stretches[0].begin if len(stretches) > 1 else 1000
 
 
-def _length(stretches: Sequence[Stretch], timeline: Timeline) -> str:
+def _length(stretches: Sequence[TimelineInterval], timeline: Timeline) -> str:
     """Of one stretch, as words behind a figure; of the only one, none."""
     if len(stretches) == 1:
         return ""

@@ -18,7 +18,7 @@ from journal.core.errors import ChainError, LostBytesError
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.core.replay import SpanReplay, Step
-from journal.core.scan import Mark, SegmentSurveyor, Survey
+from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor
 from journal.core.segment import parse_start
 from journal.core.snapshot_search import SnapshotSearch
 from journal.core.walk_vocabulary import StartRead
@@ -31,7 +31,7 @@ ANY: tuple[bytes | None, ...] = (None,)
 """No member in particular: whichever the store chooses."""
 
 
-class Source:
+class ChainSource:
     """Segments of one directory, read under a claim or as anyone may."""
 
     def __init__(self, reader: ClaimPort | StorePort, directory: str | None = None) -> None:
@@ -104,7 +104,7 @@ class Source:
         raise last or LostBytesError(f"no member is left to read {name} from")
 
 
-async def read_start(source: Source, name: str, length: int, members: Sequence[bytes]) -> StartRead:
+async def read_start(source: ChainSource, name: str, length: int, members: Sequence[bytes]) -> StartRead:
     """The start record of a segment, and whether a snapshot follows; `start` None if it is cut off.
 
     Raises CorruptRecordError, UnknownRecordError, ChainError: bytes that no cut-off write explains.
@@ -118,7 +118,9 @@ async def read_start(source: Source, name: str, length: int, members: Sequence[b
     if records:
         end, record = records[0]
         follows = len(records) > 1 and records[1][1].op is Op.SNAPSHOT_BEGIN
-        return StartRead(name, parse_start(record, name), Mark(end, prefix_digest(head[:end])), follows)
+        return StartRead(
+            name, parse_start(record, name), RecordBoundary(end, prefix_digest(head[:end])), follows
+        )
     torn = decoder.finish()
     if length > window:
         raise ChainError(name, 0, f"a start record within {window} bytes", str(torn))
@@ -126,13 +128,13 @@ async def read_start(source: Source, name: str, length: int, members: Sequence[b
 
 
 async def survey(
-    source: Source,
+    source: ChainSource,
     name: str,
     length: int,
     members: Sequence[bytes],
     within: int,
     lengths: Sequence[int] = (),
-) -> Survey:
+) -> SegmentSurvey:
     """Survey a segment's first `length` bytes; `lengths`: take the prefix digest at each of these."""
     surveyor = SegmentSurveyor(name, within=within, lengths=lengths)
     async with aclosing(source.chunks(name, length, members)) as chunks:
@@ -141,7 +143,7 @@ async def survey(
     return surveyor.finish()
 
 
-async def find_snapshot(source: Source, name: str, length: int, members: Sequence[bytes]) -> int:
+async def find_snapshot(source: ChainSource, name: str, length: int, members: Sequence[bytes]) -> int:
     """Where the snapshot ends that begins the segment; 0 if it is not finished within `length` bytes."""
     search = SnapshotSearch(name, length)
     while (wanted := search.wanted) is not None:
@@ -152,7 +154,9 @@ async def find_snapshot(source: Source, name: str, length: int, members: Sequenc
     return search.snapshot_end
 
 
-async def span_chunks(source: Source, span: SegmentSpan, scratch: Scratch | None) -> AsyncGenerator[bytes]:
+async def span_chunks(
+    source: ChainSource, span: SegmentSpan, scratch: Scratch | None
+) -> AsyncGenerator[bytes]:
     """The bytes of a span: from the cache if that agrees, else from the store, and then cached."""
     if scratch is not None and await trio.to_thread.run_sync(scratch.covers, span):
         for chunk in _cached(scratch, span):
@@ -189,7 +193,7 @@ async def read_batches(
 ) -> AsyncGenerator[list[Step]]:
     """As `read_records`, in batches as they come from the disk or the network: quicker."""
     chain = state if stop is None else state.up_to(stop)
-    pieces = _pieces(Source(reader, directory), chain, scratch, stopped=stop is not None)
+    pieces = _pieces(ChainSource(reader, directory), chain, scratch, stopped=stop is not None)
     async with aclosing(pieces):
         async for replay, chunk in pieces:
             if batch := replay.feed(chunk):
@@ -206,14 +210,14 @@ async def read_plain_batches(
     """As `read_batches`, each record with the logical offset just past it and not its position: the fast way
     to replay. It is proved as well.
     """
-    async with aclosing(_pieces(Source(reader, directory), state, scratch)) as pieces:
+    async with aclosing(_pieces(ChainSource(reader, directory), state, scratch)) as pieces:
         async for replay, chunk in pieces:
             if batch := replay.feed_plain(chunk):
                 yield batch
 
 
 async def _pieces(
-    source: Source, chain: ChainState, scratch: Scratch | None, *, stopped: bool = False
+    source: ChainSource, chain: ChainState, scratch: Scratch | None, *, stopped: bool = False
 ) -> AsyncGenerator[tuple[SpanReplay, bytes]]:
     """The bytes of a chain, in order, with the replays of the spans to which they are to be fed."""
     for span in chain.segments:

@@ -26,7 +26,7 @@ from journal.limits import scratch_read_bytes_max
 log = logging.getLogger("dos.journal")
 
 
-class Mirror:
+class CacheWriter:
     """One segment being written to the cache. Never raises: after a failure it does nothing, and the file
     is gone.
     """
@@ -104,9 +104,9 @@ class Scratch:
         except OSError as error:
             log.warning("scratch: cannot make %s (%s); going on without it", self.directory, error)
 
-    def mirror(self, name: str) -> Mirror:
+    def mirror(self, name: str) -> CacheWriter:
         """Begin to cache a segment, from its first byte."""
-        return Mirror(self.directory / name)
+        return CacheWriter(self.directory / name)
 
     def copy(self, name: str) -> ScratchCopy:
         """The cached bytes of a segment, for whoever proves them."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from journal.core.inspection import Located
-from journal.core.timeline import Stretch, Timeline
+from journal.core.timeline import Timeline, TimelineInterval
 from journal.inspecting import Consumer
 
 BAR = "#"
@@ -64,11 +64,11 @@ def as_json(timeline: Timeline, *, lines: int) -> str:
     return json.dumps(told)
 
 
-def _when(stretch: Stretch, timeline: Timeline) -> str:
+def _when(stretch: TimelineInterval, timeline: Timeline) -> str:
     if not timeline.by_time:
         return f"{stretch.begin:,}"
     return datetime.fromtimestamp(stretch.begin / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _events(stretch: Stretch) -> str:
+def _events(stretch: TimelineInterval) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(stretch.events.items()))

@@ -3,7 +3,7 @@
 import msgspec
 
 from journal.core.rendering import fault_fields, fault_text
-from journal.inspecting import Outcome
+from journal.inspecting import InspectionOutcome
 
 
 def accept(_: object) -> bool:
@@ -11,7 +11,7 @@ def accept(_: object) -> bool:
     return True
 
 
-def verdict_text(outcome: Outcome) -> str:
+def verdict_text(outcome: InspectionOutcome) -> str:
     """For people: one line if it is sound, else the fault field by field."""
     tally = outcome.tally
     seen = f"{tally.records} records in {tally.segments} segment{'s' * (tally.segments != 1)}"
@@ -29,7 +29,7 @@ def verdict_text(outcome: Outcome) -> str:
     )
 
 
-def verdict_json(outcome: Outcome) -> str:
+def verdict_json(outcome: InspectionOutcome) -> str:
     """For programs: one JSON object."""
     tally = outcome.tally
     verdict: dict[str, object] = {

@@ -38,7 +38,7 @@ from journal.core.trimming import Floor, below
 from journal.limits import append_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, ObjectWriterPort
-from journal.scratch import Mirror, Scratch
+from journal.scratch import CacheWriter, Scratch
 
 
 class WriterState(Enum):
@@ -74,7 +74,7 @@ class ChainWriter:
         self._pipelined = pipelined
         self._state = WriterState.MOVING
         self._object: ObjectWriterPort | None = None
-        self._mirror: Mirror | None = None
+        self._mirror: CacheWriter | None = None
         self._base = 0
         self._snapshot_size = 0
         self._floor: Floor | None = None

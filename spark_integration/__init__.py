@@ -9,7 +9,7 @@ need neither a server nor a coordinator.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoint.listening import RegionListener
+    from checkpoint.coordinator.listeners import RegionListener
     from spark_integration.data_source import register
     from spark_integration.frames import through
     from spark_integration.handle import RegionHandle
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
         return RegionHandle
     if name == "RegionListener":
-        from checkpoint.listening import RegionListener
+        from checkpoint.coordinator.listeners import RegionListener
 
         return RegionListener
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

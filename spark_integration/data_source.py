@@ -53,7 +53,7 @@ _registering = threading.Lock()
 
 
 def register(spark: SparkSession) -> None:
-    """Let this session read and write `format("dos")`, and look inside with `dos-journal`, `dos-cuts` and
+    """Let this session read and write `format("dos")`, and look inside with `dos-journal`, `dos-checkpoints` and
     `dos-state`. Once is enough, but a thread that writes must have called it; again does no harm.
 
     Filters of a DataFrame are applied where the bytes are read if the session has

@@ -19,19 +19,19 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from checkpoint.chains.input_reading import InputHandle
 from checkpoint.core.region import RegionEvent, StateChanged
 from checkpoint.core.region import RegionState as State
-from checkpoint.input_reading import InputHandle
 from dataflow.blocking import close_input
-from dataflow.graph import Graph
-from dataflow.parts import parts_of
+from dataflow.graph.builder import Graph
+from dataflow.graph.parts import parts_of
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
-from spark_integration.core.slots import Master
+from spark_integration.core.slots import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoughSlotsError
-from spark_integration.graph_ends import Ends, ends_of
+from spark_integration.graph_ends import GraphEnds, ends_of
 from spark_integration.handle import RegionHandle
 from spark_integration.runner import run
 from spark_integration.sessions import master_of
@@ -172,7 +172,7 @@ class _Running:
             region.awaitTermination()
 
 
-def _store(master: Master, store: str | None, data_dir: str | Path | None, token: bytes) -> UsedStore:
+def _store(master: SparkMaster, store: str | None, data_dir: str | Path | None, token: bytes) -> UsedStore:
     """The store; one of our own lives until the end of this process, because its rows are still read."""
     used = choose_store(
         store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
@@ -208,7 +208,9 @@ def _region(spark: SparkSession, graph: Graph, running: _Running, **options: Any
 class _Joined:
     """The joints of one region: its way in, and its way out."""
 
-    def __init__(self, spark: SparkSession, url: str, application: str, ends: Ends, token: bytes) -> None:
+    def __init__(
+        self, spark: SparkSession, url: str, application: str, ends: GraphEnds, token: bytes
+    ) -> None:
         self._spark = spark
         self._url = url
         self._application = application

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from dataflow.errors import nearest
-from dataflow.graph import Graph
+from dataflow.graph.builder import Graph
 from dataflow.sinks.log import LogSink
 from dataflow.sources.inputs import InputSource
 from spark_integration.core.column_difference import column_difference
 from spark_integration.errors import NoSuchEndError, SchemaMismatchError
 
 
-class Ends(NamedTuple):
+class GraphEnds(NamedTuple):
     """handle: of the source that the rows go to; sink: whose output comes out, with these columns."""
 
     handle: str
@@ -23,7 +23,7 @@ class Ends(NamedTuple):
     columns: pa.Schema
 
 
-def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> Ends:
+def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> GraphEnds:
     """The ends of a graph that rows with the columns `given` go through. into, output: the operators' names;
     None where there is but one.
 
@@ -44,7 +44,7 @@ def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | N
     (above,) = next(spec.inputs for spec in specs if spec.name == sink)
     columns = plan.schemas[nodes[above].name]
     assert columns is not None, "what has consumers has columns"
-    return Ends(entry.name, sink, columns)
+    return GraphEnds(entry.name, sink, columns)
 
 
 def _chosen(graph: str, name: str | None, there: list[str], kind: str, argument: str) -> str:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from checkpoint.coordinator import RegionControl, RegionListener
+from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.core.region import RegionEvent, RegionStatus, StateChanged
 from spark_integration.launcher import SparkLauncher
 from spark_integration.limits import JOBS_END_TIMEOUT_S, STOP_TIMEOUT_S, WATCH_S
@@ -128,16 +128,16 @@ class RegionHandle:
         """Go on after `pause`."""
         self._control.resume()
 
-    def pin(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
-        """Keep a cut restorable until `unpin`, also for the drivers that come: that one, 0 for the last; its
+    def savepoint(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
+        """Keep a cut restorable until `drop_savepoint`, also for the drivers that come: that one, 0 for the last; its
         number. Raises LocalProtocolError for what cannot be pinned, RegionFailedError when none was committed
         in `timeout` seconds.
         """
-        return self._control.pin(name, cut, timeout)
+        return self._control.savepoint(name, cut, timeout)
 
-    def unpin(self, name: str, timeout: float | None = None) -> int:
-        """Let a pin go; the cut that it held. Raises as `pin`."""
-        return self._control.unpin(name, timeout)
+    def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
+        """Let a pin go; the cut that it held. Raises as `savepoint`."""
+        return self._control.drop_savepoint(name, timeout)
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Tell this listener, on a thread of its own, what happens from now on."""

@@ -97,7 +97,7 @@ class SparkLauncher:
             try:
                 item = self._events.get(timeout=CANCEL_AGAIN_S)
             except queue.Empty:
-                item = (_ALL_WORKERS, attempts.Tick())
+                item = (_ALL_WORKERS, attempts.LauncherTick())
             if item is None:
                 return
             worker, event = item
@@ -105,18 +105,18 @@ class SparkLauncher:
                 self._handle(number, event)
             if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # also when events come in without a pause
                 ticked = time.monotonic()
-                self._events.put((_ALL_WORKERS, attempts.Tick()))
+                self._events.put((_ALL_WORKERS, attempts.LauncherTick()))
             if self._events.empty() and all(jobs.attempt is None for jobs in self._jobs.values()):
                 self._idle.set()
 
     def _handle(self, worker: int, event: attempts.Event) -> None:
         for effect in self._jobs.setdefault(worker, attempts.WorkerJobs()).handle(event):
             match effect:
-                case attempts.Submit(attempt):
+                case attempts.SubmitJob(attempt):
                     self._submit(worker, attempt)
-                case attempts.Cancel(attempt):
+                case attempts.CancelJob(attempt):
                     self._cancel_job(worker, attempt)
-                case attempts.Report(attempt, error):
+                case attempts.ReportEnd(attempt, error):
                     log.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
                     self._on_ended(worker, attempt, error)
 

@@ -13,14 +13,14 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint.coordinator import RegionControl, RegionListener
+from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.core.region import RegionEvent, RegionSpec
 from dataflow.application import Application
-from dataflow.graph import Graph
-from dataflow.parts import check_sinks, part_options, parts_of
+from dataflow.graph.builder import Graph
+from dataflow.graph.parts import check_sinks, part_options, parts_of
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
-from spark_integration.core.slots import Enough, Master, Refuse, judge_slots
+from spark_integration.core.slots import EnoughSlots, RefuseToStart, SparkMaster, judge_slots
 from spark_integration.errors import (
     ExecutorMismatchError,
     InsecureNetworkError,
@@ -197,7 +197,7 @@ def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int
 
 
 def _addresses(
-    spark: SparkSession, master: Master, coordinator_address: str | None, *, insecure: bool
+    spark: SparkSession, master: SparkMaster, coordinator_address: str | None, *, insecure: bool
 ) -> tuple[str, str]:
     """(the host that workers dial, the host to listen on)."""
     if master.one_machine:
@@ -214,7 +214,7 @@ def _addresses(
 
 
 def _check_confs_and_slots(
-    spark: SparkSession, master: Master, workers: int, spare: int, timeout_s: float
+    spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
 ) -> None:
     """Return when the region may start. Raises UnfitConfError, NotEnoughSlotsError."""
     static = dict(spark.sparkContext.getConf().getAll())
@@ -232,16 +232,18 @@ def _check_confs_and_slots(
         _wait_for_slots(spark, master, workers, spare, timeout_s)
 
 
-def _wait_for_slots(spark: SparkSession, master: Master, workers: int, spare: int, timeout_s: float) -> None:
+def _wait_for_slots(
+    spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
+) -> None:
     """Return when the region may start. Raises NotEnoughSlotsError when it cannot, or not in time."""
     begun = time.monotonic()
     warned = False
     while True:
         registered, busy = _slots(spark)
         verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
-        if isinstance(verdict, Enough):
+        if isinstance(verdict, EnoughSlots):
             return
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, RefuseToStart):
             raise NotEnoughSlotsError(verdict.reason)
         waited = time.monotonic() - begun
         if waited >= timeout_s:

@@ -7,7 +7,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from spark_integration.core.slots import Master, read_master
+from spark_integration.core.slots import SparkMaster, read_master
 from spark_integration.errors import ConnectSessionError
 
 
@@ -16,7 +16,7 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def master_of(spark: SparkSession) -> Master:
+def master_of(spark: SparkSession) -> SparkMaster:
     """Where the session's tasks run. Raises ConnectSessionError."""
     if is_connect(spark):
         raise ConnectSessionError(
@@ -25,7 +25,7 @@ def master_of(spark: SparkSession) -> Master:
     return read_master(spark.sparkContext.master, cores=os.cpu_count() or 1)
 
 
-def use_this_python(spark: SparkSession, master: Master) -> None:
+def use_this_python(spark: SparkSession, master: SparkMaster) -> None:
     """On this machine alone, let executors be the driver's own Python, unless somebody said which.
 
     Spark's default is whatever `python3` is on PATH, which is not that of a virtual environment called by its

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Final, NamedTuple
 
 
-class Bounds(NamedTuple):
+class VersionBounds(NamedTuple):
     """From `first` on, below `end` (None: no end is known)."""
 
     first: str
@@ -20,9 +20,9 @@ class Bounds(NamedTuple):
 
 
 SUPPORTED: Final = {
-    "pyspark": Bounds("4.3", "4.4"),
-    "pandas": Bounds("2.2", "3"),
-    "pyarrow": Bounds("18", None),
+    "pyspark": VersionBounds("4.3", "4.4"),
+    "pandas": VersionBounds("2.2", "3"),
+    "pyarrow": VersionBounds("18", None),
 }
 
 
@@ -43,7 +43,7 @@ def check_versions() -> None:
             )
 
 
-def _within(version: str, bounds: Bounds) -> bool:
+def _within(version: str, bounds: VersionBounds) -> bool:
     found = _numbers(version)
     return _numbers(bounds.first) <= found and (bounds.end is None or found < _numbers(bounds.end))
 

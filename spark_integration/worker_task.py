@@ -7,8 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from dataflow.worker import WorkerSpec, run_worker
-from dataflow.worker_spec import ADVERTISE_HOST
+from dataflow.worker.process import WorkerSpec, run_worker
+from dataflow.worker.spec import ADVERTISE_HOST
 
 
 def run(graph: bytes, fields: dict[str, Any]) -> str:

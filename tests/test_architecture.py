@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 """(package, module): the embedded server is the default store of a local Spark session."""
 
-FILE_EXCEPTIONS = {("dos_server/testing.py", "dos_client.world")}
+FILE_EXCEPTIONS = {("dos_server/testing.py", "dos_client.runtime")}
 """(file, module): servers in memory tell the clients of their trio run how they are reached."""
 
 CLIENT_ROOMS: dict[str, set[str]] = {

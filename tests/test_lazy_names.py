@@ -42,7 +42,7 @@ def test_every_name_is_that_of_its_module(package: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("wanted", "not_needed"),
     [
-        ("from dataflow import open_producer", "dataflow.graph"),
+        ("from dataflow import open_producer", "dataflow.graph.builder"),
         ("import spark_integration.data_source", "spark_integration.writing.committing"),
         ("import spark_integration.data_source", "pandas"),
         ("import spark_integration.reading.batch_reader", "dos_client.membership.replacing"),

@@ -72,14 +72,14 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins() -> dict[str, str]:
+def savepoints() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.partition("#")[0].strip() for line in lines]
     return {normalised(name): version for name, _, version in (row.partition("==") for row in rows if row)}
 
 
 def test_constraints_are_exact_versions_and_nothing_else() -> None:
-    assert all(re.fullmatch(r"[0-9][0-9a-z.+]*", version) for version in pins().values()), pins()
+    assert all(re.fullmatch(r"[0-9][0-9a-z.+]*", version) for version in savepoints().values()), savepoints()
 
 
 def test_every_requirement_is_pinned() -> None:
@@ -89,7 +89,7 @@ def test_every_requirement_is_pinned() -> None:
         *(r for extra in project["optional-dependencies"].values() for r in extra),
     ]
     names = {normalised(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in wanted} - {"dos-journal"}
-    assert not names - pins().keys()
+    assert not names - savepoints().keys()
 
 
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)|!\[[^\]]*\]\(([^)\s]+)\)")

@@ -1,1 +1,1 @@
-"""The commands `dos region` and `dos cuts`."""
+"""The commands `dos region` and `dos checkpoint`."""

@@ -1,7 +1,7 @@
 """`dos region`: ask a running region for something, through its store.
 
-Rules of this file: arguments in, text or JSON out. What asking means is in `checkpoint/requesting.py`,
-whom the region's driver listens to in `core/request_desk.py`. Exit codes are in `support`.
+Rules of this file: arguments in, text or JSON out. What asking means is in `checkpoint/requests/client.py`,
+whom the region's driver listens to in `core/request_handling.py`. Exit codes are in `support`.
 """
 
 import time
@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
-from checkpoint.cli import pins, trim
-from checkpoint.cli.asking import Incarnation, Timeout, Wait, accepted, end
+from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.cli import savepoints, trim
+from checkpoint.cli.requests import Incarnation, Timeout, Wait, accepted, end
 from checkpoint.cli.support import (
     NEGATIVE,
     RegionName,
@@ -27,8 +28,7 @@ from checkpoint.core.cut_views import cut_row
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
-from checkpoint.manifest_reading import ManifestView, read_manifest
-from checkpoint.requesting import Asking, Reply
+from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
 from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_json
 
@@ -70,7 +70,7 @@ def status(
         if not ask:
             return view, None, ""
         try:
-            reply = await Asking(store, name).ask("status", patience_s=timeout)
+            reply = await RequestClient(store, name).ask("status", patience_s=timeout)
         except NoAnswerError as silence:
             return view, None, str(silence)
         return await read_manifest(store, name), reply, ""
@@ -108,7 +108,7 @@ def checkpoint(
 
     async def work(store: Store) -> tuple[Reply, bool]:
         await read_manifest(store, name)
-        asking = Asking(store, name)
+        asking = RequestClient(store, name)
         reply = await asking.ask(
             "checkpoint",
             incarnation=incarnation,
@@ -219,7 +219,9 @@ def stop(
     end(
         reply,
         as_json,
-        lambda done: f"{done.get('state')}: {done.get('reason')}; the last cut is {done.get('lastCut')}",
+        lambda done: (
+            f"{done.get('state')}: {done.get('reason')}; the last cut is {done.get('lastCheckpoint')}"
+        ),
     )
 
 
@@ -236,7 +238,7 @@ def _asked(
 ) -> Reply:
     async def work(store: Store) -> Reply:
         await read_manifest(store, name)  # a name that is none is told as such
-        return await Asking(store, name).ask(
+        return await RequestClient(store, name).ask(
             what, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
         )
 
@@ -253,7 +255,7 @@ def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[
         "manifest": {
             "epoch": view.epoch,
             "cuts": len(view.cuts),
-            "lastCut": cut_row(view.last) if view.last is not None else None,
+            "lastCheckpoint": cut_row(view.last) if view.last is not None else None,
             "unproved": view.unproved,
         },
     }
@@ -301,7 +303,7 @@ def _print_status(answer: Answer) -> None:
     reason = f" ({found['reason']})" if found.get("reason") else ""
     print(
         f"{found.get('state')}{reason}, says driver {answer.driver}: incarnation {answer.incarnation},"
-        f" {found.get('cutsCommitted')} cuts, {found.get('resetAttempts')} reset attempts spent"
+        f" {found.get('checkpointsCommitted')} cuts, {found.get('resetAttempts')} reset attempts spent"
     )
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
@@ -340,7 +342,7 @@ def _print_status(answer: Answer) -> None:
         rate = progress["inputRowsPerSecond"]
         print(
             f"cut {progress['cut']}: {progress['numInputRows']} rows in, {progress['numOutputRows']} out"
-            f"{'' if rate is None else f', {rate:.0f} rows/s in'}; {1000 * progress['cutSeconds']:.0f} ms:"
+            f"{'' if rate is None else f', {rate:.0f} rows/s in'}; {1000 * progress['checkpointSeconds']:.0f} ms:"
             f" {seconds_text(progress['phaseSeconds'])}"
         )
     for one in found.get("resets", [])[-3:]:
@@ -348,6 +350,6 @@ def _print_status(answer: Answer) -> None:
         print(f"reset to cut {one['cut']} {how}")
 
 
-pins.add_commands(app)
+savepoints.add_commands(app)
 app.command()(trim.trim)
 fill_help(app)

@@ -17,9 +17,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
 from checkpoint.core.manifest import Cut
-from checkpoint.errors import CutReleasedError, ManifestError, NoAnswerError, NoInputError, NoRegionError
-from checkpoint.manifest_reading import ManifestView, read_manifest, regions_of
+from checkpoint.errors import (
+    CheckpointReleasedError,
+    ManifestError,
+    NoAnswerError,
+    NoInputError,
+    NoRegionError,
+)
 from dos_client import BadUrlError, Store, open_store, parse_url
 from dos_client.cli.support import NEGATIVE, REFUSED, count_text, fail, read_token, run
 from dos_protocol.errors import DosError
@@ -95,7 +101,7 @@ async def _told_as_answers(work: Callable[[], Awaitable[T]]) -> T:
     """What is no trouble of the store is a negative answer."""
     try:
         return await work()
-    except (NoRegionError, NoInputError, NoAnswerError, ManifestError, CutReleasedError) as error:
+    except (NoRegionError, NoInputError, NoAnswerError, ManifestError, CheckpointReleasedError) as error:
         fail(str(error), NEGATIVE)
 
 

@@ -12,9 +12,9 @@ import typer
 from checkpoint import limits
 from checkpoint.cli.support import NEGATIVE, StoreUrl, ago_text, count_text, in_store, print_table
 from checkpoint.core.inputs import check_input_name
-from checkpoint.core.staged import Fate, parse_staged
-from checkpoint.sweeping import StagedObject, Sweep
-from checkpoint.world import wall_time_ms
+from checkpoint.core.staged import StagedState, parse_staged
+from checkpoint.maintenance.sweeping import StagedObject, Sweep
+from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.support import REFUSED, AsJson, TokenFile, fail, print_json
 from dos_protocol.errors import BadNameError
@@ -124,7 +124,7 @@ def _json(
                 "bytes": one.bytes,
                 "copies": one.copies,
                 "sinceMs": one.since_ms,
-                "state": str(one.fate),
+                "state": str(one.staged_state),
                 "garbage": one.swept,
             }
             for one in found
@@ -145,7 +145,7 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
                 count_text(one.bytes),
                 one.copies,
                 "" if one.since_ms is None else ago_text(one.since_ms, now),
-                one.fate,
+                one.staged_state,
                 "garbage" if one.swept else "stays",
             )
             for one in found
@@ -160,7 +160,7 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
         print(what)
     elif not left:
         print(f"deleted {count} objects, {held} on all members")
-    if undecided := sum(one.fate is Fate.OPEN for one in found):
+    if undecided := sum(one.staged_state is StagedState.OPEN for one in found):
         print(
             f"{undecided} undecided: a writer may record them yet; --undecided-older-than SECONDS gives up"
             " those that are older"

@@ -1,6 +1,6 @@
 """`dos region trim`: what no retained cut of a region needs, and taking it away.
 
-Rules of this file: arguments in, text or JSON out. What is garbage is said by `checkpoint/trimming.py`; while
+Rules of this file: arguments in, text or JSON out. What is garbage is said by `checkpoint/maintenance/trimming.py`; while
 a region runs it is deleted by its own workers, which hold the claims, when a cut tells them the floors.
 """
 
@@ -10,14 +10,14 @@ import trio
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.asking import Timeout, accepted
+from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.cli.requests import Timeout, accepted
 from checkpoint.cli.support import NEGATIVE, RegionName, StoreUrl, count_text, in_store, print_table
+from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
-from checkpoint.manifest_host import StoreHost
-from checkpoint.manifest_reading import ManifestView, read_manifest
-from checkpoint.requesting import Asking
-from checkpoint.trimming import Garbage, collect_stopped, garbage_of, needed
+from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of, needed
+from checkpoint.requests.client import RequestClient
 from dos_client import Store
 from dos_client.cli.support import AsJson, TokenFile, fail, print_json
 from dos_protocol.errors import FencedError
@@ -58,7 +58,7 @@ def trim(
     if stopped and not apply:
         fail("--stopped says how to delete: give --apply with it", 2)
 
-    async def work(store: Store) -> tuple[ManifestView, list[Garbage], list[Garbage] | None]:
+    async def work(store: Store) -> tuple[ManifestView, list[UnneededObject], list[UnneededObject] | None]:
         view = await read_manifest(store, name)
         garbage = await garbage_of(store, view)
         if not apply:
@@ -78,7 +78,9 @@ def trim(
         fail(f"{len(left)} of {len(garbage)} are there still: a member may be away, or slow", NEGATIVE)
 
 
-async def _left(store: Store, view: ManifestView, garbage: list[Garbage], wait: float) -> list[Garbage]:
+async def _left(
+    store: Store, view: ManifestView, garbage: list[UnneededObject], wait: float
+) -> list[UnneededObject]:
     """What of the garbage is there still, once none is or the time is up."""
     deadline = trio.current_time() + wait
     left = garbage
@@ -91,7 +93,7 @@ async def _left(store: Store, view: ManifestView, garbage: list[Garbage], wait: 
 
 async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
     try:
-        reply = await Asking(store, name).ask(
+        reply = await RequestClient(store, name).ask(
             "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
         )
     except NoAnswerError as silence:
@@ -108,12 +110,14 @@ async def _take_the_place(store: Store, name: str, wait: float) -> None:
         fail(f"a newer driver has taken the region over: {error}", NEGATIVE)
 
 
-def _json(view: ManifestView, garbage: list[Garbage], left: list[Garbage] | None) -> dict[str, Any]:
-    pins = view.last.pins if view.last is not None else {}
+def _json(
+    view: ManifestView, garbage: list[UnneededObject], left: list[UnneededObject] | None
+) -> dict[str, Any]:
+    savepoints = view.last.savepoints if view.last is not None else {}
     return {
         "name": view.region,
         "retained": [cut.cut for cut in needed(view)],
-        "pins": pins,
+        "pins": savepoints,
         "garbage": [
             {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
             for one in garbage
@@ -123,11 +127,11 @@ def _json(view: ManifestView, garbage: list[Garbage], left: list[Garbage] | None
     }
 
 
-def _print(view: ManifestView, garbage: list[Garbage], left: list[Garbage] | None) -> None:
+def _print(view: ManifestView, garbage: list[UnneededObject], left: list[UnneededObject] | None) -> None:
     kept = needed(view)
     numbers = ", ".join(str(cut.cut) for cut in kept) or "none"
-    pins = view.last.pins if view.last is not None else {}
-    pinned = ", ".join(f"{name} (cut {cut})" for name, cut in sorted(pins.items()))
+    savepoints = view.last.savepoints if view.last is not None else {}
+    pinned = ", ".join(f"{name} (cut {cut})" for name, cut in sorted(savepoints.items()))
     print(f"region {view.region} retains cuts {numbers}" + (f"; pinned: {pinned}" if pinned else ""))
     print_table(
         ("directory", "object", "#bytes", "#copies"),

@@ -94,7 +94,7 @@ _PAYLOAD_BYTES_MAX: Final[dict[int, int]] = {
 _TYPES: Final = {int(kind): kind for kind in FrameType}
 
 
-class Frame(NamedTuple):
+class ChannelFrame(NamedTuple):
     """One frame. Immutable; `payload` is owned by the frame."""
 
     type: FrameType
@@ -109,7 +109,7 @@ class Frame(NamedTuple):
     payload: Buffer = b""
 
 
-def encode_header(frame: Frame) -> bytes:
+def encode_header(frame: ChannelFrame) -> bytes:
     """The 64 header bytes; the payload is sent after them as it is, without a copy.
 
     Raises ValueError for a payload above the limit of its type: a bug of ours, the sender cuts batches
@@ -139,7 +139,7 @@ def encode_header(frame: Frame) -> bytes:
     return head + _DIGEST.pack(_digest(head, payload))
 
 
-def encode(frame: Frame) -> bytes:
+def encode(frame: ChannelFrame) -> bytes:
     """Header and payload in one piece, for small frames."""
     return encode_header(frame) + frame.payload
 
@@ -177,7 +177,7 @@ def _check_header(head: Buffer) -> _Header:
     return _Header(_TYPES[kind], (flags, *rest), payload_bytes)
 
 
-class FrameDecoder:
+class ChannelFrameDecoder:
     """Incremental: give bytes as they come, take whole frames.
 
     Invariants: at most one frame's payload (within the limit of its type) and what one `receive_data`
@@ -207,7 +207,7 @@ class FrameDecoder:
             self._start = 0
         self._buffer += data
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> ChannelFrame | None:
         """The next whole frame, or None: more bytes are needed. Raises ChannelFrameError."""
         if self._error is not None:
             raise self._error
@@ -217,12 +217,12 @@ class FrameDecoder:
             self._error = error
             raise
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[ChannelFrame]:
         """All whole frames at hand."""
         while (frame := self.next_frame()) is not None:
             yield frame
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> ChannelFrame | None:
         held = len(self._buffer) - self._start
         if self._header is None:
             if held < HEADER_BYTES:
@@ -244,7 +244,7 @@ class FrameDecoder:
         if not MAGIC.startswith(seen):
             raise ChannelFrameError(f"a channel frame begins with d043, not {seen.hex()}")
 
-    def _take(self, header: _Header) -> Frame:
+    def _take(self, header: _Header) -> ChannelFrame:
         start, end = self._start, self._start + HEADER_BYTES + header.payload_bytes
         with memoryview(self._buffer) as view:
             head = bytes(view[start : start + HEADER_BYTES])
@@ -258,4 +258,4 @@ class FrameDecoder:
             )
         self._start, self._header = end, None
         flags, sender, job, epoch, step, cut, seq, channel = header.fields
-        return Frame(header.kind, sender, job, epoch, step, cut, seq, channel, flags, payload)
+        return ChannelFrame(header.kind, sender, job, epoch, step, cut, seq, channel, flags, payload)

@@ -30,6 +30,8 @@ from checkpoint.core.coordinator_base import PATIENCE
 from checkpoint.core.coordinator_vocabulary import (
     Begin,
     CancelWorker,
+    ControlReceived,
+    CoordinatorTick,
     CutAppended,
     CutWanted,
     Effect,
@@ -40,14 +42,12 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestSuperseded,
     ManifestTaken,
     ManifestUnreadable,
+    MessageRefused,
     PauseWanted,
-    PinWanted,
-    Received,
-    Refused,
     ResetWanted,
+    SavepointWanted,
     StopWanted,
     StoreWaiting,
-    Tick,
     WorkerEnded,
 )
 from checkpoint.core.messages import (
@@ -65,7 +65,7 @@ from checkpoint.core.messages import (
 )
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
-from checkpoint.core.region_states import Phase, PhaseEvent, WorkerState
+from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
 from checkpoint.errors import RegionFailedError
 
 
@@ -78,7 +78,7 @@ class Coordinator(Recovery):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """What to do about this event. After End nothing follows any more."""
-        if self.phase is Phase.ENDED:
+        if self.phase is CoordinatorPhase.ENDED:
             return []
         handler: Any = getattr(self, _HANDLERS[type(event)])
         handler(event, now)
@@ -114,15 +114,15 @@ class Coordinator(Recovery):
     def on_reset_wanted(self, event: ResetWanted, now: float) -> None:
         """By hand. In other phases than these the region is on its way to its last cut anyway."""
         del event
-        if self.phase in (Phase.RESTORING, Phase.RUNNING):
+        if self.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
             self.reset("a reset was asked for", now, spend=False)
 
     def on_stop_wanted(self, event: StopWanted, now: float) -> None:
         """With a last cut if the region runs and has done anything since the one before."""
         del event
-        if self.over or self.phase is Phase.STOPPING:
+        if self.over or self.phase is CoordinatorPhase.STOPPING:
             return
-        if self.phase is Phase.RUNNING and (self.moved_on or self.pending is not None):
+        if self.phase is CoordinatorPhase.RUNNING and (self.moved_on or self.pending is not None):
             self.request_cut(now)
             if self.pending is not None:
                 self.move(PhaseEvent.STOP)
@@ -140,15 +140,15 @@ class Coordinator(Recovery):
 
     # --- messages -------------------------------------------------------------------------------------
 
-    def on_received(self, event: Received, now: float) -> None:
+    def on_received(self, event: ControlReceived, now: float) -> None:
         """Check who sends, from which life, then take it. Whatever comes on a worker's link proves that it
         lives.
         """
         refusal = self._take_message(event, now)
         if refusal is not None:
-            self.emit(Refused(event.link, refusal))
+            self.emit(MessageRefused(event.link, refusal))
 
-    def _take_message(self, event: Received, now: float) -> Refusal | None:
+    def _take_message(self, event: ControlReceived, now: float) -> Refusal | None:
         message, link = event.message, event.link
         if message.job != self.spec.name:
             return check_address(message, job=self.spec.name, incarnation=self.incarnation)
@@ -182,7 +182,7 @@ class Coordinator(Recovery):
 
     # --- time -----------------------------------------------------------------------------------------
 
-    def on_tick(self, event: Tick, now: float) -> None:
+    def on_tick(self, event: CoordinatorTick, now: float) -> None:
         """Heartbeats, suspects, time-outs. Time in which our own loop was late counts against nobody."""
         late = max(now - event.due, 0.0)
         if late > limits.tick_late_s:
@@ -193,7 +193,7 @@ class Coordinator(Recovery):
         elif late > limits.tick_late_s:
             self.timers.shift(late, PATIENCE)
         for name in self.timers.expired(now):
-            if self.phase is not Phase.ENDED:
+            if self.phase is not CoordinatorPhase.ENDED:
                 getattr(self, _TIMERS[name])(now)
 
     def _beat(self, now: float) -> None:
@@ -205,12 +205,12 @@ class Coordinator(Recovery):
 
     def _open_again(self, now: float) -> None:
         del now
-        if self.phase is Phase.OPENING:
+        if self.phase is CoordinatorPhase.OPENING:
             self.open_manifest()
 
     def _gather_timed_out(self, now: float) -> None:
         missing = self.roster.indices_not_in(WorkerState.JOINED)
-        if self.phase is Phase.OPENING and not missing:
+        if self.phase is CoordinatorPhase.OPENING and not missing:
             self.timers.set("gather", now + self.spec.start_timeout_s)  # it is the manifest that takes long
             return
         errors = "; ".join(f"worker {i}: {self.roster[i].error}" for i in missing if self.roster[i].error)
@@ -274,14 +274,14 @@ _HANDLERS: dict[type, str] = {
     ManifestUnreadable: "on_manifest_unreadable",
     CutAppended: "on_cut_appended",
     StoreWaiting: "on_store_waiting",
-    Received: "on_received",
+    ControlReceived: "on_received",
     LinkDown: "on_link_down",
     WorkerEnded: "on_worker_ended",
-    Tick: "on_tick",
+    CoordinatorTick: "on_tick",
     CutWanted: "on_cut_wanted",
     ResetWanted: "on_reset_wanted",
     PauseWanted: "on_pause_wanted",
-    PinWanted: "on_pin_wanted",
+    SavepointWanted: "on_pin_wanted",
     StopWanted: "on_stop_wanted",
 }
 _TIMERS: dict[str, str] = {

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, Effect, End, Send, Tell
+from checkpoint.core.coordinator_vocabulary import (
+    CancelWorker,
+    CloseLink,
+    Effect,
+    End,
+    NotifyObservers,
+    SendControl,
+)
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
 from checkpoint.core.manifest import Cut
@@ -22,7 +29,15 @@ from checkpoint.core.region import (
     ResetReport,
     StateChanged,
 )
-from checkpoint.core.region_states import LINKED, PHASES, SHOWN, Phase, PhaseEvent, WorkerState, follow
+from checkpoint.core.region_states import (
+    LINKED,
+    PHASES,
+    SHOWN,
+    CoordinatorPhase,
+    PhaseEvent,
+    WorkerState,
+    follow,
+)
 from checkpoint.core.roster import Roster, Worker
 from checkpoint.core.timers import Timers
 from checkpoint.core.voting import PendingCut
@@ -42,7 +57,7 @@ class CoordinatorBase:
 
     def __init__(self, spec: RegionSpec) -> None:
         self.spec = spec
-        self.phase = Phase.NEW
+        self.phase = CoordinatorPhase.NEW
         self.roster = Roster(spec.workers)
         self.timers = Timers()
         self.incarnation = 0
@@ -86,10 +101,10 @@ class CoordinatorBase:
         self._out.extend(effects)
 
     def tell(self, event: RegionEvent) -> None:
-        self.emit(Tell(event))
+        self.emit(NotifyObservers(event))
 
     def send(self, link: int, message: ToWorker) -> None:
-        self.emit(Send(link, message))
+        self.emit(SendControl(link, message))
 
     def send_all(self, message: ToWorker) -> None:
         """To every linked worker."""
@@ -137,7 +152,7 @@ class CoordinatorBase:
 
     def end_if_gone(self, *, even_if_not: bool = False) -> None:
         """ENDED once every worker's process is over."""
-        if self.phase is not Phase.ENDING or self.outcome is None:
+        if self.phase is not CoordinatorPhase.ENDING or self.outcome is None:
             return
         if even_if_not or all(worker.ended for worker in self.roster):
             self.move(PhaseEvent.GONE)
@@ -152,7 +167,12 @@ class CoordinatorBase:
     @property
     def waiting_for(self) -> str:
         """What the region waits for at the store, '' when nothing."""
-        if self.phase in (Phase.NEW, Phase.STOPPING, Phase.ENDING, Phase.ENDED):
+        if self.phase in (
+            CoordinatorPhase.NEW,
+            CoordinatorPhase.STOPPING,
+            CoordinatorPhase.ENDING,
+            CoordinatorPhase.ENDED,
+        ):
             return ""
         waiting = list(self._waiting_workers())
         if self.store_waiting or not waiting:
@@ -180,13 +200,17 @@ class CoordinatorBase:
     @property
     def shown(self) -> RegionState:
         """The state users see."""
-        if self.phase is Phase.ENDED and self.outcome is not None:
+        if self.phase is CoordinatorPhase.ENDED and self.outcome is not None:
             return self.outcome.state
         if self.waiting_for:
             return RegionState.WAITING_FOR_STORE
-        if self.phase is Phase.OPENING and self.incarnation:
+        if self.phase is CoordinatorPhase.OPENING and self.incarnation:
             return RegionState.RESTORING
-        return RegionState.PAUSED if self.is_paused and self.phase is Phase.RUNNING else SHOWN[self.phase]
+        return (
+            RegionState.PAUSED
+            if self.is_paused and self.phase is CoordinatorPhase.RUNNING
+            else SHOWN[self.phase]
+        )
 
     def status(self) -> RegionStatus:
         """A snapshot."""
@@ -203,7 +227,7 @@ class CoordinatorBase:
             store_waiting=self.waiting_for,
             waiting_s=0.0 if self._waiting_since is None else self.now - self._waiting_since,
             waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
-            pins=dict(self.last_cut.pins) if self.last_cut else {},
+            savepoints=dict(self.last_cut.savepoints) if self.last_cut else {},
             dropped=self.dropped,
         )
 

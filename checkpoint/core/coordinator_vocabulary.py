@@ -32,7 +32,7 @@ class ManifestSuperseded:
     """Another coordinator claimed before our start was acknowledged, and we never held the manifest (R17)."""
 
     epoch_held: int
-    chance: float
+    rng: float
     """A random number from 0 to 1, for the back-off."""
     attempt_s: float = 0.0
     """How long the attempt took until then: for so long one is open to being superseded here."""
@@ -77,7 +77,7 @@ class StoreWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ControlReceived:
     """A control message on a proved link. Links are numbered by the shell, never reused."""
 
     link: int
@@ -102,7 +102,7 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class CoordinatorTick:
     """The timer that was due at `due` fires now. `now - due` is how late our own loop is."""
 
     due: float
@@ -126,7 +126,7 @@ class PauseWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class PinWanted:
+class SavepointWanted:
     """A user wants a cut to stay restorable, under a name; or, with `on` False, the pin of that name let
     go.
     """
@@ -151,14 +151,14 @@ Event: TypeAlias = (
     | ManifestUnreadable
     | CutAppended
     | StoreWaiting
-    | Received
+    | ControlReceived
     | LinkDown
     | WorkerEnded
-    | Tick
+    | CoordinatorTick
     | CutWanted
     | ResetWanted
     | PauseWanted
-    | PinWanted
+    | SavepointWanted
     | StopWanted
 )
 
@@ -202,7 +202,7 @@ class CancelWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendControl:
     """Send a control message on a link, after those sent before."""
 
     link: int
@@ -217,7 +217,7 @@ class CloseLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class MessageRefused:
     """A message was not taken. For the log."""
 
     link: int
@@ -225,7 +225,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class NotifyObservers:
     """For observers."""
 
     event: RegionEvent
@@ -241,5 +241,13 @@ class End:
 
 
 Effect: TypeAlias = (
-    OpenManifest | AppendCut | LaunchWorker | CancelWorker | Send | CloseLink | Refused | Tell | End
+    OpenManifest
+    | AppendCut
+    | LaunchWorker
+    | CancelWorker
+    | SendControl
+    | CloseLink
+    | MessageRefused
+    | NotifyObservers
+    | End
 )

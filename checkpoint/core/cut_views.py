@@ -12,14 +12,14 @@ from journal.core.position import Position
 
 
 def cut_row(
-    cut: Cut, retained: Container[int] | None = None, pins: Mapping[str, int] | None = None
+    cut: Cut, retained: Container[int] | None = None, savepoints: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """What one line says of a cut. `retained`: the cuts that can be restored, if that is to be said; `pins`:
+    """What one line says of a cut. `retained`: the cuts that can be restored, if that is to be said; `savepoints`:
     those in force now.
     """
     known: dict[str, Any] = {} if retained is None else {"retained": cut.cut in retained}
-    if pins is not None:
-        known["pins"] = sorted(name for name, pinned in pins.items() if pinned == cut.cut)
+    if savepoints is not None:
+        known["pins"] = sorted(name for name, pinned in savepoints.items() if pinned == cut.cut)
     return known | {
         "cut": cut.cut,
         "step": cut.step,

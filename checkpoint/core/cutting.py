@@ -18,7 +18,7 @@ from checkpoint.core.messages import (
     WantsCut,
 )
 from checkpoint.core.region import CutCommitted, RegionState
-from checkpoint.core.region_states import Phase, WorkerEvent, WorkerState
+from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.core.roster import Worker
 from checkpoint.core.voting import PendingCut
@@ -34,14 +34,14 @@ class Cutting(CoordinatorBase):
     """On its way to the manifest: what it does not retain is being released."""
 
     @property
-    def pins(self) -> dict[str, int]:
+    def savepoints(self) -> dict[str, int]:
         """Name -> the cut that the next one retains by it."""
-        return dict(self.last_cut.pins) if self.last_cut else {}
+        return dict(self.last_cut.savepoints) if self.last_cut else {}
 
     @property
     def can_cut(self) -> bool:
         may = not self.spec.without_cuts and not self.final_committed
-        return may and self.phase is Phase.RUNNING and self.pending is None
+        return may and self.phase is CoordinatorPhase.RUNNING and self.pending is None
 
     @property
     def moved_on(self) -> bool:
@@ -137,10 +137,10 @@ class Cutting(CoordinatorBase):
         if disagreement:
             self.cut_is_impossible(RegionFailedError(disagreement, remedy="please report this"), now)
             return None
-        pins = self.pins
-        retained = retained_with(self.kept, pending.number, self.spec.retain, set(pins.values()))
+        savepoints = self.savepoints
+        retained = retained_with(self.kept, pending.number, self.spec.retain, set(savepoints.values()))
         cut = pending.build(
-            self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators, retained, pins
+            self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators, retained, savepoints
         )
         try:
             check_cut(cut, workers=len(self.roster), before=self.last_cut)
@@ -183,7 +183,7 @@ class Cutting(CoordinatorBase):
                 ),
             )
         self.final_committed = pending.final
-        if self.phase is Phase.STOPPING:
+        if self.phase is CoordinatorPhase.STOPPING:
             self.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
             return
         self.final_cut_if_exhausted(now)

@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from checkpoint.core.channel_frames import Frame, FrameType
+from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.messages import job_digest
 from checkpoint.errors import HandshakeError
 
@@ -33,7 +33,7 @@ NONCE_BYTES: Final = 32
 Role: TypeAlias = Literal["control", "exchange"]
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     """Who dials, and what for."""
 
     role: Role
@@ -58,17 +58,17 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     proof: bytes
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LinkAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="Accepted"):
     """The link stands."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LinkRefused(msgspec.Struct, frozen=True, kw_only=True, tag="Refused"):
     """The link closes. The reason says nothing that a stranger may not know."""
 
     reason: str
 
 
-_Payload: TypeAlias = Hello | Challenge | Proof | Accepted | Refused
+_Payload: TypeAlias = LinkHello | Challenge | Proof | LinkAccepted | LinkRefused
 _decoder: Final[msgspec.json.Decoder[_Payload]] = msgspec.json.Decoder(_Payload)
 
 
@@ -81,18 +81,18 @@ def _check_key(key: bytes) -> None:
         raise ValueError(f"a job key has at least {KEY_BYTES_MIN} bytes, not {len(key)}")
 
 
-def _frame(job: str, payload: _Payload) -> Frame:
-    return Frame(FrameType.HANDSHAKE, job=job_digest(job), payload=msgspec.json.encode(payload))
+def _frame(job: str, payload: _Payload) -> ChannelFrame:
+    return ChannelFrame(FrameType.HANDSHAKE, job=job_digest(job), payload=msgspec.json.encode(payload))
 
 
-def _decode(frame: Frame) -> _Payload:
+def _decode(frame: ChannelFrame) -> _Payload:
     if frame.type is not FrameType.HANDSHAKE:
         raise HandshakeError(f"a {frame.type.name} frame came before the handshake was done")
     try:
         payload: _Payload = _decoder.decode(frame.payload)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise HandshakeError(f"a handshake frame does not decode: {error}") from error
-    if isinstance(payload, Refused):
+    if isinstance(payload, LinkRefused):
         raise HandshakeError(f"the other end refused the link: {payload.reason}")
     return payload
 
@@ -102,16 +102,16 @@ class Dialler:
     `accepted(frame)`.
     """
 
-    def __init__(self, hello: Hello, *, key: bytes, nonce: bytes) -> None:
+    def __init__(self, hello: LinkHello, *, key: bytes, nonce: bytes) -> None:
         _check_key(key)
         self._key = key
         self._hello_frame = _frame(hello.job, msgspec.structs.replace(hello, nonce=nonce))
         self._job = hello.job
 
-    def hello(self) -> Frame:
+    def hello(self) -> ChannelFrame:
         return self._hello_frame
 
-    def challenged(self, frame: Frame) -> Frame:
+    def challenged(self, frame: ChannelFrame) -> ChannelFrame:
         """The proof to send. Raises HandshakeError, having proved nothing, unless the acceptor's proof is
         good.
         """
@@ -123,9 +123,9 @@ class Dialler:
             raise HandshakeError("the listener did not prove that it has this job's key")
         return _frame(self._job, Proof(proof=_mac(self._key, "dialler", transcript)))
 
-    def accepted(self, frame: Frame) -> None:
+    def accepted(self, frame: ChannelFrame) -> None:
         payload = _decode(frame)
-        if not isinstance(payload, Accepted):
+        if not isinstance(payload, LinkAccepted):
             raise HandshakeError(f"{type(payload).__name__} came where the link's acceptance was due")
 
 
@@ -138,12 +138,12 @@ class Acceptor:
         self._key = key
         self._nonce = nonce
         self._transcript = b""
-        self._hello: Hello | None = None
+        self._hello: LinkHello | None = None
 
-    def received(self, frame: Frame) -> Frame:
+    def received(self, frame: ChannelFrame) -> ChannelFrame:
         """The challenge for a HELLO. Raises HandshakeError for another job."""
         payload = _decode(frame)
-        if not isinstance(payload, Hello) or len(payload.nonce) < NONCE_BYTES:
+        if not isinstance(payload, LinkHello) or len(payload.nonce) < NONCE_BYTES:
             raise HandshakeError(f"{type(payload).__name__} came where a hello was due")
         if payload.job != self._job or frame.job != job_digest(self._job):
             raise HandshakeError(f"a link of job {payload.job[:128]!r} came to job {self._job!r}")
@@ -152,7 +152,7 @@ class Acceptor:
         proof = _mac(self._key, "acceptor", self._transcript)
         return _frame(self._job, Challenge(nonce=self._nonce, proof=proof))
 
-    def proved(self, frame: Frame) -> tuple[Hello, Frame]:
+    def proved(self, frame: ChannelFrame) -> tuple[LinkHello, ChannelFrame]:
         """Who dials, now proved, and the acceptance to send. Raises HandshakeError; nothing the peer said
         counts.
         """
@@ -161,8 +161,8 @@ class Acceptor:
             raise HandshakeError(f"{type(payload).__name__} came where a proof was due")
         if not hmac.compare_digest(payload.proof, _mac(self._key, "dialler", self._transcript)):
             raise HandshakeError("the dialler did not prove that it has this job's key")
-        return self._hello, _frame(self._job, Accepted())
+        return self._hello, _frame(self._job, LinkAccepted())
 
-    def refusal(self, error: HandshakeError) -> Frame:
+    def refusal(self, error: HandshakeError) -> ChannelFrame:
         """What to tell the other end before closing."""
-        return _frame(self._job, Refused(reason=error.args[0]))
+        return _frame(self._job, LinkRefused(reason=error.args[0]))

@@ -151,7 +151,7 @@ class InputPiece(NamedTuple):
     """Whether it ends its batch: the rows of one batch are in no order of time."""
 
 
-class TooLarge(NamedTuple):
+class BatchNotKept(NamedTuple):
     """A batch that was not kept in memory is whole: read it again, from `begin`, where the digest of all
     before is `before`, to `end`. There is nothing else in between.
     """
@@ -161,7 +161,7 @@ class TooLarge(NamedTuple):
     end: int
 
 
-class InputLine:
+class InputSequence:
     """Which parts of a chain count, and in which order. Feed it every INPUT record behind `at`. digest None:
     what is before is not known, and the next batch that begins is the first.
 
@@ -199,7 +199,7 @@ class InputLine:
         """Its number."""
         self._running = self.digest
 
-    def add(self, part: InputPart, begin: int, end: int) -> list[InputPiece] | TooLarge:
+    def add(self, part: InputPart, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
         """The next record, which lies from `begin` to `end`. The parts that count by it, in order.
 
         Raises CorruptDataError when it cannot follow those before it.
@@ -240,16 +240,16 @@ class InputLine:
         if self._held_bytes > self._bytes_max:
             self._held = []
 
-    def _whole(self, part: InputPart, end: int) -> list[InputPiece] | TooLarge:
+    def _whole(self, part: InputPart, end: int) -> list[InputPiece] | BatchNotKept:
         held, size = self._held, self._held_bytes
-        again = TooLarge(self._begin, self.digest, end)
+        again = BatchNotKept(self._begin, self.digest, end)
         self.batches += 1
         self.batch, self.mark, self.end, self.digest = part.batch, part.mark, end, part.digest
         self._drop(end)
         return again if size > self._bytes_max else held
 
 
-class Judgement(Enum):
+class BatchDecision(Enum):
     """What becomes of a batch that a producer sends."""
 
     DISCARD = auto()
@@ -257,7 +257,7 @@ class Judgement(Enum):
     APPEND = auto()
 
 
-def judge_batch(number: int, last: int) -> Judgement:
+def judge_batch(number: int, last: int) -> BatchDecision:
     """A batch of that number, when `last` was sent last. Raises LocalProtocolError for one that leaves a
     hole.
     """
@@ -268,4 +268,4 @@ def judge_batch(number: int, last: int) -> Judgement:
             f"batch {number} cannot come after batch {last}",
             remedy="ask where the input ended (`last`) and go on behind that",
         )
-    return Judgement.APPEND if number == last + 1 else Judgement.DISCARD
+    return BatchDecision.APPEND if number == last + 1 else BatchDecision.DISCARD

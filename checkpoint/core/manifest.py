@@ -31,7 +31,7 @@ from journal.core.position import Position
 from journal.core.trimming import Floor
 
 CUT_VERSION: Final = 2
-PINS_VERSION: Final = 3
+SAVEPOINTS_VERSION: Final = 3
 DIRECTORIES_VERSION: Final = 4
 _READABLE: Final = (1, 2, 3, 4)
 """Version 1 says nothing of what is retained, nor of what a cut needs of its chains. Version 3 is version 2
@@ -39,7 +39,7 @@ with pins: who does not know them must not go on from it, because it would relea
 Version 4 has the positions of operators' directories, and perhaps pins: who does not know them would lose
 the files.
 """
-_PIN: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.pin_name_chars_max - 1}}}", re.ASCII)
+_PIN: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII)
 
 
 class CutFlag(IntFlag):
@@ -105,7 +105,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The cuts that are retained from this one on, itself included; acknowledged, it releases all others, for
     ever (R14). Empty in version 1: it does not say.
     """
-    pins: dict[str, int] = {}
+    savepoints: dict[str, int] = msgspec.field(default_factory=dict, name="pins")
     """Name -> the cut that is retained until the pin of that name is let go. From version 3 on."""
     rolled_back_to: int = 0
     """For a rollback: the cut whose positions these are; 0 for a cut that was voted."""
@@ -116,22 +116,22 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     version: int = CUT_VERSION
 
 
-def version_with(pins: dict[str, int], workers: Mapping[int, WorkerCut]) -> int:
+def version_with(savepoints: dict[str, int], workers: Mapping[int, WorkerCut]) -> int:
     """The version of a cut with these pins and directories: whoever reads version 2 alone may go on where
     there are none.
     """
     if any(part.directories for part in workers.values()):
         return DIRECTORIES_VERSION
-    return PINS_VERSION if pins else CUT_VERSION
+    return SAVEPOINTS_VERSION if savepoints else CUT_VERSION
 
 
-def pin_name_problem(name: str) -> str:
+def savepoint_name_problem(name: str) -> str:
     """'' or why a pin cannot have that name."""
     if _PIN.fullmatch(name):
         return ""
     return (
-        f"a pin's name has 1 to {limits.pin_name_chars_max} letters, digits, '.', '_' or '-', the first no"
-        f" sign: {name[: 2 * limits.pin_name_chars_max]!r}"
+        f"a pin's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or '-', the first no"
+        f" sign: {name[: 2 * limits.savepoint_name_chars_max]!r}"
     )
 
 
@@ -222,7 +222,7 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = 
         raise ManifestError(f"it has directories, which version {cut.version} does not know", cut=cut.cut)
     check_layout(cut.layout, workers, cut=cut.cut)
     _check_retained(cut, before)
-    _check_pins(cut)
+    _check_savepoints(cut)
     if before is not None:
         _check_order(cut, before, gap=gap)
 
@@ -252,13 +252,15 @@ def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> N
                 )
 
 
-def _check_pins(cut: Cut) -> None:
-    if len(cut.pins) > limits.pins_max:
-        raise ManifestError(f"it has {len(cut.pins)} pins, at most {limits.pins_max}", cut=cut.cut)
-    if cut.pins and cut.version < PINS_VERSION:
+def _check_savepoints(cut: Cut) -> None:
+    if len(cut.savepoints) > limits.savepoints_max:
+        raise ManifestError(
+            f"it has {len(cut.savepoints)} pins, at most {limits.savepoints_max}", cut=cut.cut
+        )
+    if cut.savepoints and cut.version < SAVEPOINTS_VERSION:
         raise ManifestError(f"it has pins, which version {cut.version} does not know", cut=cut.cut)
-    for name, pinned in cut.pins.items():
-        if (problem := pin_name_problem(name)) != "":
+    for name, pinned in cut.savepoints.items():
+        if (problem := savepoint_name_problem(name)) != "":
             raise ManifestError(problem, cut=cut.cut)
         if pinned not in cut.retained:
             raise ManifestError(f"pin {name!r} holds cut {pinned}, which it does not retain", cut=cut.cut)

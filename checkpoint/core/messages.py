@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import COORDINATOR, Frame, FrameType
+from checkpoint.core.channel_frames import COORDINATOR, ChannelFrame, FrameType
 from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.errors import ControlMessageError
@@ -37,7 +37,7 @@ waits for RESTORE."""
 StopKind: TypeAlias = Literal["finished", "stopped", "failed", "fenced", "superseded", "refused"]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+class ControlMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
     """What every control message carries. See the top of this file."""
 
     job: str
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=T
 # --- worker to coordinator ------------------------------------------------------------------------
 
 
-class FromWorker(Message, frozen=True, kw_only=True):
+class FromWorker(ControlMessage, frozen=True, kw_only=True):
     """Messages of a worker name it."""
 
     worker: int
@@ -169,7 +169,7 @@ class Finished(FromWorker, frozen=True, kw_only=True):
 # --- coordinator to worker ------------------------------------------------------------------------
 
 
-class Releasing(Message, frozen=True, kw_only=True):
+class Releasing(ControlMessage, frozen=True, kw_only=True):
     """Messages that say what the worker's chains need no more, by a release that is acknowledged (R14)."""
 
     floors: dict[str, Floor] = {}
@@ -199,7 +199,7 @@ class Restore(Releasing, frozen=True, kw_only=True):
     layout: Layout
 
 
-class Start(Message, frozen=True, kw_only=True):
+class Start(ControlMessage, frozen=True, kw_only=True):
     """All workers stand: go. Steps up to `replay_until_step` are replayed as recorded, later ones divided
     anew.
     """
@@ -207,7 +207,7 @@ class Start(Message, frozen=True, kw_only=True):
     replay_until_step: int
 
 
-class RequestCut(Message, frozen=True, kw_only=True):
+class RequestCut(ControlMessage, frozen=True, kw_only=True):
     """Ask for cut `cut` with the next STEP_END. A worker past a cut of that number ignores it."""
 
     final: bool = False
@@ -222,7 +222,7 @@ class Committed(Releasing, frozen=True, kw_only=True):
     final: bool = False
 
 
-class Pause(Message, frozen=True, kw_only=True):
+class Pause(ControlMessage, frozen=True, kw_only=True):
     """Take no input any more, and make only steps that peers make; with `pause` 0: go on. Orders to pause are
     numbered.
     """
@@ -230,11 +230,11 @@ class Pause(Message, frozen=True, kw_only=True):
     pause: int
 
 
-class Heartbeat(Message, frozen=True, kw_only=True):
+class Heartbeat(ControlMessage, frozen=True, kw_only=True):
     """The coordinator lives. Each second."""
 
 
-class Stop(Message, frozen=True, kw_only=True):
+class Stop(ControlMessage, frozen=True, kw_only=True):
     """End this worker now, in an orderly way. Accepted whatever its incarnation."""
 
     kind: StopKind
@@ -254,7 +254,7 @@ def job_digest(job: str) -> int:
     return digest64(job.encode())
 
 
-def control_frame(message: ToCoordinator | ToWorker) -> Frame:
+def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
     """The CONTROL frame of a message; its header repeats the address so that strays show without JSON."""
     payload = _encoder.encode(message)
     if len(payload) > limits.control_bytes_max:
@@ -262,7 +262,7 @@ def control_frame(message: ToCoordinator | ToWorker) -> Frame:
             f"a {type(message).__name__} of {len(payload)} bytes, at most {limits.control_bytes_max}"
         )
     sender = message.worker if isinstance(message, FromWorker) else COORDINATOR
-    return Frame(
+    return ChannelFrame(
         FrameType.CONTROL,
         sender=sender,
         job=job_digest(message.job),
@@ -272,7 +272,7 @@ def control_frame(message: ToCoordinator | ToWorker) -> Frame:
     )
 
 
-def decode_from_worker(frame: Frame) -> ToCoordinator:
+def decode_from_worker(frame: ChannelFrame) -> ToCoordinator:
     """The message in a worker's CONTROL frame. Raises ControlMessageError; the link is of no further use
     then.
     """
@@ -284,7 +284,7 @@ def decode_from_worker(frame: Frame) -> ToCoordinator:
     return message
 
 
-def decode_from_coordinator(frame: Frame) -> ToWorker:
+def decode_from_coordinator(frame: ChannelFrame) -> ToWorker:
     """The message in the coordinator's CONTROL frame. Raises ControlMessageError."""
     message: ToWorker = _decode(_to_worker, frame)
     if frame.sender != COORDINATOR:
@@ -292,7 +292,7 @@ def decode_from_coordinator(frame: Frame) -> ToWorker:
     return message
 
 
-def _decode(decoder: "msgspec.json.Decoder[Any]", frame: Frame) -> Any:
+def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
     if frame.type is not FrameType.CONTROL:
         raise ControlMessageError(f"a {frame.type.name} frame on a control link")
     try:

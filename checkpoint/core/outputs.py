@@ -7,7 +7,7 @@ step is there already or was deleted: it is discarded. One within is made again 
 and discarded. The next is appended; a later one would leave a hole and is refused. What is *shown* depends
 on the sink: `publish="step"` shows a step as soon as it is in the log, and puts it there only when the
 division of that step is durable at every worker ("Input/output synchronization"), so that a reset makes the
-same output again; such a log is never rolled back. `publish="cut"` shows what a committed cut covers; its
+same output again; such a log is never rolled back. `publish="checkpoint"` shows what a committed cut covers; its
 log is rolled back with the state, and so needs no determinism.
 
 One record: op OUTPUT, ints = [step, wall clock ms, rows, digest], strings = [JSON of OutputHead, Arrow IPC
@@ -97,7 +97,7 @@ def decode_output(ints: Iterable[int], strings: Sequence[bytes], *, where: str, 
     return Output(step, time_ms, rows, digest, head, strings[1])
 
 
-class Verdict(Enum):
+class OutputDecision(Enum):
     """What becomes of the output of a step."""
 
     DISCARD = auto()
@@ -105,7 +105,7 @@ class Verdict(Enum):
     APPEND = auto()
 
 
-class OutputLine:
+class OutputSequence:
     """The steps whose output one log holds. Invariant: `last` is the highest; those kept follow one another.
 
     after: the step of the cut that was restored: nothing up to it will be made again.
@@ -129,12 +129,12 @@ class OutputLine:
         self._kept[step] = (digest, end)
         self.last = step
 
-    def judge(self, step: int, digest: int) -> Verdict:
+    def judge(self, step: int, digest: int) -> OutputDecision:
         """What to do with the output of a step that was made (again). Raises OutputDiffersError for other
         rows than the log has, LocalProtocolError for a step that leaves a hole.
         """
         if step == self.last + 1:
-            return Verdict.APPEND
+            return OutputDecision.APPEND
         if step > self.last:
             raise LocalProtocolError(
                 f"output of step {step} comes after that of step {self.last}: {self.sink!r}"
@@ -142,7 +142,7 @@ class OutputLine:
         known = self._kept.get(step)
         if known is not None and known[0] != digest:
             raise OutputDiffersError(self.sink, step, known[0], digest)
-        return Verdict.DISCARD
+        return OutputDecision.DISCARD
 
     def end_of(self, step: int) -> Position | None:
         """The position just past the output of a step; None if it is not known (any more)."""

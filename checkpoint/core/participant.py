@@ -102,7 +102,7 @@ class MessageIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportWanted:
     """The runtime wants this sent; job, worker, incarnation and epoch are filled in here.
 
     `of`: the incarnation that the report belongs to, as the runtime knows it; None: the present one.
@@ -120,41 +120,41 @@ class LinkGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ParticipantTick:
     """The timer that was due at `due` fires now; `counters` are fresh."""
 
     due: float
     counters: Counters
 
 
-ParticipantInput: TypeAlias = MessageIn | Report | LinkGone | Tick
+ParticipantInput: TypeAlias = MessageIn | ReportWanted | LinkGone | ParticipantTick
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendReport:
     """Send a message to the coordinator."""
 
     message: ToCoordinator
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class OrderRefused:
     """An order was not taken. For the log."""
 
     refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ParticipantEnded:
     """This worker is to end; what `next_order` raises from now on."""
 
     error: DosError
 
 
-ParticipantEffect: TypeAlias = Send | Refused | Ended
+ParticipantEffect: TypeAlias = SendReport | OrderRefused | ParticipantEnded
 
 
-class Participant:
+class ParticipantCore:
     """`handle` every input and perform the effects; take orders from `orders`; call again with Tick at
     `deadline`.
 
@@ -187,13 +187,13 @@ class Participant:
         if self.state is not ParticipantState.ENDED:
             if isinstance(event, MessageIn):
                 self._message(event.message, now)
-            elif isinstance(event, Report):
+            elif isinstance(event, ReportWanted):
                 self._report(event)
             elif isinstance(event, LinkGone):
                 self._end(OrphanedError(f"the link to the coordinator is gone: {event.reason}"))
             else:
                 self._tick(event, now)
-        elif isinstance(event, Report):
+        elif isinstance(event, ReportWanted):
             raise LocalProtocolError("this worker has ended: nothing can be reported any more")
         effects, self._out = self._out, []
         return effects
@@ -209,7 +209,7 @@ class Participant:
         self._move(ParticipantEvent.END)
         self._timers.clear()
         self.orders.clear()
-        self._out.append(Ended(error))
+        self._out.append(ParticipantEnded(error))
 
     # --- orders ---------------------------------------------------------------------------------------
 
@@ -270,11 +270,11 @@ class Participant:
                 self.orders.append(order)
 
     def _refuse(self, name: Any, text: str) -> None:
-        self._out.append(Refused(Refusal(name, text)))
+        self._out.append(OrderRefused(Refusal(name, text)))
 
     # --- reports --------------------------------------------------------------------------------------
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: ReportWanted) -> None:
         message = report.message
         if report.of is not None and report.of != self.incarnation:
             raise StaleIncarnationError(
@@ -296,7 +296,7 @@ class Participant:
             self._may(ParticipantEvent.FAIL, message)
         elif isinstance(message, Finished):
             self._may(ParticipantEvent.FINISH, message)
-        self._out.append(Send(self._addressed(message)))
+        self._out.append(SendReport(self._addressed(message)))
 
     def _may(self, event: ParticipantEvent, message: ToCoordinator) -> None:
         if event not in PARTICIPANT[self.state]:
@@ -324,7 +324,7 @@ class Participant:
 
     # --- time -----------------------------------------------------------------------------------------
 
-    def _tick(self, tick: Tick, now: float) -> None:
+    def _tick(self, tick: ParticipantTick, now: float) -> None:
         late = now - tick.due
         if late > limits.tick_late_s:
             self._heard += late
@@ -334,7 +334,7 @@ class Participant:
         if "beat" in self._timers.expired(now):
             self._timers.set("beat", now + self._heartbeat_s)
             if self.state is not ParticipantState.CONNECTED:
-                self._out.append(Send(self._addressed(self._progress(tick.counters))))
+                self._out.append(SendReport(self._addressed(self._progress(tick.counters))))
 
     def _progress(self, counters: Counters) -> Progress:
         if self.state is not ParticipantState.RUNNING:

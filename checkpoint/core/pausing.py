@@ -14,7 +14,7 @@ counts for nothing.
 from checkpoint.core.coordinator_vocabulary import CutAppended, PauseWanted
 from checkpoint.core.cutting import Cutting
 from checkpoint.core.messages import Pause, Paused, Refusal
-from checkpoint.core.region_states import Phase, WorkerState
+from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 
 
@@ -30,14 +30,14 @@ class Pausing(Cutting):
         del now
         if (
             self.over
-            or self.phase is Phase.STOPPING
+            or self.phase is CoordinatorPhase.STOPPING
             or event.on == bool(self.pause)
             or self.spec.without_cuts
         ):
             return
         self._pauses += event.on
         self.pause = self._pauses if event.on else 0
-        if self.phase is Phase.RUNNING:
+        if self.phase is CoordinatorPhase.RUNNING:
             self.order_pause()
 
     def order_pause(self) -> None:
@@ -65,7 +65,12 @@ class Pausing(Cutting):
 
     def _note_paused(self) -> None:
         """Reached once, it lasts until the next order: a cut that is asked for meanwhile changes nothing."""
-        if self.phase is Phase.RUNNING and self.stands and self.pending is None and not self.moved_on:
+        if (
+            self.phase is CoordinatorPhase.RUNNING
+            and self.stands
+            and self.pending is None
+            and not self.moved_on
+        ):
             self.is_paused = True
 
     @property

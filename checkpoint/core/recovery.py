@@ -24,15 +24,15 @@ from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.messages import Failed, Join, Refusal, Restore, Restored, Start, StopKind
-from checkpoint.core.pinning import Pinning
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
-from checkpoint.core.region_states import Phase, PhaseEvent, WorkerEvent, WorkerState
+from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, steps_kept_after
 from checkpoint.core.roster import Worker, launch_delay_s
+from checkpoint.core.savepoints import Savepoints
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFailedError, RegionFencedError
 
 
-class Recovery(Pinning):
+class Recovery(Savepoints):
     """See the top of this file."""
 
     running_since = inf
@@ -49,7 +49,7 @@ class Recovery(Pinning):
 
     def on_manifest_opened(self, event: ManifestOpened, now: float) -> None:
         """From here on, and not before, this incarnation may give orders."""
-        if self.phase is not Phase.OPENING:
+        if self.phase is not CoordinatorPhase.OPENING:
             return  # decided meanwhile: the shell closes what it opened
         assert event.incarnation > max(self.incarnation, self.epoch_floor), "epochs only rise"
         try:
@@ -99,7 +99,7 @@ class Recovery(Pinning):
         """Two coordinators start at one time (R17): again after a random time that doubles, and is long
         beside what an attempt takes on these paths, or on far ones no attempt would have its time alone.
         """
-        if self.phase is not Phase.OPENING:
+        if self.phase is not CoordinatorPhase.OPENING:
             return
         self.move(PhaseEvent.SUPERSEDED)
         self.superseded += 1
@@ -108,7 +108,7 @@ class Recovery(Pinning):
             (limits.manifest_backoff_s + attempt_s) * 2.0**self.superseded,
             limits.manifest_backoff_max_s + limits.manifest_backoff_attempts_max * attempt_s,
         )
-        self.timers.set("open", now + event.chance * longest)
+        self.timers.set("open", now + event.rng * longest)
 
     def on_manifest_taken(self, event: ManifestTaken, now: float) -> None:
         """A newer driver runs this region; it may have committed cuts that we do not know."""
@@ -122,11 +122,11 @@ class Recovery(Pinning):
         """
         if event.incarnation != self.incarnation:
             return
-        if self.phase is Phase.STOPPING:
+        if self.phase is CoordinatorPhase.STOPPING:
             self.decide(
                 RegionState.STOPPED, "stopped without a last cut: the manifest was lost", now, kind="stopped"
             )
-        elif self.phase in (Phase.GATHERING, Phase.RESTORING, Phase.RUNNING):
+        elif self.phase in (CoordinatorPhase.GATHERING, CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
             self.reset(f"the manifest was claimed with epoch {event.epoch_held}", now)
 
     # --- workers come ---------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Recovery(Pinning):
 
     def order_if_gathered(self, now: float) -> None:
         """The manifest is held and all are there: every worker to the last cut."""
-        if self.phase is not Phase.GATHERING or not self.roster.all_in(WorkerState.JOINED):
+        if self.phase is not CoordinatorPhase.GATHERING or not self.roster.all_in(WorkerState.JOINED):
             return
         self.move(PhaseEvent.GATHERED)
         self.ordered_at = now
@@ -273,10 +273,10 @@ class Recovery(Pinning):
             self._fail_for_good(worker, message, now)
         elif kind == "internal":
             self.lose(worker, message.message or "it failed", now, ended=False, text=message.traceback)
-        elif self.phase is Phase.STOPPING:
+        elif self.phase is CoordinatorPhase.STOPPING:
             reason = f"stopped without a last cut: {message.message}"
             self.decide(RegionState.STOPPED, reason, now, kind="stopped")
-        elif self.phase in (Phase.RESTORING, Phase.RUNNING):
+        elif self.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
             if kind == "fenced":
                 self.epoch_floor = max(self.epoch_floor, message.epoch_held)
             reason = f"worker {worker.index}: {message.message}"
@@ -316,16 +316,16 @@ class Recovery(Pinning):
             return
         self.tell(WorkerLost(worker.index, worker.attempt, reason))
         reason = f"worker {worker.index} was lost: {reason}"
-        if self.phase is Phase.STOPPING:
+        if self.phase is CoordinatorPhase.STOPPING:
             self.decide(RegionState.STOPPED, f"stopped without a last cut: {reason}", now, kind="stopped")
-        elif self.phase in (Phase.RESTORING, Phase.RUNNING):
+        elif self.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
             self.reset(reason, now, worker=worker.index)
         elif worker.launch_round == self.round:
             self._begin_round(reason, now, worker=worker.index, spend=True)
         elif self.round_by_peer:
             self.round_reason, self.round_worker, self.reason = reason, worker.index, reason
             self.round_by_peer = False
-        if not self.over and (ended or self.phase is Phase.GATHERING):
+        if not self.over and (ended or self.phase is CoordinatorPhase.GATHERING):
             self._replace(worker, now)
 
     def _close(self, link: int | None) -> None:

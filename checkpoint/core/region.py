@@ -214,7 +214,7 @@ class RegionStatus:
     """For how long it has been waiting for the store, as of the last event."""
     waiting_bytes: int = 0
     """Appended by workers that wait, and not yet synced on a quorum."""
-    pins: Mapping[str, int] = field(default_factory=dict)
+    savepoints: Mapping[str, int] = field(default_factory=dict)
     """Name -> the cut that stays restorable by it, as the last cut has them."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Rule ("late") -> operator -> rows that it dropped since the region began."""
@@ -271,7 +271,7 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class PinSettled:
+class SavepointSettled:
     """A wish to pin a cut, or to let a pin go, came to its end: a committed cut carries it. `cut`: the cut
     that the pin holds, or held; `error`: '' or why it could not be, and then nothing has changed.
     """
@@ -281,4 +281,6 @@ class PinSettled:
     error: str = ""
 
 
-RegionEvent: TypeAlias = StateChanged | CutCommitted | WorkerLost | WorkerJoined | ResetReport | PinSettled
+RegionEvent: TypeAlias = (
+    StateChanged | CutCommitted | WorkerLost | WorkerJoined | ResetReport | SavepointSettled
+)

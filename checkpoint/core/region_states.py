@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from checkpoint.core.region import RegionState
 
 
-class Phase(Enum):
+class CoordinatorPhase(Enum):
     """What the coordinator is doing. Orders to workers are given in RESTORING and after, never before."""
 
     NEW = auto()
@@ -49,31 +49,34 @@ class PhaseEvent(Enum):
     """All workers have ended, or their time to do so is over."""
 
 
-PHASES: Final[dict[Phase, dict[PhaseEvent, Phase]]] = {
-    Phase.NEW: {PhaseEvent.BEGUN: Phase.OPENING, PhaseEvent.DECIDED: Phase.ENDING},
-    Phase.OPENING: {
-        PhaseEvent.OPENED: Phase.GATHERING,
-        PhaseEvent.SUPERSEDED: Phase.OPENING,
-        PhaseEvent.DECIDED: Phase.ENDING,
+PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
+    CoordinatorPhase.NEW: {
+        PhaseEvent.BEGUN: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
     },
-    Phase.GATHERING: {
-        PhaseEvent.GATHERED: Phase.RESTORING,
-        PhaseEvent.RESET: Phase.OPENING,
-        PhaseEvent.DECIDED: Phase.ENDING,
+    CoordinatorPhase.OPENING: {
+        PhaseEvent.OPENED: CoordinatorPhase.GATHERING,
+        PhaseEvent.SUPERSEDED: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
     },
-    Phase.RESTORING: {
-        PhaseEvent.RESTORED: Phase.RUNNING,
-        PhaseEvent.RESET: Phase.OPENING,
-        PhaseEvent.DECIDED: Phase.ENDING,
+    CoordinatorPhase.GATHERING: {
+        PhaseEvent.GATHERED: CoordinatorPhase.RESTORING,
+        PhaseEvent.RESET: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
     },
-    Phase.RUNNING: {
-        PhaseEvent.RESET: Phase.OPENING,
-        PhaseEvent.STOP: Phase.STOPPING,
-        PhaseEvent.DECIDED: Phase.ENDING,
+    CoordinatorPhase.RESTORING: {
+        PhaseEvent.RESTORED: CoordinatorPhase.RUNNING,
+        PhaseEvent.RESET: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
     },
-    Phase.STOPPING: {PhaseEvent.DECIDED: Phase.ENDING},
-    Phase.ENDING: {PhaseEvent.GONE: Phase.ENDED},
-    Phase.ENDED: {},
+    CoordinatorPhase.RUNNING: {
+        PhaseEvent.RESET: CoordinatorPhase.OPENING,
+        PhaseEvent.STOP: CoordinatorPhase.STOPPING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
+    },
+    CoordinatorPhase.STOPPING: {PhaseEvent.DECIDED: CoordinatorPhase.ENDING},
+    CoordinatorPhase.ENDING: {PhaseEvent.GONE: CoordinatorPhase.ENDED},
+    CoordinatorPhase.ENDED: {},
 }
 
 
@@ -137,14 +140,14 @@ LINKED: Final = frozenset(
 )
 """States in which a worker has a control link, and must be heard from."""
 
-SHOWN: Final[dict[Phase, RegionState]] = {
-    Phase.NEW: RegionState.STARTING,
-    Phase.OPENING: RegionState.STARTING,
-    Phase.GATHERING: RegionState.WAITING_FOR_WORKERS,
-    Phase.RESTORING: RegionState.RESTORING,
-    Phase.RUNNING: RegionState.RUNNING,
-    Phase.STOPPING: RegionState.STOPPING,
-    Phase.ENDING: RegionState.STOPPING,
+SHOWN: Final[dict[CoordinatorPhase, RegionState]] = {
+    CoordinatorPhase.NEW: RegionState.STARTING,
+    CoordinatorPhase.OPENING: RegionState.STARTING,
+    CoordinatorPhase.GATHERING: RegionState.WAITING_FOR_WORKERS,
+    CoordinatorPhase.RESTORING: RegionState.RESTORING,
+    CoordinatorPhase.RUNNING: RegionState.RUNNING,
+    CoordinatorPhase.STOPPING: RegionState.STOPPING,
+    CoordinatorPhase.ENDING: RegionState.STOPPING,
 }
 """What users see in each phase. OPENING after the first time shows RESTORING; WAITING_FOR_STORE covers any
 phase from OPENING to RUNNING while the store has no quorum; ENDED shows the outcome.

@@ -1,7 +1,7 @@
 """Requests to a region and the answers to them, as bytes in objects of the store: the codec.
 
 Rules of this file: nouns, encode, and a reader that survives anything. Who may ask what, and what
-follows, is `request_desk.py`'s; the objects are `checkpoint/letterbox.py`'s.
+follows, is `core/request_handling.py`'s; the objects are `checkpoint/requests/queue.py`'s.
 
 A record, integers big-endian:
 

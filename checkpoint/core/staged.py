@@ -2,7 +2,7 @@
 them. Pure.
 
 Rules of this file: names and decisions. Who puts rows down, records and takes away is for others
-(`spark_integration/writing/`, `checkpoint/sweeping.py`).
+(`spark_integration/writing/`, `checkpoint/maintenance/sweeping.py`).
 
 Theory. What Spark writes at one time is a *unit*: a micro-batch of a query, or the whole of a batch write. It
 becomes one batch of a producer of an input handle, recorded by one append. Rows that are too many for a
@@ -27,39 +27,39 @@ from typing import Final, NamedTuple
 import msgspec
 
 
-class Kind(StrEnum):
+class WriteKind(StrEnum):
     """Of what Spark writes."""
 
     STREAM = "stream"
     JOB = "job"
 
 
-class Unit(NamedTuple):
+class CommitUnit(NamedTuple):
     """What is committed at one time. key: the query's id, or that of the batch write; number: of the batch
     that it becomes, from 1; None: the next.
     """
 
-    kind: Kind
+    kind: WriteKind
     key: str
     number: int | None
 
 
-class Mark(msgspec.Struct, frozen=True):
+class BatchMark(msgspec.Struct, frozen=True):
     """What a batch that Spark wrote says of itself to whoever opens its producer."""
 
-    spark: Kind
+    spark: WriteKind
     key: str
 
 
-_marks: "msgspec.json.Decoder[Mark]" = msgspec.json.Decoder(Mark)
+_marks: "msgspec.json.Decoder[BatchMark]" = msgspec.json.Decoder(BatchMark)
 
 
-def encode_mark(unit: Unit) -> bytes:
+def encode_mark(unit: CommitUnit) -> bytes:
     """The mark of a unit's batch."""
-    return msgspec.json.encode(Mark(unit.kind, unit.key))
+    return msgspec.json.encode(BatchMark(unit.kind, unit.key))
 
 
-def decode_mark(mark: bytes) -> Mark | None:
+def decode_mark(mark: bytes) -> BatchMark | None:
     """None for one that another program gave its batch."""
     try:
         return _marks.decode(mark)
@@ -73,7 +73,7 @@ _STAGED: Final = re.compile(r"(?:b([0-9a-f]{16})|j([0-9a-f]{32}))\.[0-9a-f]{16}\
 _PARTITION: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)\.p[0-9]{4,}")
 
 
-class Staged(NamedTuple):
+class StagedName(NamedTuple):
     """What the name of a staged object says. number: of the batch of a stream, else None; key: of a batch
     write, else ""; since_ms: when it was begun, by its writer's clock.
     """
@@ -108,25 +108,25 @@ def producers_with_staged(directories: Iterable[str], application: str, handle: 
     return found
 
 
-def staged_name(unit: Unit, epoch: int, since_ms: int) -> str:
+def staged_name(unit: CommitUnit, epoch: int, since_ms: int) -> str:
     """The object of one attempt: no other ever has its name, for the epoch is its claim's."""
-    head = f"b{unit.number:016x}" if unit.kind is Kind.STREAM else f"j{unit.key}"
+    head = f"b{unit.number:016x}" if unit.kind is WriteKind.STREAM else f"j{unit.key}"
     return f"{head}.{epoch:016x}.{since_ms:012x}"
 
 
-def parse_staged(name: str) -> Staged | None:
+def parse_staged(name: str) -> StagedName | None:
     """None for an object that is none of these."""
     found = _STAGED.fullmatch(name)
     if found is None:
         return None
     number = None if found[1] is None else int(found[1], 16)
-    return Staged(number, found[2] or "", int(found[3], 16))
+    return StagedName(number, found[2] or "", int(found[3], 16))
 
 
 # --- what becomes of them ---------------------------------------------------------------------------------
 
 
-def is_orphan(name: str, unit: Unit, *, recorded: bool) -> bool:
+def is_orphan(name: str, unit: CommitUnit, *, recorded: bool) -> bool:
     """Whether nobody will ever record what lies in a staged object, once `unit` has begun, or is recorded.
 
     Of a stream older batches are decided, so a zombie can only take away what is older than itself. A batch
@@ -135,7 +135,7 @@ def is_orphan(name: str, unit: Unit, *, recorded: bool) -> bool:
     found = parse_staged(name)
     if found is None:
         return False
-    if unit.kind is Kind.JOB:
+    if unit.kind is WriteKind.JOB:
         return found.number is None and (found.key == unit.key) == recorded
     assert unit.number is not None, "a stream is numbered"
     return found.number is not None and found.number < unit.number + recorded
@@ -151,7 +151,7 @@ class Decided(NamedTuple):
     closed: bool
 
 
-class Fate(StrEnum):
+class StagedState(StrEnum):
     """What becomes of an object in a directory of staged rows."""
 
     RECORDED = "recorded"
@@ -165,36 +165,36 @@ class Fate(StrEnum):
     STRANGE = "not the sink's"
 
 
-GARBAGE: Final = frozenset({Fate.RECORDED, Fate.CLOSED, Fate.GIVEN_UP})
+GARBAGE: Final = frozenset({StagedState.RECORDED, StagedState.CLOSED, StagedState.GIVEN_UP})
 
 
-def fate_of(name: str, decided: Decided, now_ms: int, give_up_ms: int | None) -> Fate:
+def staged_state_of(name: str, decided: Decided, now_ms: int, give_up_ms: int | None) -> StagedState:
     """Of one object. give_up_ms: from which age on what is not recorded is given up; None: never."""
     found = parse_staged(name)
     if found is None:
-        return Fate.STRANGE
+        return StagedState.STRANGE
     if decided.closed:
-        return Fate.CLOSED
+        return StagedState.CLOSED
     if _is_recorded(found, decided):
-        return Fate.RECORDED
+        return StagedState.RECORDED
     if give_up_ms is not None and now_ms - found.since_ms >= give_up_ms:
-        return Fate.GIVEN_UP
-    return Fate.OPEN
+        return StagedState.GIVEN_UP
+    return StagedState.OPEN
 
 
-def _is_recorded(found: Staged, decided: Decided) -> bool:
+def _is_recorded(found: StagedName, decided: Decided) -> bool:
     """A batch write is known by the key of the last batch alone: an older one was followed by others."""
     if found.number is not None:
         return found.number <= decided.last
     mark = decode_mark(decided.mark) if decided.last else None
-    return mark is not None and (mark.spark, mark.key) == (Kind.JOB, found.key)
+    return mark is not None and (mark.spark, mark.key) == (WriteKind.JOB, found.key)
 
 
-def may_sweep(fates: Iterable[Fate]) -> bool:
+def may_sweep(staged_states: Iterable[StagedState]) -> bool:
     """Whether a directory with such objects is swept: there is garbage, and nothing that is undecided.
 
     Who deletes must claim the directory, and that fences a task that is putting rows down there: what is
     undecided may be that task's.
     """
-    there = set(fates)
-    return bool(there & GARBAGE) and Fate.OPEN not in there
+    there = set(staged_states)
+    return bool(there & GARBAGE) and StagedState.OPEN not in there

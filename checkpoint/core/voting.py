@@ -61,7 +61,7 @@ class PendingCut:
         fingerprint: str,
         operators: dict[str, str],
         retained: tuple[int, ...] = (),
-        pins: dict[str, int] | None = None,
+        savepoints: dict[str, int] | None = None,
     ) -> Cut:
         """The cut of all votes. Call when none is missing and they agree; wall time is put in when it is
         written.
@@ -81,8 +81,8 @@ class PendingCut:
             operators=operators,
             parent=parent.cut if parent else 0,
             retained=retained,
-            pins=pins or {},
-            version=version_with(pins or {}, workers),
+            savepoints=savepoints or {},
+            version=version_with(savepoints or {}, workers),
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
         )
 

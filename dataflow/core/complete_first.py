@@ -13,7 +13,7 @@ from dataflow.core.plan import NodePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingTables:
     """The tables of a graph that are to be complete first."""
 
     made_from: Mapping[str, frozenset[str]]
@@ -41,7 +41,7 @@ class Waiting:
         return found
 
 
-def find_waiting(nodes: Sequence[NodePlan], first: Collection[str]) -> Waiting:
+def find_waiting(nodes: Sequence[NodePlan], first: Collection[str]) -> PendingTables:
     """first: the control tables that are to be complete first. `nodes` in an order in which inputs come
     first.
     """
@@ -52,10 +52,10 @@ def find_waiting(nodes: Sequence[NodePlan], first: Collection[str]) -> Waiting:
     broadcasts = {table: by_name[table].inputs[0] for table in first}
     held: dict[str, frozenset[str]] = {}
     for node in nodes:
-        waits = frozenset(broadcasts[table] for table in node.controls if table in broadcasts)
+        waits = frozenset(broadcasts[table] for table in node.broadcast_tables if table in broadcasts)
         for source in above[node.name] if waits else ():
             held[source] = held.get(source, frozenset()) | waits
-    return Waiting({rows: above[rows] for rows in broadcasts.values()}, held)
+    return PendingTables({rows: above[rows] for rows in broadcasts.values()}, held)
 
 
-__all__ = ["Waiting", "find_waiting"]
+__all__ = ["PendingTables", "find_waiting"]

@@ -1,7 +1,7 @@
 """How often the sinks of a region show a row, when workers fail.
 
 Rules of this file: words. What a sink makes of them is the sink's (`SinkSpec.delivers`); which steps are
-given again, `worker_run.py`'s.
+given again, `worker/circuit_incarnation.py`'s.
 
     exactly-once    a row is shown when it can no longer be taken back, or is taken back by a reset
     at-least-once   a row is shown as soon as its step is over, and again when a reset gives it again

@@ -15,54 +15,54 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-Mark: TypeAlias = int
+Watermark: TypeAlias = int
 
-UNKNOWN: Final[Mark] = -(2**63)
-IDLE: Final[Mark] = -(2**63) + 1
-END: Final[Mark] = 2**63 - 1
+UNKNOWN: Final[Watermark] = -(2**63)
+IDLE: Final[Watermark] = -(2**63) + 1
+END: Final[Watermark] = 2**63 - 1
 _BEGIN: Final = -(2**63) + 2
 _WIRE: Final = struct.Struct(">q")
 
 
-def together(marks: Iterable[Mark]) -> Mark:
+def together(watermarks: Iterable[Watermark]) -> Watermark:
     """The mark of several streams as one: what all of them promise. Streams on which nothing ever came do
     not count; they may yet break what is promised without them, and their rows are late then.
     """
-    heard = [mark for mark in marks if mark != IDLE]
+    heard = [watermark for watermark in watermarks if watermark != IDLE]
     return min(heard) if heard else IDLE
 
 
-def is_time(mark: Mark) -> bool:
+def is_time(watermark: Watermark) -> bool:
     """Whether it is a time, and none of the three that stand apart."""
-    return _BEGIN <= mark < END
+    return _BEGIN <= watermark < END
 
 
-def further(before: Mark, mark: Mark) -> Mark:
+def further(before: Watermark, watermark: Watermark) -> Watermark:
     """A promise that was given stays given."""
-    return max(before, mark) if mark >= _BEGIN else before
+    return max(before, watermark) if watermark >= _BEGIN else before
 
 
-def behind(time: int, lateness: int) -> Mark:
+def behind(time: int, lateness: int) -> Watermark:
     """The mark when rows come at most `lateness` behind the largest time seen, which is `time`."""
     return max(time - lateness - 1, _BEGIN)
 
 
-def held_back(mark: Mark, lag: int) -> Mark:
+def held_back(watermark: Watermark, lag: int) -> Watermark:
     """What a mark promises of times that may be `lag` microseconds behind it."""
-    return mark if mark < _BEGIN or mark == END else max(mark - lag, _BEGIN)
+    return watermark if watermark < _BEGIN or watermark == END else max(watermark - lag, _BEGIN)
 
 
-def encode_mark(mark: Mark) -> bytes:
+def encode_watermark(watermark: Watermark) -> bytes:
     """The payload of a PUNCTUATION frame: 8 bytes, big-endian, signed."""
-    return _WIRE.pack(mark)
+    return _WIRE.pack(watermark)
 
 
-def decode_mark(payload: bytes | bytearray | memoryview) -> Mark:
+def decode_watermark(payload: bytes | bytearray | memoryview) -> Watermark:
     """The mark in a payload. Raises ValueError."""
     if len(payload) != _WIRE.size:
         raise ValueError(f"a PUNCTUATION frame carries {_WIRE.size} bytes, not {len(payload)}")
-    (mark,) = _WIRE.unpack(payload)
-    return int(mark)
+    (watermark,) = _WIRE.unpack(payload)
+    return int(watermark)
 
 
 class SourceTime(NamedTuple):
@@ -90,16 +90,16 @@ class SplitWatermarks:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[str, tuple[Mark, Mark]]] = {}
+        self._seen: dict[str, dict[str, tuple[Watermark, Watermark]]] = {}
         """Source -> split -> (its watermark, its watermark when the unit that is being read has ended)."""
-        self._newest: dict[str, Mark] = {}
+        self._newest: dict[str, Watermark] = {}
         """Source -> the largest watermark that any of its splits reached."""
 
-    def saw(self, source: str, split: str, mark: Mark) -> None:
-        """Rows of a split were read. They promise `mark` once their unit has ended."""
+    def saw(self, source: str, split: str, watermark: Watermark) -> None:
+        """Rows of a split were read. They promise `watermark` once their unit has ended."""
         splits = self._seen.setdefault(source, {})
         promised, coming = splits.get(split, (UNKNOWN, UNKNOWN))
-        splits[split] = promised, max(coming, mark)
+        splits[split] = promised, max(coming, watermark)
 
     def unit_ended(self, source: str, split: str) -> None:
         """All that was read of the split is whole units."""
@@ -109,15 +109,15 @@ class SplitWatermarks:
             splits[split] = coming, coming
             self._newest[source] = max(coming, self._newest.get(source, UNKNOWN))
 
-    def reached(self, source: str, split: str) -> Mark:
+    def reached(self, source: str, split: str) -> Watermark:
         """The watermark of a split, UNKNOWN if it has given no row."""
         return self._seen.get(source, {}).get(split, (UNKNOWN, UNKNOWN))[0]
 
-    def newest(self, source: str) -> Mark:
+    def newest(self, source: str) -> Watermark:
         """The largest watermark of any split that the source ever had."""
         return self._newest.get(source, UNKNOWN)
 
-    def of_source(self, source: str, now: SourceTime, idle_after_s: float | None) -> Mark:
+    def of_source(self, source: str, now: SourceTime, idle_after_s: float | None) -> Watermark:
         """The watermark of the source at the end of a step. Splits that are exhausted are forgotten.
 
         idle_after_s: a split of which nothing waited for so long does not count until it gives rows again.
@@ -142,21 +142,21 @@ class SplitWatermarks:
             return min(self.reached(source, split) for split in holding)
         return IDLE if counts else self._newest.get(source, IDLE)
 
-    def stored(self) -> dict[str, tuple[Mark, Mark]]:
+    def stored(self) -> dict[str, tuple[Watermark, Watermark]]:
         """What a checkpoint holds: SOURCE/SPLIT -> its two watermarks; SOURCE/ -> the largest."""
         held = {
-            f"{source}/{split}": marks
+            f"{source}/{split}": watermarks
             for source, splits in self._seen.items()
-            for split, marks in splits.items()
+            for split, watermarks in splits.items()
         }
-        return held | {f"{source}/": (mark, mark) for source, mark in self._newest.items()}
+        return held | {f"{source}/": (watermark, watermark) for source, watermark in self._newest.items()}
 
-    def restore(self, stored: Mapping[str, tuple[Mark, Mark]]) -> None:
+    def restore(self, stored: Mapping[str, tuple[Watermark, Watermark]]) -> None:
         """Take what `stored` gave."""
         self._seen, self._newest = {}, {}
-        for name, marks in stored.items():
+        for name, watermarks in stored.items():
             source, _, split = name.partition("/")
             if split:
-                self._seen.setdefault(source, {})[split] = marks
+                self._seen.setdefault(source, {})[split] = watermarks
             else:
-                self._newest[source] = marks[0]
+                self._newest[source] = watermarks[0]

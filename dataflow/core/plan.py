@@ -15,7 +15,7 @@ and nothing that would have to be taken back happens in stage 0.
 
 A control table is no data port: what comes to it in a step is in force from the next step on, so an operator
 that reads it may be above the operators that it comes from, and the graph still runs stage by stage. Its rows
-go to all workers (`broadcast`). With one, sources do not run ahead (`Plan.steps_ahead_max`): each step begins
+go to all workers (`broadcast`). With one, sources do not run ahead (`CircuitPlan.steps_ahead_max`): each step begins
 when the one before is over.
 """
 
@@ -28,7 +28,7 @@ from dataflow import limits
 from dos_protocol.names import is_name
 
 
-class Kind(StrEnum):
+class OperatorKind(StrEnum):
     """What an operator is. The texts are part of fingerprints: they never change."""
 
     SOURCE = "source"
@@ -55,7 +55,7 @@ class Kind(StrEnum):
     SINK = "sink"
 
 
-class KindRule(NamedTuple):
+class OperatorKindRule(NamedTuple):
     """What every operator of a kind has in common."""
 
     inputs_min: int
@@ -67,32 +67,32 @@ class KindRule(NamedTuple):
     """Its input must be a `key_by`."""
 
 
-KIND_RULES: Final[dict[Kind, KindRule]] = {
-    Kind.SOURCE: KindRule(0, 0),
-    Kind.MAP: KindRule(1, 1),
-    Kind.FLAT_MAP: KindRule(1, 1),
-    Kind.FILTER: KindRule(1, 1),
-    Kind.UNION: KindRule(2, limits.operators_max),
-    Kind.KEY_BY: KindRule(1, 1),
-    Kind.BROADCAST: KindRule(1, 1),
-    Kind.CONTROL: KindRule(1, 1, has_output=False, has_effect=True),
-    Kind.COUNT: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.AGGREGATE: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.EVENT_TIME: KindRule(1, 1),
-    Kind.DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.WINDOW_DEDUP: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.JOIN: KindRule(2, 2, has_effect=True, needs_key=True),
-    Kind.COUNT_WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.TOP_K: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.MAP_STATE: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.APPLY: KindRule(1, limits.operators_max, has_effect=True),
-    Kind.SORT: KindRule(1, 1, has_effect=True),
-    Kind.WINDOW: KindRule(1, 1, has_effect=True, needs_key=True),
-    Kind.SIDE: KindRule(1, 1),
-    Kind.SINK: KindRule(1, 1, has_output=False, has_effect=True),
+KIND_RULES: Final[dict[OperatorKind, OperatorKindRule]] = {
+    OperatorKind.SOURCE: OperatorKindRule(0, 0),
+    OperatorKind.MAP: OperatorKindRule(1, 1),
+    OperatorKind.FLAT_MAP: OperatorKindRule(1, 1),
+    OperatorKind.FILTER: OperatorKindRule(1, 1),
+    OperatorKind.UNION: OperatorKindRule(2, limits.operators_max),
+    OperatorKind.KEY_BY: OperatorKindRule(1, 1),
+    OperatorKind.BROADCAST: OperatorKindRule(1, 1),
+    OperatorKind.CONTROL: OperatorKindRule(1, 1, has_output=False, has_effect=True),
+    OperatorKind.COUNT: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.AGGREGATE: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.EVENT_TIME: OperatorKindRule(1, 1),
+    OperatorKind.DEDUP: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.WINDOW_DEDUP: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.JOIN: OperatorKindRule(2, 2, has_effect=True, needs_key=True),
+    OperatorKind.COUNT_WINDOW: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.TOP_K: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.MAP_STATE: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.APPLY: OperatorKindRule(1, limits.operators_max, has_effect=True),
+    OperatorKind.SORT: OperatorKindRule(1, 1, has_effect=True),
+    OperatorKind.WINDOW: OperatorKindRule(1, 1, has_effect=True, needs_key=True),
+    OperatorKind.SIDE: OperatorKindRule(1, 1),
+    OperatorKind.SINK: OperatorKindRule(1, 1, has_output=False, has_effect=True),
 }
-assert set(KIND_RULES) == set(Kind)
-EXCHANGES: Final = frozenset({Kind.KEY_BY, Kind.BROADCAST})
+assert set(KIND_RULES) == set(OperatorKind)
+EXCHANGES: Final = frozenset({OperatorKind.KEY_BY, OperatorKind.BROADCAST})
 """What sends rows to other workers: its output is a stage later than its input."""
 
 
@@ -101,11 +101,11 @@ class NodeSpec:
     """One operator as the checks see it. `inputs` are indices into the list of nodes."""
 
     name: str
-    kind: Kind
+    kind: OperatorKind
     inputs: tuple[int, ...] = ()
     unknown_inputs: tuple[str, ...] = ()
     """Names that the user referred to and that no operator has."""
-    controls: tuple[int, ...] = ()
+    broadcast_tables: tuple[int, ...] = ()
     """Control tables that it reads."""
 
 
@@ -116,12 +116,12 @@ class NodePlan:
     """
 
     name: str
-    kind: Kind
+    kind: OperatorKind
     inputs: tuple[str, ...]
     stage: int
     exchange: int | None = None
     """Index of the channel, for a `key_by` or a `broadcast`."""
-    controls: tuple[str, ...] = ()
+    broadcast_tables: tuple[str, ...] = ()
 
     @property
     def output_stage(self) -> int:
@@ -141,7 +141,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CircuitPlan:
     """The graph as workers run it. `channels` is at least 1: channel 0 carries barriers even without an
     exchange.
     """
@@ -156,7 +156,7 @@ class Plan:
     @property
     def steps_ahead_max(self) -> int:
         """How many steps sources may be ahead of the last stage."""
-        return 1 if any(node.controls for node in self.nodes) else limits.steps_ahead
+        return 1 if any(node.broadcast_tables for node in self.nodes) else limits.steps_ahead
 
 
 def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
@@ -172,7 +172,7 @@ def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     if cycle:
         problems.append(
             f"data ports may not form a cycle, and these do: {' -> '.join(cycle)}; let one of them take "
-            "another input, or close the cycle with a control table (graph.control)"
+            "another input, or close the cycle with a control table (graph.broadcast_table)"
         )
     problems += _end_problems(nodes)
     if sum(node.kind in EXCHANGES for node in nodes) > limits.exchanges_max:
@@ -231,7 +231,7 @@ def _input_problems(nodes: Sequence[NodeSpec]) -> list[str]:
                 problems.append(
                     f"{who} takes its input from sink {_shown(nodes, source)}, which has no output"
                 )
-        if rule.needs_key and any(nodes[source].kind is not Kind.KEY_BY for source in node.inputs):
+        if rule.needs_key and any(nodes[source].kind is not OperatorKind.KEY_BY for source in node.inputs):
             problems.append(f"{who} works on a keyed stream; put a key_by before it")
     return problems
 
@@ -243,14 +243,14 @@ def _end_problems(nodes: Sequence[NodeSpec]) -> list[str]:
         for index, node in enumerate(nodes)
         if KIND_RULES[node.kind].has_output and index not in used
     ]
-    read = {table for node in nodes for table in node.controls}
+    read = {table for node in nodes for table in node.broadcast_tables}
     problems += [
-        f"control table {_shown(nodes, index)} is read by no operator; give it to one as control=..., or"
+        f"control table {_shown(nodes, index)} is read by no operator; give it to one as broadcast=..., or"
         " remove it"
         for index, node in enumerate(nodes)
-        if node.kind is Kind.CONTROL and index not in read
+        if node.kind is OperatorKind.CONTROL and index not in read
     ]
-    if not any(node.kind is Kind.SOURCE for node in nodes):
+    if not any(node.kind is OperatorKind.SOURCE for node in nodes):
         problems.append(
             "a graph has at least one source, and this one has none; begin with graph.source(...)"
         )
@@ -305,7 +305,7 @@ def in_order(nodes: Sequence[NodeSpec]) -> list[int]:
     return order
 
 
-def make_plan(nodes: Sequence[NodeSpec]) -> Plan:
+def make_plan(nodes: Sequence[NodeSpec]) -> CircuitPlan:
     """Stages of a graph in which `find_problems` found none."""
     assert not find_problems(nodes), "plan of a graph that was not checked"
     plans: dict[int, NodePlan] = {}
@@ -319,15 +319,15 @@ def make_plan(nodes: Sequence[NodeSpec]) -> Plan:
         if spec.kind in EXCHANGES:
             exchange, exchanges = exchanges, exchanges + 1
         inputs = tuple(nodes[source].name for source in spec.inputs)
-        controls = tuple(nodes[table].name for table in spec.controls)
-        plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange, controls)
+        broadcast_tables = tuple(nodes[table].name for table in spec.broadcast_tables)
+        plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange, broadcast_tables)
     ordered = tuple(plans.values())
     # Without an exchange out of stage 0 (there is none, or a sort stands before the first) a channel of its
     # own brings the barriers to stage 1.
     crossed = any(node.exchange is not None and node.stage == 0 for node in ordered)
     barriers = None if crossed else exchanges
     channels = exchanges + (not crossed)
-    return Plan(ordered, _stages(ordered, barriers), channels)
+    return CircuitPlan(ordered, _stages(ordered, barriers), channels)
 
 
 def _stages(nodes: Sequence[NodePlan], barriers: int | None) -> tuple[StagePlan, ...]:

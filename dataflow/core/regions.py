@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from checkpoint.limits import drain_timeout_s, reset_attempts_max, reset_timeout_s
 from dataflow.core.delivery import DELIVERIES, Delivery
-from dataflow.core.plan import Kind, NodeSpec, in_order
+from dataflow.core.plan import NodeSpec, OperatorKind, in_order
 
 Trigger: TypeAlias = Literal["periodic", "operator"]
 TRIGGERS: Final = ("periodic", "operator")
@@ -191,7 +191,7 @@ def consumers_of(nodes: Sequence[NodeSpec]) -> list[list[int]]:
     """For each operator those that get its rows, or read the control table that it is."""
     consumers: list[list[int]] = [[] for _ in nodes]
     for index, node in enumerate(nodes):
-        for source in (*node.inputs, *node.controls):
+        for source in (*node.inputs, *node.broadcast_tables):
             consumers[source].append(index)
     return consumers
 
@@ -229,7 +229,7 @@ def _region(
     inner = [index for index in order if index in members]
     consumers = consumers_of(nodes)
     leaves = [i for i in inner if not consumers[i] or any(c not in members for c in consumers[i])]
-    begins = [i for i in inner if i in starts or nodes[i].kind is Kind.SOURCE]
+    begins = [i for i in inner if i in starts or nodes[i].kind is OperatorKind.SOURCE]
 
     def names(some: Sequence[int]) -> tuple[str, ...]:
         return tuple(nodes[index].name for index in some)
@@ -260,7 +260,7 @@ def _entered(nodes: Sequence[NodeSpec], groups: Sequence[tuple[list[int], set[in
         _entry(nodes[index], nodes[source].name)
         for _, members in groups
         for index in sorted(members)
-        for source in (*nodes[index].inputs, *nodes[index].controls)
+        for source in (*nodes[index].inputs, *nodes[index].broadcast_tables)
         if source not in members
     ]
 

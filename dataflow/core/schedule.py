@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from dataflow.core.plan import Plan
+from dataflow.core.plan import CircuitPlan
 
 
 class Produce(NamedTuple):
@@ -48,14 +48,14 @@ class Wait(NamedTuple):
 Action: TypeAlias = Produce | RunStage | Wait
 
 
-class CutMark(NamedTuple):
+class Barrier(NamedTuple):
     """What a STEP_END carries: the cut asked for, 0 none."""
 
     cut: int = 0
     final: bool = False
 
 
-NO_CUT = CutMark()
+NO_CUT = Barrier()
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Schedule:
     Invariant: what is said in the theory above about p and d.
     """
 
-    plan: Plan
+    plan: CircuitPlan
     first_step: int
     last_cut: int
     replay_until: int
@@ -73,13 +73,13 @@ class Schedule:
     produced: int = field(init=False)
     done: list[int] = field(init=False)
     """done[k] is the last step that stage k has run, for k >= 1; done[0] is `produced`'s twin."""
-    wanted: CutMark = NO_CUT
+    wanted: Barrier = NO_CUT
     """Asked for by the coordinator and not yet sent with a STEP_END of ours."""
     paused: bool = False
     """No step is begun for input: only for a peer's, for a cut, or to replay."""
     ended: bool = False
     """The final cut has been taken: nothing follows."""
-    cuts: dict[int, CutMark] = field(default_factory=dict)
+    cuts: dict[int, Barrier] = field(default_factory=dict)
     """Step -> its cut, from stage 1 until the last stage has run it."""
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Schedule:
     def request_cut(self, cut: int, *, final: bool) -> None:
         """The coordinator asks. A number not above the last cut is an old request."""
         if cut > self.last_cut and cut > self.wanted.cut:
-            self.wanted = CutMark(cut, final)
+            self.wanted = Barrier(cut, final)
 
     def next_action(
         self, is_complete: Callable[[int, int], bool], *, input_waits: bool, room: bool, peers_at: int
@@ -130,23 +130,23 @@ class Schedule:
             return Wait("the region is paused")
         return Wait("the store has no room" if input_waits else "there is no input")
 
-    def step_produced(self) -> CutMark:
+    def step_produced(self) -> Barrier:
         """Stage 0 of the next step is run; returns what its STEP_ENDs carry."""
         self.produced += 1
         self.done[0] = self.produced
-        mark, self.wanted = self.wanted, NO_CUT
-        return mark
+        barrier, self.wanted = self.wanted, NO_CUT
+        return barrier
 
-    def step_aligned(self, step: int, mark: CutMark) -> None:
+    def step_aligned(self, step: int, barrier: Barrier) -> None:
         """Stage 1 is about to run the step, and this is what its channels say about a cut."""
-        if mark.cut:
-            self.cuts[step] = mark
-            self.last_cut = max(self.last_cut, mark.cut)
-            if self.wanted.cut <= mark.cut:
+        if barrier.cut:
+            self.cuts[step] = barrier
+            self.last_cut = max(self.last_cut, barrier.cut)
+            if self.wanted.cut <= barrier.cut:
                 self.wanted = NO_CUT  # a peer asked before us: it happens here
-            self.ended = self.ended or mark.final
+            self.ended = self.ended or barrier.final
 
-    def cut_at(self, step: int) -> CutMark:
+    def cut_at(self, step: int) -> Barrier:
         """The cut at the end of a step that stage 1 has aligned."""
         return self.cuts.get(step, NO_CUT)
 
@@ -156,6 +156,6 @@ class Schedule:
         self.done[stage] = step
         return stage == len(self.plan.stages) - 1
 
-    def forget(self, step: int) -> CutMark:
+    def forget(self, step: int) -> Barrier:
         """The step is over; returns its cut, to be voted for."""
         return self.cuts.pop(step, NO_CUT)

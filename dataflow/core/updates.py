@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from dataflow.core.plan import KIND_RULES, Kind, NodeSpec
+from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind
 
 
 class OnUpdates(Enum):
@@ -23,32 +23,32 @@ class OnUpdates(Enum):
     """Each row counts as one: with updates the results would depend on the size of steps."""
 
 
-ON_UPDATES: Final[dict[Kind, OnUpdates]] = {
-    Kind.SOURCE: OnUpdates.PASSES,
-    Kind.MAP: OnUpdates.PASSES,
-    Kind.FLAT_MAP: OnUpdates.PASSES,
-    Kind.FILTER: OnUpdates.PASSES,
-    Kind.UNION: OnUpdates.PASSES,
-    Kind.KEY_BY: OnUpdates.PASSES,
-    Kind.BROADCAST: OnUpdates.PASSES,
-    Kind.CONTROL: OnUpdates.TAKES,
-    Kind.COUNT: OnUpdates.REFUSES,
-    Kind.AGGREGATE: OnUpdates.REFUSES,
-    Kind.EVENT_TIME: OnUpdates.PASSES,
-    Kind.WINDOW: OnUpdates.REFUSES,
-    Kind.COUNT_WINDOW: OnUpdates.REFUSES,
-    Kind.SORT: OnUpdates.REFUSES,
-    Kind.JOIN: OnUpdates.REFUSES,
-    Kind.TOP_K: OnUpdates.REFUSES,
-    Kind.MAP_STATE: OnUpdates.REFUSES,
-    Kind.APPLY: OnUpdates.PASSES,
-    Kind.DEDUP: OnUpdates.REFUSES,
-    Kind.WINDOW_DEDUP: OnUpdates.REFUSES,
-    Kind.SIDE: OnUpdates.PASSES,
-    Kind.SINK: OnUpdates.TAKES,
+ON_UPDATES: Final[dict[OperatorKind, OnUpdates]] = {
+    OperatorKind.SOURCE: OnUpdates.PASSES,
+    OperatorKind.MAP: OnUpdates.PASSES,
+    OperatorKind.FLAT_MAP: OnUpdates.PASSES,
+    OperatorKind.FILTER: OnUpdates.PASSES,
+    OperatorKind.UNION: OnUpdates.PASSES,
+    OperatorKind.KEY_BY: OnUpdates.PASSES,
+    OperatorKind.BROADCAST: OnUpdates.PASSES,
+    OperatorKind.CONTROL: OnUpdates.TAKES,
+    OperatorKind.COUNT: OnUpdates.REFUSES,
+    OperatorKind.AGGREGATE: OnUpdates.REFUSES,
+    OperatorKind.EVENT_TIME: OnUpdates.PASSES,
+    OperatorKind.WINDOW: OnUpdates.REFUSES,
+    OperatorKind.COUNT_WINDOW: OnUpdates.REFUSES,
+    OperatorKind.SORT: OnUpdates.REFUSES,
+    OperatorKind.JOIN: OnUpdates.REFUSES,
+    OperatorKind.TOP_K: OnUpdates.REFUSES,
+    OperatorKind.MAP_STATE: OnUpdates.REFUSES,
+    OperatorKind.APPLY: OnUpdates.PASSES,
+    OperatorKind.DEDUP: OnUpdates.REFUSES,
+    OperatorKind.WINDOW_DEDUP: OnUpdates.REFUSES,
+    OperatorKind.SIDE: OnUpdates.PASSES,
+    OperatorKind.SINK: OnUpdates.TAKES,
 }
-assert set(ON_UPDATES) == set(Kind)
-MAKES_UPDATES: Final = frozenset({Kind.COUNT, Kind.AGGREGATE})
+assert set(ON_UPDATES) == set(OperatorKind)
+MAKES_UPDATES: Final = frozenset({OperatorKind.COUNT, OperatorKind.AGGREGATE})
 
 
 def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """aggregate: what is computed of the rows of each key, from the first on. Emits (key, results) once a step
 for each key that came in it.
 
-Rules of this file: batches to a keyed table and back. What is computed is `dataflow.aggregates`'; windows of
+Rules of this file: batches to a keyed table and back. What is computed is `dataflow.operators.aggregate_functions`'; windows of
 time are `windows.py`'s.
 
 The last row of a key is the same whatever the order of the rows and however they were cut into steps
@@ -14,20 +14,26 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from dataflow.accumulators import Accumulator
-from dataflow.aggregates import Aggregate, check_aggregates, check_are_aggregates, open_all, result_fields
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of
-from dataflow.keyed_table import KeyedTable
+from dataflow.operators.aggregate_functions import (
+    Aggregate,
+    check_aggregates,
+    check_are_aggregates,
+    open_all,
+    result_fields,
+)
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
+from dataflow.state.accumulators import Accumulator
+from dataflow.state.keyed_table import KeyedTable
+from dataflow.worker.partitioning import hashes_of
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec(OperatorSpec):
     """Aggregates by the key of the keyed stream before it. `aggregates`: (name of the result, what it is)."""
 
-    kind: ClassVar[Kind] = Kind.AGGREGATE
+    kind: ClassVar[OperatorKind] = OperatorKind.AGGREGATE
     keys: tuple[str, ...]
     aggregates: tuple[tuple[str, Aggregate], ...]
 

@@ -1,8 +1,8 @@
-"""apply: runs an operator that a user wrote (`user.py`), and holds it to what it declares.
+"""apply: runs an operator that a user wrote (`operators/user_operator.py`), and holds it to what it declares.
 
 Rules of this file: the only place that calls a `UserOperator`. What it declares is checked when the graph is
 planned, what it gives when it gives it; both are told by name. `own_state.py` makes blocks of its state,
-`several_inputs.py` knows its inputs.
+`operators/multiple_inputs.py` knows its inputs.
 """
 
 import copy
@@ -14,27 +14,27 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from checkpoint.chains.state_blocks import block_schema
 from checkpoint.core.fingerprint import declared_state
-from checkpoint.state_blocks import block_schema
-from dataflow.core.event_time import Mark
-from dataflow.core.plan import Kind
-from dataflow.directory import OperatorDirectory
+from dataflow.core.event_time import Watermark
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import DirectoryError, SchemaError
-from dataflow.migration import StateHistory, columns_text
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
-from dataflow.operators.emitting import Emitter, sides_of
-from dataflow.operators.own_state import OwnState
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
-from dataflow.operators.several_inputs import (
-    HeldRows,
-    MarksTogether,
+from dataflow.operators.emitting import Emitter, side_outputs_of
+from dataflow.operators.multiple_inputs import (
+    BufferedRows,
+    CombinedWatermark,
     check_inputs,
     check_needs,
     inputs_of,
     parsed,
 )
-from dataflow.operators.user import Made, Place, UserOperator
-from dataflow.row_table import ROW
+from dataflow.operators.own_state import OwnState
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
+from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
+from dataflow.state.migration import StateHistory, columns_text
+from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.state.row_table import ROW
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
@@ -46,7 +46,7 @@ _MICRO: Final = timedelta(microseconds=1)
 class ApplySpec(OperatorSpec):
     """An operator of the user's, as it was made; workers run copies of it."""
 
-    kind: ClassVar[Kind] = Kind.APPLY
+    kind: ClassVar[OperatorKind] = OperatorKind.APPLY
     operator: UserOperator
     deterministic: bool = True
     as_of: int | None = None
@@ -62,7 +62,7 @@ class ApplySpec(OperatorSpec):
                 block_schema(pa.schema([(ROW, pa.int64())]), history.columns)
             except ValueError as error:
                 raise SchemaError(f"state: {error}") from None
-        sides_of(own.sides)
+        side_outputs_of(own.side_outputs)
         try:
             copy.deepcopy(own)
         except Exception as error:
@@ -92,9 +92,9 @@ class ApplySpec(OperatorSpec):
         except SchemaError as error:
             raise SchemaError(f"state: {error}") from None
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         del inputs
-        return sides_of(self.operator.sides)
+        return side_outputs_of(self.operator.side_outputs)
 
     @property
     def keeps_files(self) -> bool:
@@ -163,26 +163,26 @@ class ApplyOperator(Operator):
     def __init__(self, spec: ApplySpec, context: OperatorContext) -> None:
         assert context.output is not None
         self._as_made = spec.operator
-        self._emitter = Emitter(spec.sides(context.inputs))
+        self._emitter = Emitter(spec.side_output_schemas(context.inputs))
         self._emits = False
         self._schema = context.output
         self._deterministic = spec.deterministic
         self._inputs = inputs_of(spec.operator)
         columns = dict(zip(self._inputs, context.inputs, strict=True))
-        self._place = Place(
+        self._place = RuntimeContext(
             context.operator, context.worker, context.workers, context.inputs[0], columns, self._ask
         )
         self._is_open = False
         self._keeps_files = spec.keeps_files
         self._directory: OperatorDirectory | None = None
-        self._time = MarksTogether(len(self._inputs)) if spec.needs_time else None
+        self._time = CombinedWatermark(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
         self._state = None if history is None else OwnState(history, self._checkpoint)
         self._renew()
 
     def _renew(self) -> None:
         self._own = copy.deepcopy(self._as_made)
-        self._held = HeldRows(len(self._inputs))
+        self._held = BufferedRows(len(self._inputs))
         self._own._put = self._put  # noqa: SLF001 - the half of the class that users do not see
 
     def reset(self) -> None:
@@ -216,22 +216,22 @@ class ApplyOperator(Operator):
         with self._user(f"process of input {name!r}" if name else "process"):
             return _batches(self._own.process_of(name, batch), self._schema)
 
-    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         if self._time is None:
             return ()
-        moved, all_moved = self._time.reach(mark, index)
+        moved, all_moved = self._time.reach(watermark, index)
         name, made = self._inputs[index], []
         if moved:
             with self._user("on_punctuation_of"):
-                ts = _datetime(self._time.each.marks[index])
+                ts = _datetime(self._time.each.watermarks[index])
                 made += _batches(self._own.on_punctuation_of(name, ts), self._schema)
         if all_moved:
             with self._user("on_punctuation"):
                 made += _batches(self._own.on_punctuation(_datetime(self._time.of_all())), self._schema)
         return made
 
-    def passes_on(self, mark: Mark) -> Mark:
-        return mark if self._time is None else self._time.promised(mark)
+    def passes_on(self, watermark: Watermark) -> Watermark:
+        return watermark if self._time is None else self._time.promised(watermark)
 
     def drain(self) -> Sequence[pa.RecordBatch]:
         with self._user("drain"):
@@ -243,7 +243,7 @@ class ApplyOperator(Operator):
             )
         return made
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         return self._emitter.take(port)
 
     def tables(self) -> Mapping[str, StateTable]:
@@ -315,11 +315,11 @@ def _batches(made: Made, schema: pa.Schema) -> list[pa.RecordBatch]:
     return [batch] if batch.num_rows else []
 
 
-def _datetime(mark: Mark) -> datetime:
+def _datetime(watermark: Watermark) -> datetime:
     try:
-        return _EPOCH + mark * _MICRO
+        return _EPOCH + watermark * _MICRO
     except OverflowError:
-        return _LAST if mark > 0 else _FIRST
+        return _LAST if watermark > 0 else _FIRST
 
 
 __all__ = ["ApplyOperator", "ApplySpec", "apply_spec"]

@@ -11,7 +11,7 @@ changed since the last cut). After a failure: `reset` (forget everything), then 
 block, oldest first. In any case, before the first step, `restored`. Data never refers to a worker or a clock:
 same input, same output.
 
-An operator may have side outputs (`OperatorSpec.sides`): what it puts there is taken after each call.
+An operator may have side outputs (`OperatorSpec.side_output_schemas`): what it puts there is taken after each call.
 """
 
 from abc import ABC, abstractmethod
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
+from checkpoint.chains.state_blocks import DELETED_COLUMN, slices
 from checkpoint.key_hash import HASH_COLUMN
-from checkpoint.state_blocks import DELETED_COLUMN, slices
 from dataflow.core.delivery import Delivery
-from dataflow.core.event_time import Mark
-from dataflow.core.plan import Kind
+from dataflow.core.event_time import Watermark
+from dataflow.core.plan import OperatorKind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
 
 if TYPE_CHECKING:  # it tells faults by this file's `UserFault`
-    from dataflow.directory import OperatorDirectory
+    from dataflow.state.operator_directory import OperatorDirectory
 
 WEIGHT_COLUMN: Final = "_weight"
 assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
@@ -50,7 +50,7 @@ class OperatorContext:
     """Of the region; what it puts outside may be written by no earlier one any more. 0: no region runs it."""
     triggers_cuts: bool = False
     """Whether a source is to ask for cuts at the places it finds fit."""
-    control: Mapping[Any, Any] | None = None
+    broadcast: Mapping[Any, Any] | None = None
     """The control table that it reads, if it was given one."""
     scratch: str = ""
     """A directory on the worker's machine for what need not last; '': the one for temporary files."""
@@ -114,22 +114,22 @@ class Operator:
         """All batches of the step are in. What it returns still belongs to the step."""
         return ()
 
-    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        """After `end_step`: all later rows of input `index` have event times above `mark`. What it returns
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        """After `end_step`: all later rows of input `index` have event times above `watermark`. What it returns
         still belongs to the step. Marks may come twice, and smaller than before.
         """
-        del mark, index
+        del watermark, index
         return ()
 
-    def passes_on(self, mark: Mark) -> Mark:
-        """What is promised of the output, when `mark` is promised of the inputs."""
-        return mark
+    def passes_on(self, watermark: Watermark) -> Watermark:
+        """What is promised of the output, when `watermark` is promised of the inputs."""
+        return watermark
 
     def take_directory(self, directory: "OperatorDirectory") -> None:
         """Its files, as of the cut; before `restored`. Only an operator that keeps files gets some."""
         raise NotImplementedError(f"{type(self).__name__} keeps no files: {directory.path}")
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         """What has come on a side output since the last call."""
         del port
         return ()
@@ -166,7 +166,7 @@ class Operator:
 
 
 class StatefulOperator(Operator, StateTable):
-    """An operator that is its own, only state table (`checkpoint.state_blocks`). One whose state is a table
+    """An operator that is its own, only state table (`checkpoint.chains.state_blocks`). One whose state is a table
     that it holds says so in `tables`.
     """
 
@@ -189,10 +189,10 @@ class StatefulOperator(Operator, StateTable):
 class OperatorSpec(ABC):
     """The description of an operator: everything but its name, inputs and state."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[OperatorKind]
     deterministic: bool = True
     """Whether it gives the same for the same input. Where not, nothing below it may be shown by step."""
-    control: str | None = None
+    broadcast: str | None = None
     """The name of the control table that it reads."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may come as one row with `_weight` (and only the columns in `needed_columns`)."""
@@ -200,7 +200,7 @@ class OperatorSpec(ABC):
     needs_time: ClassVar[bool] = False
     """Whether it waits for event time: an `event_time` must be above it on every way."""
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         """Its side outputs: port -> columns."""
         del inputs
         return {}
@@ -215,7 +215,7 @@ class OperatorSpec(ABC):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether it has a directory (`dataflow.directory`), which is cut and restored with its worker."""
+        """Whether it has a directory (`dataflow.state.operator_directory`), which is cut and restored with its worker."""
         return False
 
     def detail(self) -> str:

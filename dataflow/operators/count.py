@@ -1,6 +1,6 @@
 """count: how often each key came. Emits (key, count) once a step for each key that came in it.
 
-Rules of this file: slots to numbers. The index of keys is `dataflow.state`; where blocks are written is the
+Rules of this file: slots to numbers. The index of keys is `dataflow.state.key_index`; where blocks are written is the
 worker's business. Counts are 64-bit; a key whose count falls to zero (weights may be negative) is a
 tombstone in the next block.
 """
@@ -12,18 +12,18 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.state_blocks import block_schema
-from dataflow.columns import Slots
-from dataflow.core.plan import Kind
+from checkpoint.chains.state_blocks import block_schema
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of, weights_of
 from dataflow.operators.base import (
     DELETED_COLUMN,
     OperatorContext,
     OperatorSpec,
     StatefulOperator,
 )
-from dataflow.state import KeyIndex, SlotArray, in_pieces
+from dataflow.state.columns import Slots
+from dataflow.state.key_index import KeyIndex, SlotArray, in_pieces
+from dataflow.worker.partitioning import hashes_of, weights_of
 
 COUNT_COLUMN: Final = "count"
 
@@ -32,7 +32,7 @@ COUNT_COLUMN: Final = "count"
 class CountSpec(OperatorSpec):
     """Counts rows by the key of the keyed stream before it."""
 
-    kind: ClassVar[Kind] = Kind.COUNT
+    kind: ClassVar[OperatorKind] = OperatorKind.COUNT
     accepts_weights: ClassVar[bool] = True
     keys: tuple[str, ...]
 

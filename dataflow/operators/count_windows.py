@@ -1,7 +1,7 @@
 """Aggregates with count windows: replication-transparency, algorithm 4.
 
 Rules of this file: rows to windows of so many rows of one key, and back. What is computed is
-`dataflow.aggregates`'.
+`dataflow.operators.aggregate_functions`'.
 
 Which rows make a window depends on their order. So rows wait until a punctuation passes them and are counted
 in an order that follows from them alone (lines 1 to 6, as in `sort.py`); the row number n of its key, from 0,
@@ -16,17 +16,23 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
-from dataflow.accumulators import CountAccumulator
-from dataflow.aggregates import Aggregate, check_aggregates, check_are_aggregates, open_all, result_fields
-from dataflow.columns import Slots
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of
-from dataflow.keyed_table import KeyedTable
+from dataflow.operators.aggregate_functions import (
+    Aggregate,
+    check_aggregates,
+    check_are_aggregates,
+    open_all,
+    result_fields,
+)
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import LATE, TimedOperator
-from dataflow.row_table import Rows, RowTable, check_order, check_stored, in_order
+from dataflow.state.accumulators import CountAccumulator
+from dataflow.state.columns import Slots
+from dataflow.state.keyed_table import KeyedTable
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
+from dataflow.worker.partitioning import hashes_of
 
 NUMBER: Final = "window_number"
 _windows_per_row_max: Final = 1000
@@ -65,7 +71,7 @@ class CountWindow:
 class CountWindowSpec(OperatorSpec):
     """Aggregates by key and window."""
 
-    kind: ClassVar[Kind] = Kind.COUNT_WINDOW
+    kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
     needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: CountWindow
@@ -90,7 +96,7 @@ class CountWindowSpec(OperatorSpec):
             raise SchemaError(str(error)) from None
         return schema
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0]}
 
     def detail(self) -> str:
@@ -130,7 +136,7 @@ class CountWindowOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        rows = self._rows.take(self.mark(index))
+        rows = self._rows.take(self.watermark(index))
         if not len(rows):
             return ()
         rows = rows.take(in_order(rows.batch, rows.times))

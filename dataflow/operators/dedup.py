@@ -14,23 +14,23 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from dataflow.columns import Slots
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of
-from dataflow.keyed_table import KeyedTable, SlotValues
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import LATE, TimedOperator
-from dataflow.operators.window_places import START, Tumbling, WindowKeys
-from dataflow.state import SlotArray
+from dataflow.operators.window_assignment import START, Tumbling, WindowKeys
+from dataflow.state.columns import Slots
+from dataflow.state.key_index import SlotArray
+from dataflow.state.keyed_table import KeyedTable, SlotValues
+from dataflow.worker.partitioning import hashes_of
 
 
 @dataclass(frozen=True, slots=True)
 class DedupSpec(OperatorSpec):
     """By the key of the keyed stream before it."""
 
-    kind: ClassVar[Kind] = Kind.DEDUP
+    kind: ClassVar[OperatorKind] = OperatorKind.DEDUP
     keys: tuple[str, ...]
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -47,7 +47,7 @@ class DedupSpec(OperatorSpec):
 class WindowDedupSpec(OperatorSpec):
     """By key and window."""
 
-    kind: ClassVar[Kind] = Kind.WINDOW_DEDUP
+    kind: ClassVar[OperatorKind] = OperatorKind.WINDOW_DEDUP
     needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: Tumbling
@@ -62,7 +62,7 @@ class WindowDedupSpec(OperatorSpec):
             raise SchemaError(f"a key column is named {START!r} like one of the state; rename it")
         return inputs[0]
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0]}
 
     def detail(self) -> str:
@@ -72,7 +72,7 @@ class WindowDedupSpec(OperatorSpec):
         return WindowDedupOperator(self, context.inputs[0])
 
 
-class Seen(SlotValues):
+class KeySeen(SlotValues):
     """Whether a key was there before."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class DedupOperator(Operator):
     def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
         self._keys = tuple(keys)
         self._columns = columns.names
-        self._seen = Seen()
+        self._seen = KeySeen()
         self._table = KeyedTable(pa.schema([columns.field(name) for name in keys]), [self._seen])
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
@@ -145,13 +145,13 @@ class WindowDedupOperator(TimedOperator):
     def __init__(self, spec: WindowDedupSpec, columns: pa.Schema) -> None:
         super().__init__(columns)
         self._time_name = spec.window.time
-        self._seen = Seen()
+        self._seen = KeySeen()
         self._keys = WindowKeys(spec.keys, spec.window, columns, [self._seen])
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
         starts = self._keys.newest(times)
-        over = self._keys.are_over(starts, self.mark())
+        over = self._keys.are_over(starts, self.watermark())
         if over.any():
             self.put_late(batch, np.flatnonzero(over), times)
             batch, starts = batch.take(pa.array(np.flatnonzero(~over))), starts[~over]
@@ -163,7 +163,7 @@ class WindowDedupOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        self._keys.table.remove(self._keys.take_over(self.mark(index)))
+        self._keys.table.remove(self._keys.take_over(self.watermark(index)))
         return ()
 
     def own_tables(self) -> Mapping[str, StateTable]:

@@ -15,7 +15,7 @@ from dataflow.operators.results import batch_of_result, batch_of_rows
 from dataflow.schema import parse_schema
 
 
-def sides_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:
+def side_outputs_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:
     """Side outputs as users declare them. Raises SchemaError, which names the one."""
     sides = {}
     for port, columns in (declared or {}).items():
@@ -28,9 +28,11 @@ def sides_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.S
     return sides
 
 
-def side_outputs(declared: "Mapping[str, str | pa.Schema] | None") -> tuple[tuple[str, pa.Schema], ...]:
+def declared_side_outputs(
+    declared: "Mapping[str, str | pa.Schema] | None",
+) -> tuple[tuple[str, pa.Schema], ...]:
     """The same, as descriptions of functions keep them. Raises SchemaError."""
-    return tuple(sides_of(declared).items())
+    return tuple(side_outputs_of(declared).items())
 
 
 class _Waiting(threading.local):

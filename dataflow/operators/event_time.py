@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import block_schema, make_block
-from dataflow.core.event_time import UNKNOWN, Mark, SplitWatermarks, behind, further, is_time
-from dataflow.core.plan import Kind
+from dataflow.core.event_time import UNKNOWN, SplitWatermarks, Watermark, behind, further, is_time
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
-from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_sides
+from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
 from dataflow.schema import type_text
 
 _ONE: Final = timedelta(microseconds=1)
@@ -74,7 +74,7 @@ def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
 class EventTimeSpec(OperatorSpec):
     """Which column is the time, and where marks come from: `lateness`, or the column `punctuation`."""
 
-    kind: ClassVar[Kind] = Kind.EVENT_TIME
+    kind: ClassVar[OperatorKind] = OperatorKind.EVENT_TIME
     column: str
     lateness: timedelta | None
     punctuation: str | None
@@ -99,15 +99,15 @@ class EventTimeSpec(OperatorSpec):
                 check_time_column(name, inputs[0])
         return inputs[0]
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return null_sides(self.on_null, inputs[0])
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return null_side_outputs(self.on_null, inputs[0])
 
     def open(self, context: OperatorContext) -> "EventTimeOperator":
         del context
         return EventTimeOperator(self)
 
 
-class MarkTable(StateTable):
+class WatermarkTable(StateTable):
     """One mark for each input of an operator, as state. A mark that was reached stays."""
 
     _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("mark", pa.int64())]))
@@ -117,35 +117,35 @@ class MarkTable(StateTable):
         self.reset()
 
     def reset(self) -> None:
-        self.marks: list[Mark] = [UNKNOWN] * self._inputs
-        self._stored: list[Mark] = list(self.marks)
+        self.watermarks: list[Watermark] = [UNKNOWN] * self._inputs
+        self._stored: list[Watermark] = list(self.watermarks)
 
-    def reach(self, mark: Mark, index: int) -> bool:
+    def reach(self, watermark: Watermark, index: int) -> bool:
         """Whether it is further than before."""
-        before = self.marks[index]
-        self.marks[index] = further(before, mark)
-        return self.marks[index] != before
+        before = self.watermarks[index]
+        self.watermarks[index] = further(before, watermark)
+        return self.watermarks[index] != before
 
     def checkpoint(self) -> pa.RecordBatch:
-        changed = [i for i, mark in enumerate(self.marks) if mark != self._stored[i]]
-        self._stored = list(self.marks)
-        return self.block({index: self.marks[index] for index in changed})
+        changed = [i for i, watermark in enumerate(self.watermarks) if watermark != self._stored[i]]
+        self._stored = list(self.watermarks)
+        return self.block({index: self.watermarks[index] for index in changed})
 
     def snapshot(self) -> pa.RecordBatch:
-        return self.block(dict(enumerate(self.marks)))
+        return self.block(dict(enumerate(self.watermarks)))
 
     @classmethod
-    def block(cls, marks: dict[int, Mark]) -> pa.RecordBatch:
+    def block(cls, watermarks: dict[int, Watermark]) -> pa.RecordBatch:
         """Input -> mark, as a block."""
-        keys = pa.array(list(marks), pa.int64())
+        keys = pa.array(list(watermarks), pa.int64())
         return make_block(
-            cls._schema, [keys], hash_keys([keys]), [pa.array(list(marks.values()), pa.int64())]
+            cls._schema, [keys], hash_keys([keys]), [pa.array(list(watermarks.values()), pa.int64())]
         )
 
     def restore(self, block: pa.RecordBatch) -> None:
         for row in block.to_pylist():
-            self.marks[row["input"]] = row["mark"]
-        self._stored = list(self.marks)
+            self.watermarks[row["input"]] = row["mark"]
+        self._stored = list(self.watermarks)
 
 
 class EventTimeOperator(NullRule):
@@ -158,7 +158,7 @@ class EventTimeOperator(NullRule):
         self._column = spec.column
         self._punctuation = spec.punctuation
         self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
-        self._state = _RememberedMark()
+        self._state = _RememberedWatermark()
         self.splits = SplitWatermarks()
         self.idle_after_s = None if spec.idle_after is None else spec.idle_after.total_seconds()
         self.rows_of = ("", "")
@@ -176,11 +176,11 @@ class EventTimeOperator(NullRule):
             self.splits.saw(*self.rows_of, behind(int(times.max()), self._lateness))
         return [timed]
 
-    def passes_on(self, mark: Mark) -> Mark:
-        """`mark`: the least over the splits. What was promised before stays promised."""
-        if is_time(mark):
-            self._state.reach(mark, 0)
-        return self._state.marks[0] if is_time(mark) or mark == UNKNOWN else mark
+    def passes_on(self, watermark: Watermark) -> Watermark:
+        """`watermark`: the least over the splits. What was promised before stays promised."""
+        if is_time(watermark):
+            self._state.reach(watermark, 0)
+        return self._state.watermarks[0] if is_time(watermark) or watermark == UNKNOWN else watermark
 
     def tables(self) -> dict[str, StateTable]:
         return {**super().tables(), "~time": self._state}
@@ -191,14 +191,14 @@ class EventTimeOperator(NullRule):
         self.splits = SplitWatermarks()
 
     @property
-    def mark(self) -> Mark:
+    def watermark(self) -> Watermark:
         """What was promised so far."""
-        return self._state.marks[0]
+        return self._state.watermarks[0]
 
     def remember(self, step: int) -> None:
         """The step is over here."""
         super().remember(step)
-        self._state.of_step[step] = self._state.marks[0]
+        self._state.of_step[step] = self._state.watermarks[0]
 
     def forget(self, step: int) -> None:
         """Nobody asks for steps before this one any more."""
@@ -212,26 +212,26 @@ class EventTimeOperator(NullRule):
         self._state.looked_at = step
 
 
-class _RememberedMark(MarkTable):
+class _RememberedWatermark(WatermarkTable):
     def __init__(self) -> None:
         super().__init__(1)
 
     def reset(self) -> None:
         super().reset()
-        self.of_step: dict[int, Mark] = {}
+        self.of_step: dict[int, Watermark] = {}
         self.looked_at = 0
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.snapshot()
 
     def snapshot(self) -> pa.RecordBatch:
-        return self.block({0: self.of_step.get(self.looked_at, self.marks[0])})
+        return self.block({0: self.of_step.get(self.looked_at, self.watermarks[0])})
 
 
 __all__ = [
     "EventTimeOperator",
     "EventTimeSpec",
-    "MarkTable",
+    "WatermarkTable",
     "check_time_column",
     "micros_of",
     "times_of",

@@ -6,7 +6,7 @@ once, and a fault is told as `UserFault` with the row to blame where there is on
 A row function takes a dict of the columns. It returns one row (map), any number of rows (flat_map) or a
 truth value (filter); a row is a dict by column name, a tuple in order of the columns, or, for a schema of
 one column, the value. A batch function takes a `pa.RecordBatch` and returns what the schema says as a
-`RecordBatch`, `Table`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
+`RecordBatch`, `InsideTable`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
 array; in flat_map, None for no rows. A batch is never empty. A pandas function takes and returns a DataFrame,
 or a Series where a batch function may return an array. Columns of another type are cast if nothing is lost by
 it. With a control table, that is the second argument of all of them; with side outputs, the last one is
@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow import limits
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
+from dataflow.operators.python_rows import rows_of
 from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
 from dataflow.operators.threads import ThreadedOperator
-from dataflow.python_rows import rows_of
 from dataflow.schema import check_schema
 
 Takes: TypeAlias = Literal["row", "batch", "pandas"]
@@ -40,13 +40,13 @@ UserFunction: TypeAlias = Callable[..., Any]
 class FunctionSpec(OperatorSpec):
     """What map, flat_map and filter share."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[OperatorKind]
     function: UserFunction
     takes: Takes = "row"
     _: KW_ONLY
     deterministic: bool = True
     threads: int = 1
-    control: str | None = None
+    broadcast: str | None = None
     side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
     """Port, columns."""
 
@@ -61,8 +61,8 @@ class FunctionSpec(OperatorSpec):
     def open(self, context: OperatorContext) -> Operator:
         function = OnFrames(self.function) if self.takes == "pandas" else self.function
         emitter = Emitter(dict(self.side_outputs), by_row=self.takes == "row") if self.side_outputs else None
-        if context.control is not None or emitter is not None:
-            function = _WithMore(function, context.control, emitter)
+        if context.broadcast is not None or emitter is not None:
+            function = _WithMore(function, context.broadcast, emitter)
         operator = self.open_one(context, function)
         if emitter is not None:
             operator = _Emitting(operator, emitter)
@@ -75,19 +75,19 @@ class FunctionSpec(OperatorSpec):
     def open_one(self, context: OperatorContext, function: UserFunction) -> Operator:
         """The operator that one thread runs. `function` is the user's, of a row or batch alone."""
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         del inputs
         return dict(self.side_outputs)
 
     def detail(self) -> str:
-        return "" if self.control is None else f"control ({self.control})"
+        return "" if self.broadcast is None else f"control ({self.broadcast})"
 
 
 @dataclass(frozen=True, slots=True)
 class MapSpec(FunctionSpec):
     """One row in, one row out."""
 
-    kind: ClassVar[Kind] = Kind.MAP
+    kind: ClassVar[OperatorKind] = OperatorKind.MAP
     schema: pa.Schema | None = None
     """None: the schema of the input."""
 
@@ -97,22 +97,22 @@ class MapSpec(FunctionSpec):
     def open_one(self, context: OperatorContext, function: UserFunction) -> Operator:
         assert context.output is not None
         if self.takes != "row":
-            return _BatchFunction(function, context.output, same_rows=self.kind is Kind.MAP)
-        return _RowFunction(function, context.output, many=self.kind is Kind.FLAT_MAP)
+            return _BatchFunction(function, context.output, same_rows=self.kind is OperatorKind.MAP)
+        return _RowFunction(function, context.output, many=self.kind is OperatorKind.FLAT_MAP)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatMapSpec(MapSpec):
     """One row in, any number of rows out."""
 
-    kind: ClassVar[Kind] = Kind.FLAT_MAP
+    kind: ClassVar[OperatorKind] = OperatorKind.FLAT_MAP
 
 
 @dataclass(frozen=True, slots=True)
 class FilterSpec(FunctionSpec):
     """Keeps the rows for which the function says yes."""
 
-    kind: ClassVar[Kind] = Kind.FILTER
+    kind: ClassVar[OperatorKind] = OperatorKind.FILTER
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0]
@@ -150,7 +150,7 @@ class _Emitting(Operator):
         self._emitter.settle()
         return made
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         return self._emitter.take(port)
 
 

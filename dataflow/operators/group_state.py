@@ -15,9 +15,9 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
-from dataflow.key_states import KeyState
 from dataflow.operators.map_state import Calls, MapStateSpec
-from dataflow.spark_rows import Frames, Tuples, millis, plain, rows_of_frames, time_of
+from dataflow.operators.spark_rows import Frames, Tuples, millis, plain, rows_of_frames, time_of
+from dataflow.state.key_states import KeyState
 
 _TIMEOUTS: Final = ("NoTimeout", "EventTimeTimeout")
 _MODES: Final = ("append", "update")

@@ -18,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataflow.columns import Slots
-from dataflow.core.event_time import Mark
-from dataflow.core.plan import Kind
+from dataflow.core.event_time import Watermark
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.key_by import check_keyed_alike
 from dataflow.operators.late import LATE, LATE_RIGHT, TimedOperator
-from dataflow.row_table import Rows, RowTable, check_stored, joined
-from dataflow.state import KeyIndex
+from dataflow.state.columns import Slots
+from dataflow.state.key_index import KeyIndex
+from dataflow.state.row_table import Rows, RowTable, check_stored, joined
+from dataflow.worker.partitioning import hashes_of
 
 LEFT: Final = 0
 RIGHT: Final = 1
@@ -40,7 +40,7 @@ class JoinSpec(OperatorSpec):
     the right, without its keys, come behind those of the left; `suffix` is appended to names that both have.
     """
 
-    kind: ClassVar[Kind] = Kind.JOIN
+    kind: ClassVar[OperatorKind] = OperatorKind.JOIN
     needs_time: ClassVar[bool] = True
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     times: tuple[str, str]
@@ -69,7 +69,7 @@ class JoinSpec(OperatorSpec):
             raise SchemaError(f"columns {', '.join(map(repr, twice))} are there twice; give another suffix=")
         return pa.schema(fields)
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[LEFT], LATE_RIGHT: inputs[RIGHT]}
 
     def detail(self) -> str:
@@ -126,7 +126,7 @@ class JoinOperator(TimedOperator):
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         side = self._sides[index]
         times = times_of(batch.column(side.time), side.time)
-        late = times <= self.mark(index)
+        late = times <= self.watermark(index)
         if late.any():
             self._put_late_of(index, batch, np.flatnonzero(late), times)
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
@@ -145,9 +145,9 @@ class JoinOperator(TimedOperator):
         names = self._sides[RIGHT].columns.names
         self._late_right.append(batch.select(names).take(pa.array(rows)))
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         if port == LATE:
-            return super().take_side(port)
+            return super().take_side_output(port)
         late, self._late_right = self._late_right, []
         return late
 
@@ -184,10 +184,10 @@ class JoinOperator(TimedOperator):
         within_run = np.arange(len(at_left)) - np.repeat(np.cumsum(counts) - counts, counts)
         return at_left, order[np.repeat(begins, counts) + within_run]
 
-    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        self._time.reach(mark, index)
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        self._time.reach(watermark, index)
         # Also where it did not move: rows may have come that nothing of this input is near to any more.
-        self._sides[RIGHT if index == LEFT else LEFT].table.take(self.mark(index))
+        self._sides[RIGHT if index == LEFT else LEFT].table.take(self.watermark(index))
         return ()
 
     def own_tables(self) -> Mapping[str, StateTable]:

@@ -1,4 +1,4 @@
-"""key_by: rows of one key meet on one worker. The exchange itself is `dataflow.exchange`; this is its
+"""key_by: rows of one key meet on one worker. The exchange itself is `dataflow.worker.partitioning`; this is its
 description.
 """
 
@@ -8,19 +8,19 @@ from typing import ClassVar, get_args
 
 import pyarrow as pa
 
-from dataflow.columns import key_column
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, OperatorContext, OperatorSpec
-from dataflow.operators.nulls import NullRule, OnNullKey, check_choice, null_sides
+from dataflow.operators.nulls import NullRule, OnNullKey, check_choice, null_side_outputs
 from dataflow.schema import type_text
+from dataflow.state.columns import key_column
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBySpec(OperatorSpec):
     """The columns that make the key, in order; and what becomes of rows in which one of them is null."""
 
-    kind: ClassVar[Kind] = Kind.KEY_BY
+    kind: ClassVar[OperatorKind] = OperatorKind.KEY_BY
     keys: tuple[str, ...]
     on_null: OnNullKey = "group"
 
@@ -46,8 +46,8 @@ class KeyBySpec(OperatorSpec):
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return null_sides(self.on_null, inputs[0])
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return null_side_outputs(self.on_null, inputs[0])
 
     def open(self, context: OperatorContext) -> NullRule:
         """What rows go through before they are sent; the exchange itself is run by the circuit."""

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import block_schema, make_block
-from dataflow.columns import Slots
-from dataflow.core.event_time import Mark
+from dataflow.core.event_time import Watermark
 from dataflow.operators.base import Operator, StateTable
-from dataflow.operators.event_time import MarkTable
+from dataflow.operators.event_time import WatermarkTable
+from dataflow.state.columns import Slots
 
 LATE: Final = "late"
 LATE_RIGHT: Final = "late_right"
@@ -76,7 +76,7 @@ class TimedOperator(Operator, ABC):
     def __init__(self, columns: pa.Schema, *, inputs: int = 1) -> None:
         """`columns` of the late rows."""
         self._columns = columns
-        self._time = MarkTable(inputs)
+        self._time = WatermarkTable(inputs)
         self._late: list[pa.RecordBatch] = []
         self._lateness = LateTable()
 
@@ -85,15 +85,15 @@ class TimedOperator(Operator, ABC):
         """Of all inputs, since the region began."""
         return self._lateness.rows.total()
 
-    def mark(self, index: int = 0) -> Mark:
+    def watermark(self, index: int = 0) -> Watermark:
         """How far event time was at the end of the last step."""
-        return self._time.marks[index]
+        return self._time.watermarks[index]
 
     def in_time(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], index: int = 0
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """The rows that are not late, and their times; the others are put aside."""
-        late = times <= self.mark(index)
+        late = times <= self.watermark(index)
         if not late.any():
             return batch, times
         self.put_late(batch, np.flatnonzero(late), times)
@@ -106,20 +106,20 @@ class TimedOperator(Operator, ABC):
 
     def count_late(self, index: int, times: npt.NDArray[np.int64]) -> None:
         """Rows of these times came late on an input."""
-        self._lateness.add(index, len(times), max(0, self.mark(index) - int(times.min())))
+        self._lateness.add(index, len(times), max(0, self.watermark(index) - int(times.min())))
 
     def lost_on(self, port: str) -> dict[str, int]:
         index = LATE_PORTS.get(port, -1)
         rows = self._lateness.rows[index]
         return {"late_rows_dropped": rows, "late_by_us_max": self._lateness.behind_us[index]} if rows else {}
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         assert port == LATE
         late, self._late = self._late, []
         return late
 
-    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        return self.time_moved(index) if self._time.reach(mark, index) else ()
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        return self.time_moved(index) if self._time.reach(watermark, index) else ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
         """The mark of an input is further than before; not needed where `on_punctuation` is taken over."""

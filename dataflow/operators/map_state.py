@@ -20,24 +20,24 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.core.fingerprint import declared_state
-from dataflow.columns import Slots
-from dataflow.core.event_time import END, Mark
-from dataflow.core.plan import Kind
-from dataflow.disk_values import DiskValues
+from dataflow.core.event_time import END, Watermark
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of
-from dataflow.kept_values import Place, check_place
-from dataflow.key_states import NONE, KeyState, KeyStates
-from dataflow.keyed_table import KeyedTable
-from dataflow.migration import Migration, StateHistory, columns_text
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.python_rows import micros_of_time, rows_of, time_reader
 from dataflow.operators.results import FAULTS, batch_of_rows, say, several
-from dataflow.python_rows import micros_of_time, rows_of, time_reader
-from dataflow.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.schema import check_schema
+from dataflow.state.columns import Slots
+from dataflow.state.disk_value_store import DiskValueStore
+from dataflow.state.key_states import NONE, KeyState, KeyStates
+from dataflow.state.keyed_table import KeyedTable
+from dataflow.state.migration import Migration, StateHistory, columns_text
+from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
+from dataflow.state.value_store import Place, check_place
+from dataflow.worker.partitioning import hashes_of
 
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
 """When, the key, its slot."""
@@ -65,7 +65,7 @@ class Calls(NamedTuple):
 class MapStateSpec(OperatorSpec):
     """`on_row(row, state)` and `on_timer(key, time, state)` give rows of `schema`; `state` is kept."""
 
-    kind: ClassVar[Kind] = Kind.MAP_STATE
+    kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
     needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     time: str
@@ -99,7 +99,7 @@ class MapStateSpec(OperatorSpec):
             raise SchemaError(str(error)) from None
         return check_schema(self.schema)
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0], **dict(self.side_outputs)}
 
     def detail(self) -> str:
@@ -124,7 +124,7 @@ class MapStateSpec(OperatorSpec):
         ttl = None if self.ttl is None else micros_of(self.ttl, "ttl")
         if ttl == 0:
             raise SchemaError("ttl is a timedelta above 0; leave it out to keep states for ever")
-        values = DiskValues(self.state, scratch) if self.state_on == "disk" else None
+        values = DiskValueStore(self.state, scratch) if self.state_on == "disk" else None
         return KeyStates(self.history(), ttl, values)
 
     def table(self, columns: pa.Schema, states: KeyStates) -> KeyedTable:
@@ -162,21 +162,21 @@ class MapStateOperator(TimedOperator):
         self._rows.add(batch, times, hashes_of(batch))
         return ()
 
-    def on_punctuation(self, mark: Mark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        self._table.change(self._states.date(self.mark(index)))
-        return super().on_punctuation(mark, index)
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        self._table.change(self._states.date(self.watermark(index)))
+        return super().on_punctuation(watermark, index)
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        mark = self.mark(index)
-        rows = self._rows.take(mark)
+        watermark = self.watermark(index)
+        rows = self._rows.take(watermark)
         rows = rows.take(in_order(rows.batch, rows.times))
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._table.find_or_add(keys, rows.hashes)
-        run = _Run(self, mark, self._due(mark))
+        run = _Run(self, watermark, self._due(watermark))
         run.rows(_each(rows.batch), rows.times.tolist(), slots.tolist())
-        run.timers_before(mark if mark == END else mark + 1, at_end=mark == END)
+        run.timers_before(watermark if watermark == END else watermark + 1, at_end=watermark == END)
         self._table.take_touched()
-        over = self._states.expire(mark)
+        over = self._states.expire(watermark)
         self._table.change(np.concatenate([over, np.array(run.fired, np.int64)]))
         self._forget({*run.called, *over.tolist()})
         self._states.settle()
@@ -188,10 +188,10 @@ class MapStateOperator(TimedOperator):
         self._states.close()
         self.calls.close()
 
-    def _due(self, mark: Mark) -> list[Timer]:
+    def _due(self, watermark: Watermark) -> list[Timer]:
         """Timers up to the mark, those of keys that are gone left out: they have none."""
         timers = self._states.timers.values
-        slots = np.flatnonzero((timers <= mark) & (timers != NONE))
+        slots = np.flatnonzero((timers <= watermark) & (timers != NONE))
         return list(zip(timers[slots].tolist(), self.keys_of(slots), slots.tolist(), strict=True))
 
     def keys_of(self, slots: Slots) -> list[tuple[Any, ...]]:
@@ -232,8 +232,8 @@ class MapStateOperator(TimedOperator):
         """The other way."""
         return None if micros == NONE else self._read_time(micros)
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
-        return super().take_side(port) if port == LATE else self._emitter.take(port)
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
+        return super().take_side_output(port) if port == LATE else self._emitter.take(port)
 
     @property
     def wants_snapshot(self) -> bool:
@@ -284,10 +284,10 @@ def _in_order_of_keys(column: pa.Array) -> list[Any]:
 class _Run:
     """The calls of one punctuation."""
 
-    def __init__(self, operator: MapStateOperator, mark: Mark, timers: Iterable[Timer]) -> None:
+    def __init__(self, operator: MapStateOperator, watermark: Watermark, timers: Iterable[Timer]) -> None:
         """timers: those that are set for the watermark or before."""
         self._operator = operator
-        self._mark = mark
+        self._watermark = watermark
         self._timers = list(timers)
         heapq.heapify(self._timers)
         self._set = operator.states.timers.values
@@ -343,7 +343,7 @@ class _Run:
             return
         self._set[slot] = after
         # A later one waits in its slot for the watermark that reaches it; most are set anew before that.
-        if after != NONE and after <= self._mark:
+        if after != NONE and after <= self._watermark:
             heapq.heappush(self._timers, (after, key or self._key_of(slot), slot))
 
     def _key_of(self, slot: int) -> tuple[Any, ...]:
@@ -352,7 +352,7 @@ class _Run:
             self._keys = dict(zip(slots.tolist(), self._operator.keys_of(slots), strict=True))
         return self._keys[slot]
 
-    def timers_before(self, end: Mark, *, at_end: bool = False) -> None:
+    def timers_before(self, end: Watermark, *, at_end: bool = False) -> None:
         """All that are set for a time before `end`; at the end of all sources, each of them once."""
         if at_end:
             self._at_end = True

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import block_schema, make_block
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, StateTable, UserFault
 
@@ -32,7 +32,7 @@ def check_choice(on_null: str, choices: Sequence[str]) -> None:
         raise SchemaError(f"on_null is {', '.join(map(repr, choices))}, not {on_null!r}")
 
 
-def null_sides(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
+def null_side_outputs(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
     """The side outputs of an operator with this choice."""
     return {NULL_PORT: columns} if on_null == "side" else {}
 
@@ -114,7 +114,7 @@ class NullRule(Operator):
             self._aside.append(batch.filter(pa.array(null)))
         return batch.filter(pc.invert(pa.array(null)))
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         assert port == NULL_PORT
         aside, self._aside = self._aside, []
         return aside
@@ -147,4 +147,4 @@ class NullRule(Operator):
         self.nulls.look_at(step)
 
 
-__all__ = ["NULL_PORT", "NullRule", "OnNullKey", "OnNullTime", "check_choice", "null_sides"]
+__all__ = ["NULL_PORT", "NullRule", "OnNullKey", "OnNullTime", "check_choice", "null_side_outputs"]

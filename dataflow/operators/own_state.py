@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint.chains.state_blocks import block_schema, make_block, newest_rows, state_version_of
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import block_schema, make_block, newest_rows, state_version_of
-from dataflow.migration import StateHistory
 from dataflow.operators.base import StateTable
-from dataflow.row_table import ROW
+from dataflow.state.migration import StateHistory
+from dataflow.state.row_table import ROW
 
 
 class OwnState(StateTable):

@@ -15,12 +15,12 @@ from typing import Any, Final, Literal, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
-from dataflow.key_states import KeyState
 from dataflow.operators.group_state import refuse
 from dataflow.operators.map_state import Calls, MapStateSpec
 from dataflow.operators.results import FAULTS, say
-from dataflow.processor_states import Handle
-from dataflow.spark_rows import Frames, Row, millis, plain, rows_of_frames, rows_of_rows, time_of
+from dataflow.operators.spark_rows import Frames, Row, millis, plain, rows_of_frames, rows_of_rows, time_of
+from dataflow.state.key_states import KeyState
+from dataflow.state.processor_states import ProcessorHandle
 
 Takes: TypeAlias = Literal["row", "pandas"]
 _MODES: Final = ("none", "eventtime")
@@ -61,9 +61,9 @@ def check_time_mode(mode: str) -> bool:
     return mode.lower() == "eventtime"
 
 
-def opened(processor: Any, *, timers: bool, naive: bool = False) -> tuple[Any, Handle]:
+def opened(processor: Any, *, timers: bool, naive: bool = False) -> tuple[Any, ProcessorHandle]:
     """A copy of the processor after `init`, and its handle. Raises what `init` raises."""
-    own, handle = copy.deepcopy(processor), Handle(timers=timers, naive=naive)
+    own, handle = copy.deepcopy(processor), ProcessorHandle(timers=timers, naive=naive)
     own.init(handle)
     handle.open = False
     return own, handle

@@ -10,18 +10,18 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import LATE, TimedOperator
-from dataflow.row_table import RowTable, check_order, check_stored, in_order
+from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 
 
 @dataclass(frozen=True, slots=True)
 class SortSpec(OperatorSpec):
     """By the timestamp column `time`."""
 
-    kind: ClassVar[Kind] = Kind.SORT
+    kind: ClassVar[OperatorKind] = OperatorKind.SORT
     needs_time: ClassVar[bool] = True
     time: str
 
@@ -31,7 +31,7 @@ class SortSpec(OperatorSpec):
         check_stored(inputs[0])
         return inputs[0]
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0]}
 
     def detail(self) -> str:
@@ -55,7 +55,7 @@ class SortOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        rows = self._rows.take(self.mark(index))
+        rows = self._rows.take(self.watermark(index))
         return [rows.batch.take(pa.array(in_order(rows.batch, rows.times)))] if len(rows) else ()
 
     def own_tables(self) -> Mapping[str, StateTable]:

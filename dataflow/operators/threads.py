@@ -57,9 +57,9 @@ class ThreadedOperator(Operator):
 
     def _slice(self, batch: pa.RecordBatch) -> _Made:
         made = self._inner.process(batch)
-        return made, {port: self._inner.take_side(port) for port in self._sides}
+        return made, {port: self._inner.take_side_output(port) for port in self._sides}
 
-    def take_side(self, port: str) -> Sequence[pa.RecordBatch]:
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         made, self._sides[port] = self._sides[port], []
         return made
 

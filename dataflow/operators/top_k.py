@@ -17,16 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataflow.columns import Slots
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.exchange import hashes_of
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
-from dataflow.operators.window_places import Tumbling
-from dataflow.row_table import Rows, RowTable, check_order, check_stored
-from dataflow.state import KeyIndex
+from dataflow.operators.window_assignment import Tumbling
+from dataflow.state.columns import Slots
+from dataflow.state.key_index import KeyIndex
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored
+from dataflow.worker.partitioning import hashes_of
 
 _prune_rows_min: Final = 10_000
 
@@ -35,7 +35,7 @@ _prune_rows_min: Final = 10_000
 class TopKSpec(OperatorSpec):
     """By the key of the keyed stream before it; nulls in `by` come last."""
 
-    kind: ClassVar[Kind] = Kind.TOP_K
+    kind: ClassVar[OperatorKind] = OperatorKind.TOP_K
     needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: Tumbling
@@ -59,7 +59,7 @@ class TopKSpec(OperatorSpec):
         check_stored(inputs[0])
         return inputs[0]
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0]}
 
     def detail(self) -> str:
@@ -96,7 +96,7 @@ class TopKOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        rows = self._rows.take(self.mark(index))
+        rows = self._rows.take(self.watermark(index))
         return [rows.batch.take(pa.array(self._largest(rows)))] if len(rows) else ()
 
     def _largest(self, rows: Rows) -> Slots:

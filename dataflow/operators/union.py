@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.schema import schema_text
@@ -22,7 +22,7 @@ from dataflow.schema import schema_text
 class UnionSpec(OperatorSpec):
     """All inputs have the same columns."""
 
-    kind: ClassVar[Kind] = Kind.UNION
+    kind: ClassVar[OperatorKind] = OperatorKind.UNION
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         for schema in inputs[1:]:

@@ -1,7 +1,7 @@
 """Aggregates with time windows, tumbling and sliding: replication-transparency, algorithm 3.
 
-Rules of this file: rows to windows and back. What is computed is `dataflow.aggregates`', which windows a row
-is in, and when they are over, `window_places.py`'s.
+Rules of this file: rows to windows and back. What is computed is `dataflow.operators.aggregate_functions`', which windows a row
+is in, and when they are over, `operators/window_assignment.py`'s.
 
 Which windows a row belongs to follows from its time alone, and a window is given out once a punctuation says
 that none of its rows can come any more: so the output does not depend on the order in which rows came.
@@ -16,20 +16,26 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from dataflow.aggregates import Aggregate, check_aggregates, check_are_aggregates, open_all, result_fields
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
+from dataflow.operators.aggregate_functions import (
+    Aggregate,
+    check_aggregates,
+    check_are_aggregates,
+    open_all,
+    result_fields,
+)
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import LATE, TimedOperator
-from dataflow.operators.window_places import START, STOP, Sliding, Tumbling, Window, WindowKeys
+from dataflow.operators.window_assignment import START, STOP, Sliding, Tumbling, Window, WindowKeys
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec(OperatorSpec):
     """Aggregates by key and window."""
 
-    kind: ClassVar[Kind] = Kind.WINDOW
+    kind: ClassVar[OperatorKind] = OperatorKind.WINDOW
     needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: Window
@@ -63,7 +69,7 @@ class WindowSpec(OperatorSpec):
         kind = pa.timestamp("us", columns.field(self.window.time).type.tz)
         return [pa.field(START, kind), pa.field(STOP, kind)]
 
-    def sides(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return {LATE: inputs[0]}
 
     def detail(self) -> str:
@@ -89,7 +95,7 @@ class WindowOperator(TimedOperator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
         placed = np.zeros(len(times), np.bool_)
-        for rows, starts in self._keys.open_for(times, self.mark()):
+        for rows, starts in self._keys.open_for(times, self.watermark()):
             placed[rows] = True
             part = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
             slots = self._keys.find_or_add(part, starts)
@@ -104,7 +110,7 @@ class WindowOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        slots = self._keys.in_order(self._keys.take_over(self.mark(index)))
+        slots = self._keys.in_order(self._keys.take_over(self.watermark(index)))
         if not len(slots):
             return ()
         stops = pa.array(self._keys.starts(slots) + self._keys.size).cast(self._keys.start_type)

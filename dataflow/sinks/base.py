@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.core.delivery import Delivery
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dos_protocol.digests import digest64
 
@@ -23,7 +23,7 @@ not_once_only: Final = (
 """What to do about a sink whose rows are seen at once, where they are to be seen exactly once."""
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OutputOwner(msgspec.Struct, frozen=True):
     """Whose output something is: one sink of one region of one store. A run that resumes has the same."""
 
     region: str
@@ -36,9 +36,9 @@ class Owner(msgspec.Struct, frozen=True):
         return digest64(msgspec.json.encode([self.region, self.store, self.sink]))
 
 
-def owner_of(context: OperatorContext) -> Owner:
+def owner_of(context: OperatorContext) -> OutputOwner:
     """The owner of what this sink writes."""
-    return Owner(context.region, context.store_id.hex(), context.operator)
+    return OutputOwner(context.region, context.store_id.hex(), context.operator)
 
 
 class SinkWriter(Operator):
@@ -72,7 +72,7 @@ class SinkWriter(Operator):
 class SinkSpec(OperatorSpec):
     """The description of a sink."""
 
-    kind: ClassVar[Kind] = Kind.SINK
+    kind: ClassVar[OperatorKind] = OperatorKind.SINK
     runs_outside: ClassVar[bool] = False
     """Whether it needs no cuts to show its output."""
 
@@ -82,7 +82,7 @@ class SinkSpec(OperatorSpec):
     def check_input(self, schema: pa.Schema) -> None:
         """Raises SchemaError if rows of this schema cannot be written."""
 
-    def check_place(self, owner: Owner) -> None:
+    def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if the place where rows go holds output of another owner, which these rows
         would be added to. Changes nothing. The driver calls it before any worker starts; workers check again
         when they open the place. Here: nothing, for sinks whose place is the region's own.

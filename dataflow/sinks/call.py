@@ -15,7 +15,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.errors import DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext, UserFault
 from dataflow.operators.functions import Takes
-from dataflow.python_rows import rows_of
+from dataflow.operators.python_rows import rows_of
 from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
 
 

@@ -28,7 +28,7 @@ from dataflow import limits
 from dataflow.core.delivery import Delivery
 from dataflow.errors import DeliveryError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import Owner, SinkSpec, SinkWriter, owner_of
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, owner_of
 from dataflow.sinks.part_file import PartFile, PartPort, check_owner, part_files
 from dataflow.sinks.tsv import check_columns, tsv_of
 from dos_protocol.digests import PrefixDigest
@@ -63,7 +63,7 @@ class FileSink(SinkSpec):
     def check_input(self, schema: pa.Schema) -> None:
         check_columns(schema)
 
-    def check_place(self, owner: Owner) -> None:
+    def check_place(self, owner: OutputOwner) -> None:
         """The directory belongs to one sink of one region: a reset cuts its files back."""
         directory = Path(self.directory)
         check_owner(directory, msgspec.json.encode(owner), part_files(directory))

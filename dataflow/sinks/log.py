@@ -50,14 +50,14 @@ class LogSink(SinkSpec):
             except UnsupportedKeyTypeError as error:
                 raise SchemaError(
                     f"column {field.name!r} is {field.type}, which is not compared after a replay; use"
-                    ' publish="cut", or give a column of a plain type'
+                    ' publish="checkpoint", or give a column of a plain type'
                 ) from error
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """A log that shows steps compares what is made again, and at-most-once makes nothing again."""
         if wanted == "at-most-once" and self.publish is Publish.STEP:
             text = 'with publish="step" compares what a replay gives, of which there is none'
-            raise DeliveryError(text, remedy='use LogSink(publish="cut")')
+            raise DeliveryError(text, remedy='use LogSink(publish="checkpoint")')
         return SinkSpec.delivers(self, wanted)
 
     def open(self, context: OperatorContext) -> "LogWriter":

@@ -22,7 +22,7 @@ from dataflow import limits
 from dataflow.core.transactions import parse_name
 from dataflow.errors import SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import Owner, owner_of
+from dataflow.sinks.base import OutputOwner, owner_of
 from dataflow.sinks.part_file import check_owner, own_directory, replace_durably, sync_directory
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 
@@ -78,7 +78,7 @@ class ParquetSink(TwoPhaseSink):
             Path(self.directory), context.inputs[0], self.compression, marked_as, context.worker
         )
 
-    def check_place(self, owner: Owner) -> None:
+    def check_place(self, owner: OutputOwner) -> None:
         """Files of another owner would be read together with those of this one."""
         if not self.shared:
             directory = Path(self.directory)
@@ -90,7 +90,7 @@ _REMEDY = (
 )
 
 
-def _unmarked(directory: Path, owner: Owner) -> list[str]:
+def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
     """Names of data files of others, in a directory that is not marked. Versions before the mark wrote none:
     there, a file with this owner's digest in its name shows that the directory is the owner's.
     """
@@ -105,7 +105,7 @@ class ParquetOutput(TwoPhaseOutput):
     """One worker's files. Rows wait in memory until they make a row group."""
 
     def __init__(
-        self, directory: Path, schema: pa.Schema, compression: str, owner: Owner | None, worker: int
+        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, worker: int
     ) -> None:
         """`owner`: who the directory is marked as belonging to when the first rows come; None: nobody."""
         self._directory = directory

@@ -26,7 +26,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import TransactionName, parse_name
 from dataflow.errors import DeliveryError, SchemaError, SinkFencedError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext, UserFault
-from dataflow.sinks.base import Owner, SinkSpec, SinkWriter, not_once_only, owner_of
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, not_once_only, owner_of
 from dataflow.sinks.sql_tables import UPSERTS, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 
@@ -89,7 +89,7 @@ class SqlSink(SinkSpec):
             raise DeliveryError(text, remedy=f"leave key= out; or {not_once_only}")
         return wanted or "at-least-once"
 
-    def check_place(self, owner: Owner) -> None:
+    def check_place(self, owner: OutputOwner) -> None:
         """Rows of another owner would stand among those of this one."""
         if self.shared:
             return
@@ -109,7 +109,7 @@ class SqlSink(SinkSpec):
         return f"table {self.table}"
 
 
-def _check_owner(connection: sa.Connection, table: str, owner: Owner) -> bool:
+def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> bool:
     """Whether the table is recorded as the owner's. Raises SinkOwnedError if it is another's, or holds rows
     and this owner has not written here (versions before `dos_sink_owners` wrote only `dos_sink_writers`).
     """
@@ -159,7 +159,7 @@ class _Database:
             self.engine.dispose()
             raise
 
-    def _own(self, table: str, owner: Owner) -> None:
+    def _own(self, table: str, owner: OutputOwner) -> None:
         """Record whose table this is, or find that it is ours. The first of several workers records it."""
         with self.engine.connect() as connection:
             if _check_owner(connection, table, owner):

@@ -16,7 +16,7 @@
 
 docs/sources-and-sinks.md has it whole. Rules of this file: when which of these is called, one at a time,
 and what a failure of it is told as. Names, and what is shown or left over, are `core/transactions.py`'s.
-Whether yours does what it should: `dataflow.sink_testing.check_sink`.
+Whether yours does what it should: `dataflow.testing.sink_check.check_sink`.
 """
 
 import threading

@@ -13,8 +13,8 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from checkpoint.core.manifest import SplitPosition
-from dataflow.core.event_time import Mark, SourceTime
-from dataflow.core.plan import Kind
+from dataflow.core.event_time import SourceTime, Watermark
+from dataflow.core.plan import OperatorKind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 
 Positions: TypeAlias = dict[str, SplitPosition]
@@ -46,7 +46,7 @@ class SourceBatch:
     """Some rows and where they came from."""
 
     batch: pa.RecordBatch
-    pieces: "tuple[Piece, ...]"
+    pieces: "tuple[BatchPiece, ...]"
     bytes_read: int
     data: bytes = b""
     """What the rows were made of, for a source that needs it to say where a row stands."""
@@ -60,7 +60,7 @@ class SourceBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchPiece:
     """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch. Rows are counted only when someone
     asks.
     """
@@ -74,7 +74,7 @@ class Piece:
 class SourceReader(Operator):
     """A running source: the splits of one worker, and how far each is read."""
 
-    reached: Callable[[str], Mark] | None = None
+    reached: Callable[[str], Watermark] | None = None
     """Set where the graph takes event time from this source: the watermark of a split. Then a batch has rows
     of one split, and the split whose watermark is least is read next (`turns.py`).
     """
@@ -158,7 +158,7 @@ class SourceReader(Operator):
 class SourceSpec(OperatorSpec):
     """The description of a source."""
 
-    kind: ClassVar[Kind] = Kind.SOURCE
+    kind: ClassVar[OperatorKind] = OperatorKind.SOURCE
     can_trigger: ClassVar[bool] = False
     """Whether its readers ask for cuts where a region has trigger="operator"."""
 

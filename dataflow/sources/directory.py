@@ -1,7 +1,7 @@
 """Directories that grow: files that come later are picked up, and so are lines that are appended to files.
 
 Rules of this file: which bytes a step takes, and the proof that a replay takes the same. What lies in the
-directories is told by `watched.py`, bytes to lines is `line_batches.py`'s.
+directories is told by `sources/watched_files.py`, bytes to lines is `line_batches.py`'s.
 
 A split is a file, under its path. It belongs to the worker that the hash of its path says, so no worker has
 to be told of a new one. Files are read in turns, in the order of their paths, each at most once in a step, so
@@ -38,17 +38,17 @@ from dataflow.sources.base import (
     SourceSpec,
     SplitDivision,
 )
-from dataflow.sources.fed import owner_by_name
 from dataflow.sources.file_bytes import GZIP_SUFFIX, open_bytes
-from dataflow.sources.given import Paths, check_errors, paths_of
 from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
+from dataflow.sources.paths import Paths, check_errors, paths_of
+from dataflow.sources.prefetched import owner_by_name
+from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
-from dataflow.sources.turns import Turns, begin_bytes
-from dataflow.sources.watched import (
+from dataflow.sources.watched_files import (
     FilePart,
-    OpenFile,
-    Seen,
-    Watched,
+    FileSeen,
+    FollowedFile,
+    WatchedFiles,
     WholeGzips,
     list_files,
     mark_of,
@@ -80,7 +80,7 @@ class DirectorySource(SourceSpec):
     errors: as of `FileSource`. Raises SchemaError, also for a directory that is not there.
     """
 
-    places: tuple[Watched, ...]
+    places: tuple[WatchedFiles, ...]
     until: str | None
     poll_s: float
     gone: Gone
@@ -131,7 +131,7 @@ class DirectoryReader(SourceReader):
         self._spec = spec
         self._worker, self._workers = worker, workers
         self._clock = clock
-        self._open: dict[str, OpenFile] = {}
+        self._open: dict[str, FollowedFile] = {}
         """The last used at the end."""
         self.reset()
 
@@ -141,7 +141,7 @@ class DirectoryReader(SourceReader):
         self.close()
         self._at: Positions = {}
         self._parts: dict[str, FilePart] = {}
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, FileSeen] = {}
         self._gzips = WholeGzips()
         self._halves: dict[str, int] = {}
         """File -> its size when no line was whole behind the position."""
@@ -152,7 +152,7 @@ class DirectoryReader(SourceReader):
         self._more = False
         self._look_at = 0.0
         self._listed = False  # in this incarnation
-        self._turns = Turns()
+        self._turns = RoundRobin()
         self._ending = self._over = False
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class DirectoryReader(SourceReader):
         if path in self._open:
             self._open.pop(path).held.close()
 
-    def _is_ready(self, path: str, seen: Seen, *, ending: bool) -> bool:
+    def _is_ready(self, path: str, seen: FileSeen, *, ending: bool) -> bool:
         """Whether there is more to read of it. Raises InputChangedError for a file that is another one."""
         at = self._at.get(path, _NOWHERE)
         last = self._seen.get(path)
@@ -259,12 +259,12 @@ class DirectoryReader(SourceReader):
 
     # --- open files -----------------------------------------------------------------------------------------
 
-    def _opened(self, path: str) -> OpenFile:
+    def _opened(self, path: str) -> FollowedFile:
         """The file, if what lies before the position is what was there. Raises InputChangedError."""
         file = self._open.pop(path, None)
         if file is None:
             at = self._at.get(path, _NOWHERE)
-            file = OpenFile(open_bytes(path), b"")
+            file = FollowedFile(open_bytes(path), b"")
             size = min(at.position, _tail_bytes)
             file.tail = file.held.read(at.position - size, size) if size else b""
             if size and (len(file.tail) < size or digest64(file.tail) != at.digest):
@@ -280,7 +280,7 @@ class DirectoryReader(SourceReader):
             self._shut(next(iter(self._open)))
         return file
 
-    def _checked(self, path: str) -> OpenFile:
+    def _checked(self, path: str) -> FollowedFile:
         """The same, when a step begins to read of it: it may have been written anew in its place."""
         if path not in self._parts and not path.endswith(GZIP_SUFFIX):
             self._shut(path)

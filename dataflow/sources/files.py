@@ -30,8 +30,8 @@ from dataflow.errors import InputChangedError, InputListChangedError, SchemaErro
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
     DONE_SPLITS,
+    BatchPiece,
     Division,
-    Piece,
     Positions,
     SourceBatch,
     SourceReader,
@@ -39,11 +39,11 @@ from dataflow.sources.base import (
     SplitDivision,
 )
 from dataflow.sources.file_bytes import FileBytes, open_bytes
-from dataflow.sources.given import Paths, check_errors, paths_of
 from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
+from dataflow.sources.paths import Paths, check_errors, paths_of
 from dataflow.sources.ranges import ranges_of_text, text_of_ranges
+from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
-from dataflow.sources.turns import Turns, begin_bytes
 from dos_protocol.digests import PrefixDigest, digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
@@ -162,7 +162,7 @@ class FileReader(SourceReader):
         self._done_count = 0
         self._done_names = 0
         self._division: Division = {}
-        self._turns = Turns()
+        self._turns = RoundRobin()
         self._wants_cut = False
 
     def close(self) -> None:
@@ -382,7 +382,7 @@ class FileReader(SourceReader):
     def describe(self, source: SourceBatch, row: int | None) -> str:
         return place_of(source, row, self._where)
 
-    def _where(self, piece: Piece) -> str:
+    def _where(self, piece: BatchPiece) -> str:
         index = int(piece.split.partition(":")[0])
         return f"file {_path_of(piece.split)!r}" + (f" (pass {index + 1})" if self._spec.repeat > 1 else "")
 

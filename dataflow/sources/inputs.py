@@ -1,6 +1,6 @@
 """An input handle as a source: what producers write into the store, whoever and wherever they are.
 
-Rules of this file: the description only. How it is read is `fed.py`'s, who writes it
+Rules of this file: the description only. How it is read is `sources/prefetched.py`'s, who writes it
 `dataflow/producing.py`'s.
 
 A split is a producer. A producer that comes later is read when it has come. The source is at its end when the
@@ -12,15 +12,15 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from checkpoint.chains.input_reading import InputHandle
 from checkpoint.core.inputs import check_input_name
-from checkpoint.input_reading import InputHandle
 from dataflow.schema import parse_schema
-from dataflow.sources.fed import FedSource, owner_by_name
+from dataflow.sources.prefetched import PrefetchedSource, owner_by_name
 from dos_client import Store
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class InputSource(FedSource):
+class InputSource(PrefetchedSource):
     """Reads the input handle `name` of this application.
 
         InputSource("orders", "item string, price bigint")

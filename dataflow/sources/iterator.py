@@ -24,15 +24,15 @@ from dataflow.errors import InputChangedError, OperatorError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dataflow.sources.base import (
+    BatchPiece,
     Division,
-    Piece,
     Positions,
     SourceBatch,
     SourceReader,
     SourceSpec,
     SplitDivision,
 )
-from dataflow.sources.turns import Turns, begin_bytes
+from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dos_protocol.digests import digest64
 
 PositionedRows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
@@ -112,7 +112,7 @@ class _Part:
 @dataclass(slots=True)
 class _Taken:
     rows: list[Mapping[str, Any]] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[BatchPiece] = field(default_factory=list)
     size: int = 0
 
 
@@ -139,7 +139,7 @@ class IteratorReader(SourceReader):
         self._parts: dict[str, _Part] = {}
         self._last = ""
         """The split that rows came from last."""
-        self._turns = Turns()
+        self._turns = RoundRobin()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self.reset()
@@ -259,7 +259,7 @@ class IteratorReader(SourceReader):
             part.end, part.digest = position, digest64(data, part.digest)
             taken.rows.append(row)
             taken.size += len(data)
-        taken.pieces.append(Piece(split.name, begin, split.position, at))
+        taken.pieces.append(BatchPiece(split.name, begin, split.position, at))
 
     def _batch(self, taken: _Taken) -> SourceBatch:
         try:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dataflow import limits
 from dataflow.errors import InputEncodingError, LineTooLongError
-from dataflow.sources.base import Piece, SourceBatch
+from dataflow.sources.base import BatchPiece, SourceBatch
 from dataflow.sources.file_bytes import FileBytes
 from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
 
@@ -27,12 +27,12 @@ class LineChunks:
     def _empty(self) -> None:
         self.size = self._held = 0
         self._chunks: list[bytes] = []
-        self._pieces: list[Piece] = []
+        self._pieces: list[BatchPiece] = []
 
     def add(self, split: str, begin: int, chunk: bytes) -> None:
         """Bytes of a split from `begin` on."""
         if chunk:
-            self._pieces.append(Piece(split, begin, begin + len(chunk), self._held))
+            self._pieces.append(BatchPiece(split, begin, begin + len(chunk), self._held))
             self._chunks.append(chunk if chunk.endswith(b"\n") else chunk + b"\n")
             self._held += len(self._chunks[-1])
             self.size += len(chunk)
@@ -72,7 +72,7 @@ def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, 
         want = min(4 * want, limits.line_bytes_max)
 
 
-def place_of(source: SourceBatch, row: int | None, where: Callable[[Piece], str]) -> str:
+def place_of(source: SourceBatch, row: int | None, where: Callable[[BatchPiece], str]) -> str:
     """Where a row of a batch (None: some row of it) stands, in words; `where` names a piece's file."""
     if row is None:
         first, last = source.pieces[0], source.pieces[-1]
@@ -84,5 +84,5 @@ def place_of(source: SourceBatch, row: int | None, where: Callable[[Piece], str]
     return f"{where(piece)}, byte {piece.begin + start - piece.at}"
 
 
-def _piece_at(pieces: tuple[Piece, ...], at: int) -> Piece:
+def _piece_at(pieces: tuple[BatchPiece, ...], at: int) -> BatchPiece:
     return next(piece for piece in reversed(pieces) if piece.at <= at)

@@ -1,7 +1,7 @@
 """The output of another region as a source: an output log (`LogSink`) read where it is written.
 
-Rules of this file: the description only. How it is read is `fed.py`'s; what is shown of a log is
-`checkpoint/output_following.py`'s.
+Rules of this file: the description only. How it is read is `sources/prefetched.py`'s; what is shown of a log is
+`checkpoint/chains/output_following.py`'s.
 
 A split is the log of one worker of that region. The source is at its end when that region has processed all
 its input. So two regions are joined, and stay apart: each has its own cuts, and is reset alone.
@@ -12,17 +12,17 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.core.outputs import output_chain
-from checkpoint.output_following import ShownOutput
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
-from dataflow.sources.fed import FedSource
+from dataflow.sources.prefetched import PrefetchedSource
 from dos_client import Store
 from dos_protocol.names import check_name
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class LogSource(FedSource):
+class LogSource(PrefetchedSource):
     """Reads what the sink `sink`, a `LogSink`, puts out.
 
         LogSource("sold", "item string, count bigint", region="shop.sales")
@@ -48,11 +48,11 @@ class LogSource(FedSource):
         """The same, of that region's sink."""
         return LogSource(self.sink, self.schema, region=region)
 
-    def origin(self, store: Store, application: str) -> ShownOutput:
+    def origin(self, store: Store, application: str) -> PublishedOutput:
         del application
         if self.region is None:
             raise SchemaError(f"whose log {self.sink!r} is must be said; write LogSource(..., region=...)")
-        return ShownOutput(store, self.region, self.sink)
+        return PublishedOutput(store, self.region, self.sink)
 
     def owner(self, split: str, workers: int) -> int:
         return int(split[1:]) % workers

@@ -20,8 +20,8 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
+    BatchPiece,
     Division,
-    Piece,
     Positions,
     SourceBatch,
     SourceReader,
@@ -141,7 +141,7 @@ class RateReader(SourceReader):
         at = self._start + (index * self._gap_us).astype(np.int64)
         columns = [pa.array(at).cast(RATE_SCHEMA.field(0).type), pa.array(value)]
         batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
-        return SourceBatch(batch, (Piece(self._split, begin, self._given, 0),), count * _row_bytes)
+        return SourceBatch(batch, (BatchPiece(self._split, begin, self._given, 0),), count * _row_bytes)
 
     def replay(self, division: Division) -> list[SourceBatch]:
         part = division.get(self._split)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import trio
 import typer
 
-from dos_client.cli.progress import Shown
+from dos_client.cli.progress import ProgressShown
 from dos_client.cli.support import (
     REFUSED,
     AsJson,
@@ -90,11 +90,11 @@ class _Progress(ExitStack):
         self._offset = offset
         self._wanted = wanted and not sys.stdout.isatty()
         self._since = trio.current_time()
-        self._shown: Shown | None = None
+        self._shown: ProgressShown | None = None
 
     def tell(self, at: int) -> None:
         if self._wanted and self._shown is None and trio.current_time() - self._since > _SHOWN_AFTER_S:
-            self._shown = self.enter_context(Shown(quiet=False))
+            self._shown = self.enter_context(ProgressShown(quiet=False))
         if self._shown is not None:
             self._shown.tell("read", at - self._offset)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import trio
 import typer
 
-from dos_client.cli import mending as cli_mending
+from dos_client.cli import repair as cli_repair
 from dos_client.cli import status as cli_status
 from dos_client.cli.get import get
 from dos_client.cli.rm import rm
@@ -44,8 +44,8 @@ from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo, StatResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
-assert cli_mending.store_app is cli_status.store_app  # each adds its commands to the one group
-app.add_typer(cli_mending.store_app, name="store")
+assert cli_repair.store_app is cli_status.store_app  # each adds its commands to the one group
+app.add_typer(cli_repair.store_app, name="store")
 app.command()(get)
 app.command()(rm)
 
@@ -321,5 +321,5 @@ def ping(
         raise typer.Exit(UNREACHABLE if failed == len(rows) else NEGATIVE)
 
 
-for _group in (app, cli_mending.store_app):
+for _group in (app, cli_repair.store_app):
     fill_help(_group)

@@ -14,7 +14,7 @@ from dos_client.cli.support import count_text
 LINE_PAUSE_S = 1.0
 
 
-class Shown:
+class ProgressShown:
     """A context manager. `quiet`: shows nothing, for programs."""
 
     def __init__(self, *, quiet: bool) -> None:

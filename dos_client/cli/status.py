@@ -22,7 +22,7 @@ from dos_client.cli.support import (
 )
 from dos_client.core.describing import MemberView
 from dos_client.core.override_log import Override
-from dos_client.membership.status import Holding, StoreStatus, store_status
+from dos_client.membership.status import MemberHolding, StoreStatus, store_status
 from dos_client.urls import parse_url
 from dos_protocol.names import id_text
 
@@ -100,7 +100,7 @@ def _filling_json(found: StoreStatus) -> dict[str, Any] | None:
     }
 
 
-def _member_json(view: MemberView, row: dict[str, Any], holding: Holding | None) -> dict[str, Any]:
+def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding | None) -> dict[str, Any]:
     return {
         **row,
         "present": view.there,
@@ -142,7 +142,7 @@ def _print_status(found: StoreStatus, *, log: bool) -> None:
         print(f"  {len({one.generation for one in overrides})} times something was forced on it: see --log")
 
 
-def _holding_text(holding: Holding | None) -> str:
+def _holding_text(holding: MemberHolding | None) -> str:
     if holding is None:
         return ""
     behind = f", {count_text(holding.lag_bytes)} behind" if holding.lag_bytes else ""

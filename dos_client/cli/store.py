@@ -1,4 +1,4 @@
-"""`dos store init | add | replace`; the other commands of the group are in `status` and `mending`.
+"""`dos store init | add | replace`; the other commands of the group are in `status` and `repairing`.
 
 Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dos_client.cli.progress import Shown
+from dos_client.cli.progress import ProgressShown
 from dos_client.cli.support import (
     AsJson,
     TokenFile,
@@ -60,7 +60,7 @@ def add(
     """
 
     async def work() -> StoreRecord:
-        with Shown(quiet=as_json) as shown:
+        with ProgressShown(quiet=as_json) as shown:
             return await add_member(
                 url,
                 new=new,
@@ -76,7 +76,7 @@ def add(
         print(f"{new} is in: {len(record.members)} members, generation {record.generation}")
 
 
-def filling_shown(shown: Shown) -> Callable[[ReplaceProgress], None]:
+def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
     """Shows how far the filling of a member is."""
 
     def tell(now: ReplaceProgress) -> None:
@@ -148,7 +148,7 @@ def replace(
     """
 
     async def work() -> StoreRecord:
-        with Shown(quiet=as_json) as shown:
+        with ProgressShown(quiet=as_json) as shown:
             return await replace_member(
                 url,
                 old=old,

@@ -9,7 +9,7 @@ from enum import Enum
 from dos_protocol.store_record import StoreRecord
 
 
-class Admission(Enum):
+class MemberAdmission(Enum):
     """What a member's address turned out to be."""
 
     ADMITTED = "it is the member, at this generation"
@@ -21,14 +21,14 @@ class Admission(Enum):
 
 def admit(
     record: StoreRecord, expected_id: bytes, server_id: bytes, server_record: StoreRecord | None
-) -> Admission:
+) -> MemberAdmission:
     """The verdict on a server that says it is `server_id` and keeps `server_record` (None: none)."""
     if server_record is not None and server_record.store_id != record.store_id:
-        return Admission.OTHER_STORE
+        return MemberAdmission.OTHER_STORE
     if server_record is not None and server_record.generation > record.generation:
-        return Admission.NEWER_RECORD
+        return MemberAdmission.NEWER_RECORD
     if server_id != expected_id:
-        return Admission.OTHER_SERVER
+        return MemberAdmission.OTHER_SERVER
     if server_record != record:
-        return Admission.OLDER_RECORD
-    return Admission.ADMITTED
+        return MemberAdmission.OLDER_RECORD
+    return MemberAdmission.ADMITTED

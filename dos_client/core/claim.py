@@ -99,15 +99,15 @@ class RecordChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClaimClosed:
     """The owner is done with it."""
 
 
-Event = MemberClaimed | MemberLeft | MemberFenced | RecordChanged | Closed
+Event = MemberClaimed | MemberLeft | MemberFenced | RecordChanged | ClaimClosed
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ClaimMoved:
     """The claim is in another state now."""
 
     before: ClaimState
@@ -115,14 +115,14 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ClaimLost:
     """The claim was superseded, by the epoch `epoch_held` on that member."""
 
     server_id: bytes
     epoch_held: int
 
 
-Effect = Moved | Lost
+Effect = ClaimMoved | ClaimLost
 
 
 class ClaimMachine:
@@ -149,11 +149,11 @@ class ClaimMachine:
                 self.live.discard(server_id)
                 if self.state not in (ClaimState.LOST, ClaimState.CLOSED):
                     effects += self._step(ClaimEvent.SUPERSEDED)
-                    effects.append(Lost(server_id, epoch_held))
+                    effects.append(ClaimLost(server_id, epoch_held))
             case RecordChanged(quorums):
                 self.quorums = quorums
                 self.live.clear()
-            case Closed():
+            case ClaimClosed():
                 if self.state is not ClaimState.CLOSED:
                     effects += self._step(ClaimEvent.ENDED)
         return effects + self._count()
@@ -175,10 +175,10 @@ class ClaimMachine:
             self.state = CLAIM_TABLE[before][event]
         except KeyError:
             raise LocalProtocolError(f"{event.name} cannot happen to a claim that is {before.name}") from None
-        return [Moved(before, self.state)]
+        return [ClaimMoved(before, self.state)]
 
 
-class Refusal(Enum):
+class FenceReason(Enum):
     """What FENCED means to the writer that got it."""
 
     LOST = "another writer holds a higher epoch, or this one"
@@ -187,17 +187,17 @@ class Refusal(Enum):
     CLIMB = "the epoch is too far above the one held: claim in steps"
 
 
-def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> Refusal:
+def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
     """What to do upon FENCED. `at_claim`: it answered a claim, else an append or nothing.
 
     A session refused with its own epoch was superseded by a newer one of the same (epoch, writer id): of
     the writer itself, or of `dos store replace` filling a member for it. Whether the id is ours the next
     claim shows; a claim refused with its own epoch has to ask."""
     if epoch_held > epoch:
-        return Refusal.LOST
+        return FenceReason.LOST
     if epoch_held == epoch:
-        return Refusal.ASK if at_claim else Refusal.AGAIN
-    return Refusal.CLIMB if at_claim else Refusal.AGAIN
+        return FenceReason.ASK if at_claim else FenceReason.AGAIN
+    return FenceReason.CLIMB if at_claim else FenceReason.AGAIN
 
 
 def hopes_for(

@@ -7,7 +7,7 @@ a copy that lags is no difference, and one that does not agree is.
 The *line* of a copy is itself and all the copies that are prefixes of it. The line with the most copies is
 the reference; when two contradicting lines have equally many, nothing here says which one counts.
 
-Rules of this file: no opinion about what may be done; that is `mending`'s.
+Rules of this file: no opinion about what may be done; that is `repairing`'s.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from enum import Enum
 from dos_protocol.vocabulary import ObjectInfo
 
 
-class Verdict(Enum):
+class CopyState(Enum):
     """What one member's copy is."""
 
     EQUAL = "equal"
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class MemberCopy:
     """One member's copy: its durable size and the digest there. `exists` False: the member has no such
     object, which is a copy of size 0."""
 
@@ -41,33 +41,33 @@ class Copy:
     exists: bool = True
 
 
-ABSENT = Copy(exists=False)
+ABSENT = MemberCopy(exists=False)
 
 
-def copy_of(info: ObjectInfo | None) -> Copy:
+def copy_of(info: ObjectInfo | None) -> MemberCopy:
     """The copy that a server's entry tells of; without an entry, none."""
     if info is None:
         return ABSENT
-    return Copy(info.synced, info.digest, damaged=info.corrupt or info.poisoned)
+    return MemberCopy(info.synced, info.digest, damaged=info.corrupt or info.poisoned)
 
 
-Copies = Mapping[bytes, Copy]
+Copies = Mapping[bytes, MemberCopy]
 """By server id; members that did not answer are not in it."""
 Digests = Mapping[tuple[bytes, int], int]
 """(server id, size) -> the prefix digest of that member's copy at that size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CopiesJudged:
     """`reference`: the longest copy of the line that most members hold, None where that is undecided or
     nothing is sound. `line`: who holds it, or a prefix of it."""
 
-    verdicts: dict[bytes, Verdict]
-    reference: Copy | None
+    verdicts: dict[bytes, CopyState]
+    reference: MemberCopy | None
     line: frozenset[bytes]
 
 
-def sound(copies: Copies) -> dict[bytes, Copy]:
+def sound(copies: Copies) -> dict[bytes, MemberCopy]:
     """The copies that can be compared."""
     return {member: copy for member, copy in copies.items() if not copy.damaged}
 
@@ -90,7 +90,7 @@ def agree(copies: Copies, digests: Digests, one: bytes, other: bytes) -> bool:
     return digests[long, size] == copies[short].digest
 
 
-def judge(copies: Copies, digests: Digests) -> Judgement:
+def judge(copies: Copies, digests: Digests) -> CopiesJudged:
     """What each copy is. `digests` answers all of `questions`."""
     found = sound(copies)
     lines = {
@@ -108,17 +108,17 @@ def judge(copies: Copies, digests: Digests) -> Judgement:
     verdicts = {}
     for member, copy in copies.items():
         if copy.damaged:
-            verdicts[member] = Verdict.DAMAGED
+            verdicts[member] = CopyState.DAMAGED
         elif best is not None and all(member in lines[head] for head in ([best] if decided else heads)):
             verdicts[member] = _on_the_line(copy, found[best])
         else:
-            verdicts[member] = Verdict.DIFFERS
+            verdicts[member] = CopyState.DIFFERS
     if best is None or not decided:
-        return Judgement(verdicts, None, frozenset())
-    return Judgement(verdicts, found[best], lines[best])
+        return CopiesJudged(verdicts, None, frozenset())
+    return CopiesJudged(verdicts, found[best], lines[best])
 
 
-def _on_the_line(copy: Copy, reference: Copy) -> Verdict:
+def _on_the_line(copy: MemberCopy, reference: MemberCopy) -> CopyState:
     if not copy.exists and reference.exists:
-        return Verdict.MISSING
-    return Verdict.EQUAL if copy.size == reference.size else Verdict.BEHIND
+        return CopyState.MISSING
+    return CopyState.EQUAL if copy.size == reference.size else CopyState.BEHIND

@@ -130,9 +130,9 @@ class Pace:
             return hedge_delay_first_s
         return min(max(slow, hedge_delay_min_s), hedge_delay_max_s)
 
-    def order(self, candidates: Sequence[Candidate], size: int, now: float, chance: float) -> list[bytes]:
+    def order(self, candidates: Sequence[Candidate], size: int, now: float, rng: float) -> list[bytes]:
         """Whom to ask first, second, and so on. Members about as fast as the best one share the load, by
-        `chance` (from 0 to 1)."""
+        `rng` (from 0 to 1)."""
         usual = {one.server_id: self._of(one.server_id, size).quantile(0.5, now) or 0.0 for one in candidates}
         known = [
             seconds
@@ -147,7 +147,7 @@ class Pace:
 
         ranked = sorted(candidates, key=rank)
         equals = sum(rank(one) == rank(ranked[0]) for one in ranked)
-        turn = int(chance * equals)
+        turn = int(rng * equals)
         return [one.server_id for one in (*ranked[turn:equals], *ranked[:turn], *ranked[equals:])]
 
     def _of(self, server_id: bytes, size: int) -> Latencies:
@@ -167,7 +167,7 @@ def _class_of(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskMember:
     """Ask this member. `hedge`: only because another one is slow."""
 
     server_id: bytes
@@ -175,7 +175,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropMember:
     """Wait no longer for this member's answer; it was asked so many seconds ago."""
 
     server_id: bytes
@@ -183,16 +183,16 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Won:
+class RaceWon:
     """The answers there are suffice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class RaceLost:
     """Nobody is left who could answer."""
 
 
-Effect = Ask | Drop | Won | Lost
+Effect = AskMember | DropMember | RaceWon | RaceLost
 
 
 class Race:
@@ -223,7 +223,7 @@ class Race:
         self._lacking = lacking
         if settled and self._settles_at is None:
             self._settles_at = now + read_settle_s
-        return self._end(now, Won()) if not lacking else self._go_on(now)
+        return self._end(now, RaceWon()) if not lacking else self._go_on(now)
 
     def failed(self, server_id: bytes, now: float) -> list[Effect]:
         """A member refused, or its session broke."""
@@ -247,12 +247,12 @@ class Race:
         if self.over:
             return []
         if self._settles_at is not None and now >= self._settles_at:
-            return self._end(now, Lost())
+            return self._end(now, RaceLost())
         effects: list[Effect] = []
         for server_id, asked in list(self._under_way.items()):
             if now >= asked + read_timeout_s:
                 del self._under_way[server_id]
-                effects.append(Drop(server_id, now - asked))
+                effects.append(DropMember(server_id, now - asked))
         if self._left and now >= self._last_asked + self._delay_s and self._may_hedge():
             effects.append(self._ask_next(now, hedge=True))
         return effects + self._go_on(now)
@@ -269,16 +269,16 @@ class Race:
         while self._left and len(self._under_way) < self._lacking:
             effects.append(self._ask_next(now, hedge=False))
         if not self._under_way:
-            effects += self._end(now, Lost())
+            effects += self._end(now, RaceLost())
         return effects
 
-    def _ask_next(self, now: float, *, hedge: bool) -> Ask:
+    def _ask_next(self, now: float, *, hedge: bool) -> AskMember:
         server_id = self._left.popleft()
         self._under_way[server_id] = self._last_asked = now
-        return Ask(server_id, hedge)
+        return AskMember(server_id, hedge)
 
-    def _end(self, now: float, how: Won | Lost) -> list[Effect]:
+    def _end(self, now: float, how: RaceWon | RaceLost) -> list[Effect]:
         self.over = True
-        dropped = [Drop(server_id, now - asked) for server_id, asked in self._under_way.items()]
+        dropped = [DropMember(server_id, now - asked) for server_id, asked in self._under_way.items()]
         self._under_way.clear()
         return [*dropped, how]

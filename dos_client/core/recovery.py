@@ -31,7 +31,7 @@ def era(generation: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StoreSurvivors:
     """Who is left of a store. `record`: the newest known; `present`: its members that are in and answer,
     where they answer; `lost`: the others, with one that joins or is being added and does not answer: others
     may wait for it; `highest`: the highest generation seen."""
@@ -44,7 +44,7 @@ class Standing:
     highest: int
 
 
-def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> Standing | None:
+def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSurvivors | None:
     """What the answers say; None when no server shows a record of one store."""
     found = list(answers)
     record = membership.newest or membership.record
@@ -64,7 +64,7 @@ def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> Standin
         if one.record is not None and one.record.store_id == record.store_id
     ]
     quorums = Quorums(record)
-    return Standing(
+    return StoreSurvivors(
         record,
         present,
         tuple(one for one in record.members if one.server_id not in ours),
@@ -74,7 +74,7 @@ def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> Standin
     )
 
 
-def forced(now: Standing, adding: Member | None = None) -> StoreRecord:
+def forced(now: StoreSurvivors, adding: Member | None = None) -> StoreRecord:
     """The record of the survivors alone, at the addresses where they answer; and of one that is being added
     to them at once, so that no byte is acknowledged by fewer than there will be.
 

@@ -16,7 +16,7 @@ GONE_SUFFIX = ".gone.invalid:1"
 6761: no name under .invalid ever resolves); the identity before it says who it was."""
 
 
-class Step(Enum):
+class ReplacementStep(Enum):
     """What a replacement has to do next."""
 
     BEGIN = "decide the record in which the new member joins"
@@ -24,25 +24,25 @@ class Step(Enum):
     DONE = "nothing: the new member is in"
 
 
-class Plan(NamedTuple):
+class ReplacementPlan(NamedTuple):
     """`record`: the record to decide now, for BEGIN; else the one in use."""
 
-    step: Step
+    step: ReplacementStep
     record: StoreRecord
 
 
-def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Plan:
+def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> ReplacementPlan:
     """What replacing `old` (an address, or an identity in hex) by the server `new_id` means now.
 
     Raises ValueError with the reason when it cannot be done."""
     known = record.member(new_id)
     if known is not None and known.state == "in":
         if _find(record, old) in (None, known):
-            return Plan(Step.DONE, record)
+            return ReplacementPlan(ReplacementStep.DONE, record)
         raise ValueError(f"the server at {new_address} is already a member")
     leaving = _find(record, old)
     if known is not None and known.state == "adding" and leaving in (None, known):
-        return Plan(Step.FILL, record)  # the old one went when the record was forced
+        return ReplacementPlan(ReplacementStep.FILL, record)  # the old one went when the record was forced
     filled = filled_member(record)
     if filled is not None and filled.state == "adding":
         raise ValueError(f"{filled.address} is being added: one change at a time")
@@ -57,9 +57,9 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Plan
             f"{replaced.address} is being replaced by {joining.address}: one replacement at a time"
         )
     if known is not None:
-        return Plan(Step.FILL, record)
+        return ReplacementPlan(ReplacementStep.FILL, record)
     target = replaced if replaced is not None else leaving
-    return Plan(Step.BEGIN, begin(record, target, new_id, new_address))
+    return ReplacementPlan(ReplacementStep.BEGIN, begin(record, target, new_id, new_address))
 
 
 def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:

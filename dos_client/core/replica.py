@@ -103,7 +103,7 @@ def worst_words(found: Iterable[str]) -> str:
     return next((one for one in _WORDS.values() if one in words), "in sync")
 
 
-class Comparison(Enum):
+class CopyRelation(Enum):
     """What a member's copy is, seen from what the writer knows."""
 
     AGREES = "a prefix of what was written"
@@ -113,7 +113,7 @@ class Comparison(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class ObjectGoal:
     """How far an object goes. `sealed`: exactly to `size`, and what is past it does not exist (R6); else it
     is open, and nobody but this writer can have put a byte behind `size`."""
 
@@ -122,31 +122,31 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ObjectView:
     """What the writer knows of the object at this moment. `base`: the first byte it has in memory, the
     goal's size for one that is sealed. `digest_at(size)` is the digest of that prefix, None when it is no
     longer known."""
 
-    goal: Goal
+    goal: ObjectGoal
     base: int
     digest_at: Callable[[int], int | None]
 
 
-def compare(info: ObjectInfo, goal: Goal, digest_at: Callable[[int], int | None]) -> Comparison:
+def compare(info: ObjectInfo, goal: ObjectGoal, digest_at: Callable[[int], int | None]) -> CopyRelation:
     """Compare a copy, as told by the answer to a claim, with the writer's memory."""
     if info.poisoned or (info.corrupt and not (goal.sealed and info.synced >= goal.size)):
-        return Comparison.DIFFERS
+        return CopyRelation.DIFFERS
     if info.received > goal.size and not goal.sealed:
-        return Comparison.DIFFERS
+        return CopyRelation.DIFFERS
     if info.synced > goal.size:
-        return Comparison.ASK_MEMBER
+        return CopyRelation.ASK_MEMBER
     expected = 0 if info.synced == 0 else digest_at(info.synced)
     if expected is None:
-        return Comparison.ASK_ANOTHER
-    return Comparison.AGREES if expected == info.digest else Comparison.DIFFERS
+        return CopyRelation.ASK_ANOTHER
+    return CopyRelation.AGREES if expected == info.digest else CopyRelation.DIFFERS
 
 
-def difference(info: ObjectInfo, goal: Goal) -> str:
+def difference(info: ObjectInfo, goal: ObjectGoal) -> str:
     """Why a copy is not what was written, for people."""
     if info.poisoned:
         return "poisoned by a failed write or sync"
@@ -165,23 +165,23 @@ class LocalKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class ReplicaEntered:
     """The member holds the claim, and its answer says `info` of the object."""
 
     info: ObjectInfo
-    view: View
+    view: ObjectView
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class ReplicaAgreed:
     """A digest that had to be asked for agrees: the first `size` bytes there are the writer's."""
 
     size: int
-    view: View
+    view: ObjectView
 
 
 @dataclass(frozen=True, slots=True)
-class Differed:
+class ReplicaDiffered:
     """Something showed that the copy is not the writer's, or that its disk failed: then it is `spoiled`."""
 
     why: str
@@ -189,25 +189,33 @@ class Differed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReplicaReached:
     """Catching up came to where the memory begins."""
 
-    view: View
+    view: ObjectView
 
 
 @dataclass(frozen=True, slots=True)
-class FellBehind:
+class ReplicaFellBehind:
     """The memory moved on past what the copy was sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ReplicaLeft:
     """The session ended, or the attempt at one failed."""
 
     why: str
 
 
-Event = LocalKnown | Entered | Agreed | Differed | Reached | FellBehind | Left
+Event = (
+    LocalKnown
+    | ReplicaEntered
+    | ReplicaAgreed
+    | ReplicaDiffered
+    | ReplicaReached
+    | ReplicaFellBehind
+    | ReplicaLeft
+)
 
 
 class Effect(Enum):
@@ -248,28 +256,28 @@ class Replica:
                 self._move(ReplicaEvent.LOCAL_KNOWN, now)
                 self.local_size = size
                 return []
-            case Entered(info, view):
+            case ReplicaEntered(info, view):
                 self._move(ReplicaEvent.ENTERED, now)
                 self.why, self.claimed = "", info
                 return self._discover(info, view, now)
-            case Agreed(size, view):
+            case ReplicaAgreed(size, view):
                 return self._agreed(size, size, view, now)
-            case Differed(why, spoiled):
+            case ReplicaDiffered(why, spoiled):
                 self._move(ReplicaEvent.DIFFERS, now)
                 self.why, self.spoiled = why, spoiled
                 self.sent = self.received = self.synced = 0
                 return [Effect.DISCOUNT]
-            case Reached(view):
+            case ReplicaReached(view):
                 if self.state is not ReplicaState.CATCH_UP:
                     raise LocalProtocolError(f"nothing was filled of a replica that is {self.state.name}")
                 if self.sent < view.base:
                     raise LocalProtocolError(f"byte {self.sent} is not in memory: it begins at {view.base}")
                 self._move(ReplicaEvent.NEAR, now)
                 return [Effect.FOLLOW]
-            case FellBehind():
+            case ReplicaFellBehind():
                 self._move(ReplicaEvent.FELL_BEHIND, now)
                 return [Effect.FILL]
-            case Left(why):
+            case ReplicaLeft(why):
                 self._move(ReplicaEvent.LEFT, now)
                 self.why, self.claimed = why, None
                 self.sent = self.received = self.synced = 0
@@ -292,18 +300,20 @@ class Replica:
             raise LocalProtocolError(f"nothing is sent to a replica that is {self.state.name}, to {size}")
         self.sent = size
 
-    def _discover(self, info: ObjectInfo, view: View, now: float) -> list[Effect]:
+    def _discover(self, info: ObjectInfo, view: ObjectView, now: float) -> list[Effect]:
         match compare(info, view.goal, view.digest_at):
-            case Comparison.AGREES:
+            case CopyRelation.AGREES:
                 return self._agreed(info.received, info.synced, view, now)
-            case Comparison.DIFFERS:
-                return self.handle(Differed(difference(info, view.goal), info.poisoned or info.corrupt), now)
-            case Comparison.ASK_MEMBER:
+            case CopyRelation.DIFFERS:
+                return self.handle(
+                    ReplicaDiffered(difference(info, view.goal), info.poisoned or info.corrupt), now
+                )
+            case CopyRelation.ASK_MEMBER:
                 return [Effect.ASK_MEMBER]
-            case Comparison.ASK_ANOTHER:
+            case CopyRelation.ASK_ANOTHER:
                 return [Effect.FIND_DIGEST]
 
-    def _agreed(self, received: int, synced: int, view: View, now: float) -> list[Effect]:
+    def _agreed(self, received: int, synced: int, view: ObjectView, now: float) -> list[Effect]:
         if self.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
             raise LocalProtocolError(f"nothing is compared with a replica that is {self.state.name}")
         near = received >= view.base

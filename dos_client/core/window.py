@@ -67,7 +67,7 @@ def tag_of(request_id: int) -> int | None:
     return (request_id & ~APPEND_IDS) >> _TAG_SHIFT if request_id & APPEND_IDS else None
 
 
-class Window:
+class SendWindow:
     """Invariants: chunks follow each other without a gap from `base` to the start of what is pending;
     `base` is a multiple of the digest's block; `size` counts everything appended, pending bytes too."""
 

@@ -18,14 +18,14 @@ from dos_protocol.stamps import NO_STAMP, DiskStamp
 OURSELVES: Final = NO_ID
 
 
-class Prove(NamedTuple):
+class ProveStamp(NamedTuple):
     """Ask `member` whether its disk has a stamp that somebody was told of."""
 
     member: bytes
     stamp: DiskStamp
 
 
-class Tell(NamedTuple):
+class TellStamp(NamedTuple):
     """Tell `witness` the newest stamp of `member`, whose disk has the one that it was told `before`."""
 
     witness: bytes
@@ -34,7 +34,7 @@ class Tell(NamedTuple):
     before: DiskStamp
 
 
-Step = Prove | Tell
+Step = ProveStamp | TellStamp
 
 
 class Witnessing:
@@ -94,6 +94,6 @@ class Witnessing:
                 if held == newest or not newest.number or only not in (None, member, witness):
                     continue
                 if held.number and (member, held) not in self._proved:
-                    yield Prove(member, held)
+                    yield ProveStamp(member, held)
                 else:
-                    yield Tell(witness, member, newest, held)
+                    yield TellStamp(witness, member, newest, held)

@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import climb
 from dos_client.core.record_log import longest
@@ -34,8 +34,8 @@ from dos_client.limits import (
 )
 from dos_client.live_store import Store
 from dos_client.sessions.connection import Connection
+from dos_client.sessions.directory_view import DirectoryView
 from dos_client.sessions.discovery import probe
-from dos_client.sessions.looking import DirectoryView
 from dos_client.sessions.witnesses import open_member_session
 from dos_client.writing.catch_up import fold_at
 from dos_protocol.digests import PrefixDigest
@@ -50,7 +50,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, Watermark
+from dos_protocol.vocabulary import DirectoryOpened, DurabilityAck, ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 
@@ -71,7 +71,7 @@ Progress = Callable[[ReplaceProgress], None]
 
 
 @dataclass(slots=True)
-class Wanted:
+class DirectoryGoal:
     """One directory: what the joining member must hold. `sources`: who has the longest copy of each
     object."""
 
@@ -120,7 +120,7 @@ class Filling:
         self._check = check
         self._joining = joining
         self._tell = tell
-        self._wanted: list[Wanted] = []
+        self._wanted: list[DirectoryGoal] = []
         self._finished = 0
         self._directories = 0
 
@@ -168,24 +168,24 @@ class Filling:
                 log.info("filling %s: %s; looking again at what there is", name, error)
                 await self._still_itself()
                 attempt += 1
-                await trio.sleep(backoff_s(attempt, chance.jitter()))
+                await trio.sleep(backoff_s(attempt, randomness.jitter()))
                 again = await self._look_again(wanted)  # who was read may be gone, and another one has it
                 self._wanted[self._wanted.index(wanted)] = wanted = again
                 last = (-1, trio.current_time())
         self._finished += 1
         self._count()
 
-    async def _look_at_peace(self, name: str) -> Wanted:
+    async def _look_at_peace(self, name: str) -> DirectoryGoal:
         """`_look`, again when objects go meanwhile."""
         for attempt in range(1, fill_looks_max):
             try:
                 return await self._look(name)
             except (NotFoundError, BusyError) as error:
                 log.info("filling %s: %s; looking again at what there is", name, error)
-                await trio.sleep(backoff_s(attempt, chance.jitter()))
+                await trio.sleep(backoff_s(attempt, randomness.jitter()))
         return await self._look(name)
 
-    async def _look_again(self, wanted: Wanted) -> Wanted:
+    async def _look_again(self, wanted: DirectoryGoal) -> DirectoryGoal:
         """What F members hold now; while fewer answer, what was known before."""
         try:
             return await self._look_at_peace(wanted.directory)
@@ -215,11 +215,11 @@ class Filling:
                 remedy="start it on an empty data directory and say the same again",
             )
 
-    async def _look(self, name: str) -> Wanted:
+    async def _look(self, name: str) -> DirectoryGoal:
         """What F members hold. Raises NotFoundError or BusyError when an object goes meanwhile."""
         view = await self._store.look(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
-        wanted = Wanted(name, epoch, writer_id)
+        wanted = DirectoryGoal(name, epoch, writer_id)
         for object_name in sorted({one for objects in view.answers.values() for one in objects}):
             copy = longest(view.answers, object_name)
             assert copy is not None
@@ -229,7 +229,7 @@ class Filling:
             await self._compare_copies(view, wanted, object_name)
         return wanted
 
-    async def _compare_copies(self, view: DirectoryView, wanted: Wanted, name: str) -> None:
+    async def _compare_copies(self, view: DirectoryView, wanted: DirectoryGoal, name: str) -> None:
         """Every shorter copy must be a prefix of the longest: else which one counts is a person's
         question."""
         for server_id, objects in view.answers.items():
@@ -246,10 +246,10 @@ class Filling:
                     f" {server_id.hex()}: which one counts is not known here"
                 )
 
-    async def _reader(self, wanted: Wanted, name: str) -> Connection:
+    async def _reader(self, wanted: DirectoryGoal, name: str) -> Connection:
         return await self._store.reader(wanted.sources[name], wanted.directory)
 
-    async def _missing(self, wanted: Wanted) -> tuple[list[str], DirectoryOpened]:
+    async def _missing(self, wanted: DirectoryGoal) -> tuple[list[str], DirectoryOpened]:
         """The objects that the joining member lacks, wholly or in part; and the claim it holds."""
         opened = await self._store.reopened(self._joining, wanted.directory)
         there = {info.name: info for info in opened.entries}
@@ -274,7 +274,7 @@ class Filling:
                 )
         return missing, opened
 
-    async def _agree(self, wanted: Wanted, copy: ObjectInfo, info: ObjectInfo) -> bool:
+    async def _agree(self, wanted: DirectoryGoal, copy: ObjectInfo, info: ObjectInfo) -> bool:
         """Whether what the joining member has of a file is the beginning of what it is to have, or more."""
         if copy.corrupt or copy.poisoned:
             return False
@@ -297,7 +297,7 @@ class Filling:
             sum(one.done for one in self._wanted),
         )
 
-    async def _fill(self, wanted: Wanted, missing: list[str], live: DirectoryOpened) -> None:
+    async def _fill(self, wanted: DirectoryGoal, missing: list[str], live: DirectoryOpened) -> None:
         """Hold the directory on the joining member with the newest claim known, and append what is
         missing."""
         epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
@@ -322,7 +322,7 @@ class _Copy:
     """One object on its way to the joining member."""
 
     def __init__(
-        self, connection: Connection, wanted: Wanted, name: str, size: int, count: Callable[[], None]
+        self, connection: Connection, wanted: DirectoryGoal, name: str, size: int, count: Callable[[], None]
     ) -> None:
         self._connection = connection
         self._wanted = wanted
@@ -331,10 +331,10 @@ class _Copy:
         self._synced = size
         self._moved = trio.Event()
         self._count = count
-        connection.on_watermark = self._watermark
+        connection.on_durability_ack = self._durability_ack
         connection.on_append_refused = self._refused
 
-    def _watermark(self, mark: Watermark) -> None:
+    def _durability_ack(self, mark: DurabilityAck) -> None:
         if mark.name == self._name:
             self._synced = max(self._synced, mark.synced)
             self._wanted.there[self._name] = self._synced

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.errors import NotEmptyError, StoreNotReadyError, TokenRefusedError
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import find_membership, hand_over, survey
@@ -55,7 +55,7 @@ async def init_store(
         for address in parsed.servers
     )
     await _all_empty(members, token, client)
-    record = StoreRecord(chance.fresh_id(), 1, _quorum(ack_quorum, len(members)), members)
+    record = StoreRecord(randomness.fresh_id(), 1, _quorum(ack_quorum, len(members)), members)
     return await _hand_to_all(record, token, client)
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.core import override_log, record_log
 from dos_client.core.backoff import backoff_s
 from dos_client.limits import take_over_attempts_max
@@ -96,12 +96,12 @@ async def _until_done(once: Callable[[Store], Awaitable[_T]], store: Store, pass
         except passing:
             if attempt == take_over_attempts_max:
                 raise
-            await trio.sleep(backoff_s(attempt, store.chance.random()))
+            await trio.sleep(backoff_s(attempt, store.rng.random()))
 
 
 async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
     view = await store.look(record_log.DIRECTORY)
-    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, chance.fresh_id())
+    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, randomness.fresh_id())
     try:
         last = record_log.last_of(await _settle_all(claim), store.record)
         writer = claim.open_object(record_log.object_name(claim.epoch))

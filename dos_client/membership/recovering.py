@@ -14,13 +14,13 @@ without it, the same command goes on from (3).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dos_client.core.comparing import Verdict
+from dos_client.core.comparing import CopyState
 from dos_client.core.override_log import ACCEPT_LOSS, Override
-from dos_client.core.recovery import Standing, forced
+from dos_client.core.recovery import StoreSurvivors, forced
 from dos_client.errors import LossError, ReplacementError
 from dos_client.membership.filling import Progress
 from dos_client.membership.record_log import open_record_log
-from dos_client.membership.replacing import Teller, add_to, install_decided, must_be_new
+from dos_client.membership.replacing import ProgressReporter, add_to, install_decided, must_be_new
 from dos_client.membership.surviving import (
     claim_above,
     cut_damage,
@@ -31,8 +31,8 @@ from dos_client.membership.surviving import (
     unfinished,
     what_is_left,
 )
-from dos_client.mending.repairing import repair_store
-from dos_client.sessions.discovery import Survey
+from dos_client.repair.repairing import repair_store
+from dos_client.sessions.discovery import ServerSurvey
 from dos_client.store import Store, open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.store_record import StoreRecord
@@ -63,7 +63,7 @@ async def recover_store(
     Raises LossError, naming what is missing and what is left, without `accept_loss`; and when nothing
     acknowledged can be lost, because then `replace_member` does it. ReplacementError when nothing has to be
     given up. Interrupted, it is begun again with the same arguments."""
-    parsed, tell, added = parse_url(url), Teller(progress), [parse_address(one) for one in new]
+    parsed, tell, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
     tell.phase("looking")
     now, seen = await look_around(parsed.servers, token=token, client=client)
     now = need_store(now, seen)
@@ -86,7 +86,7 @@ async def recover_store(
 
 
 async def _must_be_accepted(
-    now: Standing, seen: Survey, *, token: bytes, client: str, accept_loss: bool
+    now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str, accept_loss: bool
 ) -> None:
     loss = await what_is_left(now, seen, token=token, client=client)
     if now.covered:
@@ -103,13 +103,15 @@ async def _must_be_accepted(
         )
 
 
-async def _accept_damage(store: Store, now: Standing, tell: Teller, *, accept_loss: bool) -> Recovered:
+async def _accept_damage(
+    store: Store, now: StoreSurvivors, tell: ProgressReporter, *, accept_loss: bool
+) -> Recovered:
     """Enough members are there; but copies may be damaged that the others cannot mend, for instance because
     one of those is away. A member with such a copy answers for nothing in that directory, and that may be the
     end of it."""
     tell.phase("mending")
     report = await repair_store(store)  # what a server would refuse shows only when it is asked
-    left = [one for one in report.repairs if one.verdict is Verdict.DAMAGED and not one.mendable]
+    left = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
     if not left:
         raise ReplacementError(
             "nothing to recover: enough members are there, and no damage that cannot be mended",
@@ -134,7 +136,7 @@ async def _accept_damage(store: Store, now: Standing, tell: Teller, *, accept_lo
     return Recovered(store.record, tuple(details))
 
 
-async def _finish(store: Store, override: Override, new: Sequence[str], tell: Teller) -> Recovered:
+async def _finish(store: Store, override: Override, new: Sequence[str], tell: ProgressReporter) -> Recovered:
     tell.phase("cutting")
     details = await cut_damage(store)
     async with open_record_log(store) as records:

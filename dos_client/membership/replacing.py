@@ -14,8 +14,8 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.override_log import OTHER_IS_GONE, Override
 from dos_client.core.quorum import filled_member, replaced_member
-from dos_client.core.recovery import Standing, era, forced
-from dos_client.core.replacement import Plan, Step, add, finish, plan
+from dos_client.core.recovery import StoreSurvivors, era, forced
+from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, finish, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
 from dos_client.limits import install_timeout_s, look_timeout_s
 from dos_client.live_store import Store
@@ -30,7 +30,7 @@ from dos_client.membership.surviving import (
     what_is_left,
 )
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import Survey, hand_over, probe
+from dos_client.sessions.discovery import ServerSurvey, hand_over, probe
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.errors import DosError, FencedError
@@ -61,7 +61,7 @@ async def replace_member(
     `other_is_gone`: a person's word, needed and taken only when too few members are there to agree on a
     replacement (of two members, one is dead), and yet each acknowledged byte is on one that is: that `old` is
     gone for good, and that nobody goes on with it elsewhere."""
-    tell = Teller(progress)
+    tell = ProgressReporter(progress)
     tell.phase("joining")
     old_name = old if len(old) == 32 and ":" not in old else parse_address(old)
     new_address, parsed = parse_address(new), parse_url(url)
@@ -93,7 +93,14 @@ async def replace_member(
 
 
 async def _go_on_without(
-    now: Standing, seen: Survey, old: str, new: str, *, token: bytes, client: str, other_is_gone: bool
+    now: StoreSurvivors,
+    seen: ServerSurvey,
+    old: str,
+    new: str,
+    *,
+    token: bytes,
+    client: str,
+    other_is_gone: bool,
 ) -> tuple[Override, str]:
     """Too few members are there: force the record of those, and of the new one; or refuse, with words.
 
@@ -133,19 +140,19 @@ async def _go_on_without(
 
 
 async def _replace(
-    store: Store, old: str, new: ServerAnswer, tell: "Teller", override: Override | None
+    store: Store, old: str, new: ServerAnswer, tell: "ProgressReporter", override: Override | None
 ) -> None:
-    if _plan(store.record, old, new)[0] is Step.DONE and await unfinished(store) is None:
+    if _plan(store.record, old, new)[0] is ReplacementStep.DONE and await unfinished(store) is None:
         return
     async with open_record_log(store) as records:
         if override is not None:
             await records.note(override)
         await install_decided(store, records)
         step, record = _plan(store.record, old, new)
-        if step is Step.BEGIN:
+        if step is ReplacementStep.BEGIN:
             await must_be_new(new.address, store.token, store.client)
             await decide_and_install(store, records, record)
-        if step is not Step.DONE:
+        if step is not ReplacementStep.DONE:
             await fill_and_finish(store, records, tell)
         forced_before = await unfinished(store)
         if forced_before is not None and forced_before.what == OTHER_IS_GONE:
@@ -164,7 +171,7 @@ async def add_member(
     lasts, every member is needed to go on.
 
     Interrupted, it is begun again with the same arguments. Raises as `replace_member`."""
-    tell = Teller(progress)
+    tell = ProgressReporter(progress)
     async with open_store(parse_url(url), token=token, client=client) as store:
         try:
             async with open_record_log(store) as records:
@@ -188,7 +195,7 @@ def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> Quoru
     )
 
 
-async def add_to(store: Store, records: RecordLog, new: str, tell: "Teller") -> None:
+async def add_to(store: Store, records: RecordLog, new: str, tell: "ProgressReporter") -> None:
     """Add one member, or go on with adding it."""
     tell.phase("joining")
     answer = await probe(new, token=store.token, client=store.client)
@@ -205,7 +212,7 @@ async def add_to(store: Store, records: RecordLog, new: str, tell: "Teller") -> 
     await fill_and_finish(store, records, tell)
 
 
-async def fill_and_finish(store: Store, records: RecordLog, tell: "Teller") -> None:
+async def fill_and_finish(store: Store, records: RecordLog, tell: "ProgressReporter") -> None:
     """Fill the member that joins, then let it count."""
     await _fill(store, records, tell)
     leaving = replaced_member(store.record)
@@ -236,7 +243,7 @@ async def _is_in(store: Store, server_id: bytes) -> bool:
     return False
 
 
-class Teller:
+class ProgressReporter:
     """Keeps the progress and tells it."""
 
     def __init__(self, callback: Progress | None) -> None:
@@ -256,7 +263,7 @@ class Teller:
             self._callback(self._now)
 
 
-def _plan(record: StoreRecord, old: str, new: ServerAnswer) -> Plan:
+def _plan(record: StoreRecord, old: str, new: ServerAnswer) -> ReplacementPlan:
     try:
         return plan(record, old, new.server_id, new.address)
     except ValueError as error:
@@ -312,7 +319,7 @@ async def _install(store: Store, record: StoreRecord) -> None:
         )
 
 
-async def _fill(store: Store, records: RecordLog, tell: Teller) -> None:
+async def _fill(store: Store, records: RecordLog, tell: ProgressReporter) -> None:
     joining = filled_member(store.record)
     if joining is None:
         raise ReplacementError(f"no member joins in generation {store.record.generation}")

@@ -10,7 +10,7 @@ from dos_client.core.override_log import Override
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.live_store import Store
 from dos_client.membership.record_log import read_overrides
-from dos_client.mending.walking import open_walk
+from dos_client.repair.walking import open_walk
 from dos_client.sessions.discovery import find_membership
 from dos_client.store import open_store
 from dos_protocol.errors import DosError
@@ -18,7 +18,7 @@ from dos_protocol.store_record import Member, StoreRecord
 
 
 @dataclass(slots=True)
-class Holding:
+class MemberHolding:
     """What one member has. `lag_bytes`: what the longest sound copies have beyond its own; `damaged`: objects
     that its server does not vouch for, as directory/object."""
 
@@ -37,7 +37,7 @@ class StoreStatus:
     members: list[MemberView] = field(default_factory=list)
     usable: bool = False
     problems: list[str] = field(default_factory=list)
-    holdings: dict[bytes, Holding] = field(default_factory=dict)
+    holdings: dict[bytes, MemberHolding] = field(default_factory=dict)
     total_bytes: int = 0
     overrides: list[Override] | None = None
 
@@ -99,7 +99,7 @@ async def _look_inside(
 async def _look_through(store: Store, status: StoreStatus) -> None:
     """All directories, on the members that are there."""
     async with open_walk(store) as walk:
-        status.holdings = {one: Holding() for one in walk.sessions}
+        status.holdings = {one: MemberHolding() for one in walk.sessions}
         for directory in await walk.directories():
             await walk.enter(directory)
             for name in walk.names():
@@ -108,7 +108,7 @@ async def _look_through(store: Store, status: StoreStatus) -> None:
                 longest = max(sizes, default=0)
                 status.total_bytes += longest
                 for server_id, info in infos.items():
-                    holding = status.holdings.setdefault(server_id, Holding())
+                    holding = status.holdings.setdefault(server_id, MemberHolding())
                     size = info.synced if info is not None else 0
                     holding.bytes += size
                     holding.objects += info is not None

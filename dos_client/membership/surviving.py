@@ -14,23 +14,23 @@ from typing import Final
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.core.backoff import backoff_s
-from dos_client.core.comparing import Copy, Verdict, copy_of, judge
+from dos_client.core.comparing import CopyState, MemberCopy, copy_of, judge
 from dos_client.core.membership import ROLLED_BACK
-from dos_client.core.mending import Mend, plan
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, Override, is_finished
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.core.record_log import DIRECTORY
-from dos_client.core.recovery import Standing, era, standing
+from dos_client.core.recovery import StoreSurvivors, era, standing
+from dos_client.core.repair import RepairPlan, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError, StoreNotReadyError
 from dos_client.limits import fill_directories_max, install_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.record_log import read_overrides
-from dos_client.mending.repairing import bring
-from dos_client.mending.walking import Walk, open_walk
+from dos_client.repair.repairing import bring
+from dos_client.repair.walking import StoreWalk, open_walk
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import Survey, find_membership, hand_over
+from dos_client.sessions.discovery import ServerSurvey, find_membership, hand_over
 from dos_protocol.errors import CorruptDataError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import epoch_jump_max, u64_max
 from dos_protocol.names import id_text
@@ -41,7 +41,7 @@ log: Final = logging.getLogger("dos.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SurvivingDirectory:
     """What the survivors have of one directory."""
 
     directory: str
@@ -52,7 +52,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Loss:
+class StoreLoss:
     """What is missing, and what may be lost. `present`, `lost`: members as "address (identity)"; `why`: by
     address, what was heard instead. `known`: all that is left, by directory."""
 
@@ -60,7 +60,7 @@ class Loss:
     present: list[str]
     lost: list[str]
     why: dict[str, str]
-    known: list[Known] = field(default_factory=list)
+    known: list[SurvivingDirectory] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """For people."""
@@ -83,13 +83,15 @@ class Loss:
         ]
 
 
-async def look_around(servers: Iterable[str], *, token: bytes, client: str) -> tuple[Standing | None, Survey]:
+async def look_around(
+    servers: Iterable[str], *, token: bytes, client: str
+) -> tuple[StoreSurvivors | None, ServerSurvey]:
     """Who is left of the store that the servers belong to."""
     membership, seen = await find_membership(servers, token=token, client=client)
     return standing(membership, seen.answers), seen
 
 
-def need_store(now: Standing | None, seen: Survey) -> Standing:
+def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors:
     """The standing, or StoreNotReadyError: nobody shows a record, or it is not known which store is meant."""
     stores: dict[bytes, list[str]] = {}
     for answer in seen.answers:
@@ -115,7 +117,7 @@ def named(members: Iterable[Member]) -> list[str]:
     return [f"{one.address} ({id_text(one.server_id)})" for one in members]
 
 
-async def what_is_left(now: Standing, seen: Survey, *, token: bytes, client: str) -> Loss:
+async def what_is_left(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
     """What the survivors have; asked of each alone, because they are too few to speak for the store."""
     found: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
     for member in now.present:
@@ -127,7 +129,7 @@ async def what_is_left(now: Standing, seen: Survey, *, token: bytes, client: str
         except DosError as error:
             log.warning("%s: %s", member.address, error)
     known = [
-        Known(
+        SurvivingDirectory(
             name,
             max(epoch for epoch, _ in copies),
             len({info.name for _, entries in copies for info in entries}),
@@ -138,10 +140,10 @@ async def what_is_left(now: Standing, seen: Survey, *, token: bytes, client: str
         if name != DIRECTORY
     ]
     why = {member.address: _why(member, seen) for member in now.lost}
-    return Loss(now.record, named(now.present), named(now.lost), why, known)
+    return StoreLoss(now.record, named(now.present), named(now.lost), why, known)
 
 
-def _why(member: Member, seen: Survey) -> str:
+def _why(member: Member, seen: ServerSurvey) -> str:
     if member.address in seen.errors:
         return seen.errors[member.address]
     for answer in seen.answers:
@@ -153,7 +155,7 @@ def _why(member: Member, seen: Survey) -> str:
     return "gave no answer"
 
 
-async def force(record: StoreRecord, seen: Survey, *, token: bytes, client: str) -> None:
+async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
     """Give a forced record to its members until it counts, then to the servers of the store it leaves out.
 
     Raises ReplacementError when the members do not take it in time: the same command may be given again."""
@@ -182,7 +184,7 @@ async def force(record: StoreRecord, seen: Survey, *, token: bytes, client: str)
     )
 
 
-async def _tell_the_others(record: StoreRecord, seen: Survey, *, token: bytes, client: str) -> None:
+async def _tell_the_others(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
     for answer in seen.answers:
         if answer.record is None or answer.record.store_id != record.store_id:
             continue
@@ -194,7 +196,12 @@ async def _tell_the_others(record: StoreRecord, seen: Survey, *, token: bytes, c
 
 
 def entry(
-    what: str, record: StoreRecord, now: Standing, *, finished: bool = False, details: Sequence[str] = ()
+    what: str,
+    record: StoreRecord,
+    now: StoreSurvivors,
+    *,
+    finished: bool = False,
+    details: Sequence[str] = (),
 ) -> Override:
     """The entry about what was forced just now."""
     return Override(
@@ -237,7 +244,7 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
                 seen = (await store.look(name)).epoch_seen
                 if directories is not None and not seen:
                     return
-                async with await store.claim(name, seen + epoch_jump_max, chance.fresh_id()) as claim:
+                async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:
                     done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
         except DosError as error:  # raised below: a nursery would wrap it in a group
             failed.append(error)
@@ -252,16 +259,16 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
     return sorted(done)
 
 
-async def _settle_object(walk: Walk, directory: str, name: str) -> list[str]:
+async def _settle_object(walk: StoreWalk, directory: str, name: str) -> list[str]:
     done: list[str] = []
     for server_id in [one for one, info in walk.infos(name).items() if info is not None and info.corrupt]:
         copies, digests = await walk.compared(name, walk.infos(name))
         alone = None if walk.claimed else server_id  # else files of one name need not be copies of each other
         todo = plan(server_id, copies, digests, Quorums(walk.record)) if alone is None else None
-        if not isinstance(todo, Mend):
+        if not isinstance(todo, RepairPlan):
             todo = await _best_left(walk, name, copies[server_id], alone)
-        elif judge(copies, digests).verdicts[server_id] is Verdict.DAMAGED:
-            todo = Mend(todo.old, todo.goal, todo.sources, overwrite=True)
+        elif judge(copies, digests).verdicts[server_id] is CopyState.DAMAGED:
+            todo = RepairPlan(todo.old, todo.goal, todo.sources, overwrite=True)
         try:
             await bring(walk, name, server_id, todo)
         except CorruptError:  # now its server knows where: what is below that is the best there is
@@ -274,20 +281,20 @@ async def _settle_object(walk: Walk, directory: str, name: str) -> list[str]:
     return done
 
 
-async def _best_left(walk: Walk, name: str, old: Copy, alone: bytes | None) -> Mend:
+async def _best_left(walk: StoreWalk, name: str, old: MemberCopy, alone: bytes | None) -> RepairPlan:
     """The longest that any survivor, or that one `alone`, has of it in good bytes: of sound copies all, of
     damaged ones what is below the damage."""
-    best = Mend(old, Copy(0, 0), (), overwrite=True)
+    best = RepairPlan(old, MemberCopy(0, 0), (), overwrite=True)
     for one, info in walk.infos(name).items():
         if info is None or alone not in (None, one):
             continue
-        goal = Copy(info.synced, info.digest) if not info.corrupt else await _good_part(walk, one, name)
+        goal = MemberCopy(info.synced, info.digest) if not info.corrupt else await _good_part(walk, one, name)
         if goal.size > best.goal.size:
-            best = Mend(old, goal, (one,), overwrite=True)
+            best = RepairPlan(old, goal, (one,), overwrite=True)
     return best
 
 
-async def _good_part(walk: Walk, server_id: bytes, name: str) -> Copy:
+async def _good_part(walk: StoreWalk, server_id: bytes, name: str) -> MemberCopy:
     session = walk.session(server_id)
     try:
         await session.get(name, u64_max, 1)
@@ -297,10 +304,10 @@ async def _good_part(walk: Walk, server_id: bytes, name: str) -> Copy:
         size = 0
     while size:
         try:
-            return Copy(size, (await session.stat(name, size)).digest)
+            return MemberCopy(size, (await session.stat(name, size)).digest)
         except CorruptError as error:
             size = error.actual if error.actual < size else 0
-    return Copy(0, 0)
+    return MemberCopy(0, 0)
 
 
 async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | None:

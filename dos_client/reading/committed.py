@@ -19,8 +19,8 @@ import trio
 from dos_client.core.agreement import Agreement, Reach, agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
-from dos_client.reading.asking import Answers, Question, ask_members
-from dos_client.reading.damage import Wrong
+from dos_client.reading.damage import CopyFault
+from dos_client.reading.questions import MemberAnswers, Question, ask_members
 from dos_client.reading.sessions import read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.digests import PrefixDigest
@@ -38,7 +38,7 @@ Other = TypeVar("Other")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CommittedPiece:
     """Bytes from `start`, as one member gave them, and the prefix digest that a quorum gives at their end."""
 
     start: int
@@ -47,7 +47,7 @@ class Piece:
     server_id: bytes
 
 
-class Committed:
+class CommittedReads:
     """One object as a quorum holds it. Nothing is kept between calls; any number may run at once.
 
     All methods raise QuorumUnavailableError when too few members answer now: trying again may help."""
@@ -64,13 +64,13 @@ class Committed:
         """How far it goes now. Raises NotFoundError when F members say that it is not there."""
         quorums, ack_quorum = reading_quorums(self._store.record), self._store.record.ack_quorum
 
-        def known(answers: Answers[StatResult]) -> tuple[Reach, set[bytes]]:
+        def known(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
             sizes = {server_id: one.info.synced for server_id, one in answers.given.items()}
             damaged = {one for one, found in answers.given.items() if found.info.corrupt}
             sound = {*answers.given, *answers.without} - damaged
             return reach(quorums, ack_quorum, sizes, sound), sound
 
-        def judge(answers: Answers[StatResult]) -> tuple[int, bool]:
+        def judge(answers: MemberAnswers[StatResult]) -> tuple[int, bool]:
             found, sound = known(answers)
             return 0 if found.sure else 1, quorums.can_take_over(sound)
 
@@ -101,7 +101,7 @@ class Committed:
             raise answers.error()
         raise self._no_agreement(quorums, agreement, answers, base)
 
-    async def piece(self, fold: PrefixDigest, end: int) -> tuple[Piece, PrefixDigest]:
+    async def piece(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
         """The bytes from where `fold` ends up to `end`, or as far below as a quorum agrees; and the fold
         with them. At least one byte.
 
@@ -113,23 +113,23 @@ class Committed:
             if after is not None:
                 return piece, after
 
-    def check(self, fold: PrefixDigest, piece: Piece) -> PrefixDigest | None:
+    def check(self, fold: PrefixDigest, piece: CommittedPiece) -> PrefixDigest | None:
         """The fold with the piece, or None if these are not the quorum's bytes: then it is noted who gave
         them."""
         after = fold.copy()
         after.update(piece.data)
         if after.value == piece.digest:
             return after
-        self._note(piece.server_id, piece.start, Wrong.DIFFERENT)
+        self._note(piece.server_id, piece.start, CopyFault.DIFFERENT)
         return None
 
-    async def fetch(self, start: int, end: int) -> Piece:
+    async def fetch(self, start: int, end: int) -> CommittedPiece:
         """As `piece`, not checked yet: bytes, and the digest they must have."""
         (found, (data, server_id)) = await _both(
             lambda: self._agreed(start, end), lambda: self._bytes(start, end)
         )
         agreed_end, digest = found
-        return Piece(start, data[: agreed_end - start], digest, server_id)
+        return CommittedPiece(start, data[: agreed_end - start], digest, server_id)
 
     async def _bytes(self, start: int, end: int) -> tuple[bytes, bytes]:
         """Bytes, and who gave them."""
@@ -138,7 +138,7 @@ class Committed:
         async def ask(connection: Connection) -> bytes:
             return await read_one(connection, self.name, start, wanted)
 
-        def judge(answers: Answers[bytes]) -> tuple[int, bool]:
+        def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
             return 0 if any(len(data) == wanted for data in answers.given.values()) else 1, False
 
         answers = await self._ask(wanted, ask, judge, self._store.record.voters)
@@ -176,7 +176,7 @@ class Committed:
             raise self._no_agreement(reading_quorums(self._store.record), agreement, answers, end)
         return found
 
-    async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, Answers[StatResult]]:
+    async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, MemberAnswers[StatResult]]:
         """What members say about the prefix of that size. Those that contradict a quorum are noted, as
         wrong from `start` on, below which they were right."""
         quorums = reading_quorums(self._store.record)
@@ -184,20 +184,20 @@ class Committed:
         async def ask(connection: Connection) -> StatResult:
             return await connection.stat(self.name, size)
 
-        def found(answers: Answers[StatResult]) -> Agreement:
+        def found(answers: MemberAnswers[StatResult]) -> Agreement:
             return agree(quorums, {server_id: one.digest for server_id, one in answers.given.items()})
 
-        def judge(answers: Answers[StatResult]) -> tuple[int, bool]:
+        def judge(answers: MemberAnswers[StatResult]) -> tuple[int, bool]:
             return found(answers).lacking, False
 
         answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.lacking(()))
         agreement = found(answers)
         for server_id in agreement.against:
-            self._note(server_id, start, Wrong.DIFFERENT)
+            self._note(server_id, start, CopyFault.DIFFERENT)
         return agreement, answers
 
     def _no_agreement(
-        self, quorums: Quorums, agreement: Agreement, answers: Answers[StatResult], size: int
+        self, quorums: Quorums, agreement: Agreement, answers: MemberAnswers[StatResult], size: int
     ) -> DosError:
         if agreement.disputed:
             said = [f"{self._address(one)} says {found.digest:016x}" for one, found in answers.given.items()]
@@ -210,7 +210,7 @@ class Committed:
         return self._too_few(quorums, answers, f"to agree on its first {size} bytes", len(answers.given))
 
     def _too_few(
-        self, quorums: Quorums, answers: Answers[StatResult], what: str, count: int
+        self, quorums: Quorums, answers: MemberAnswers[StatResult], what: str, count: int
     ) -> QuorumUnavailableError:
         needed = quorums.ack_quorum if answers.given else quorums.claims_needed
         return QuorumUnavailableError(
@@ -222,10 +222,10 @@ class Committed:
         self,
         size: int,
         ask: Callable[[Connection], Awaitable[T]],
-        judge: Callable[[Answers[T]], tuple[int, bool]],
+        judge: Callable[[MemberAnswers[T]], tuple[int, bool]],
         members: Sequence[Member],
         lacking: int = 1,
-    ) -> Answers[T]:
+    ) -> MemberAnswers[T]:
         question = Question(self.directory, self.name, size, ask, judge, lacking)
         return await ask_members(self._store, [members], question)
 
@@ -237,19 +237,19 @@ class Committed:
         member = self._store.record.member(server_id)
         return member.address if member is not None else server_id.hex()
 
-    def _note(self, server_id: bytes, offset: int, why: Wrong) -> None:
+    def _note(self, server_id: bytes, offset: int, why: CopyFault) -> None:
         self._store.damage.note(server_id, self.directory, self.name, offset, why)
 
     def _note_marks(self, server_id: bytes, result: StatResult) -> None:
         if self._store.damage.avoid(server_id, self.directory, self.name):
             return
         if result.info.poisoned:
-            self._note(server_id, result.info.synced, Wrong.POISONED)
+            self._note(server_id, result.info.synced, CopyFault.POISONED)
         elif result.info.corrupt:
-            self._note(server_id, 0, Wrong.DAMAGED)
+            self._note(server_id, 0, CopyFault.DAMAGED)
 
 
-def _damaged(answers: Answers[StatResult]) -> bool:
+def _damaged(answers: MemberAnswers[StatResult]) -> bool:
     return any(isinstance(error, CorruptError) for error in answers.failed.values())
 
 

@@ -21,7 +21,7 @@ from dos_protocol.names import id_text
 log: Final = logging.getLogger("dos.client")
 
 
-class Wrong(Enum):
+class CopyFault(Enum):
     """What is wrong with a copy."""
 
     DAMAGED = "its disk gives other bytes than were stored: it says so itself"
@@ -40,7 +40,7 @@ class DamageReport:
     directory: str
     name: str
     offset: int
-    why: Wrong
+    why: CopyFault
 
     def __str__(self) -> str:
         copy = f"{self.directory}/{self.name} on {id_text(self.server_id)}"
@@ -56,16 +56,16 @@ class Damage:
         self._noted = 0
         self._news = trio.Event()
 
-    def note(self, server_id: bytes, directory: str, name: str, offset: int, why: Wrong) -> bool:
+    def note(self, server_id: bytes, directory: str, name: str, offset: int, why: CopyFault) -> bool:
         """A copy is wrong from `offset` on. True if that is news: a copy is reported once, and again only
         when it turns out to be DIFFERENT, or wrong from an earlier byte."""
         key = (server_id, directory, name)
         known = self._reports.get(key)
         if known is not None:
-            if known.offset <= offset and (known.why is why or why is not Wrong.DIFFERENT):
+            if known.offset <= offset and (known.why is why or why is not CopyFault.DIFFERENT):
                 return False
             offset = min(offset, known.offset)
-            why = known.why if known.why is Wrong.DIFFERENT else why
+            why = known.why if known.why is CopyFault.DIFFERENT else why
         elif len(self._reports) >= damage_reports_max:
             del self._reports[next(iter(self._reports))]
         self._noted += 1
@@ -92,7 +92,7 @@ class Damage:
     def refuse(self, server_id: bytes, directory: str, name: str) -> bool:
         """Whether that copy must not be read at all: its bytes look sound and are not."""
         report = self._reports.get((server_id, directory, name))
-        return report is not None and report.why is Wrong.DIFFERENT
+        return report is not None and report.why is CopyFault.DIFFERENT
 
     async def wait_new(self, seen: int) -> list[DamageReport]:
         """Wait until there is a report with a number above `seen`, and return those; no note is missed by
@@ -101,7 +101,7 @@ class Damage:
             await self._news.wait()
         return news
 
-    def mended(self, server_id: bytes, directory: str, name: str) -> None:
+    def repaired(self, server_id: bytes, directory: str, name: str) -> None:
         """The copy was put right, and checked: it may be read again."""
         report = self._reports.pop((server_id, directory, name), None)
         if report is not None:

@@ -19,8 +19,8 @@ import trio
 from dos_client.core.agreement import reading_quorums
 from dos_client.core.backoff import backoff_s
 from dos_client.limits import follow_pause_s, follow_wait_ms
-from dos_client.reading.committed import Committed
-from dos_client.reading.damage import Wrong
+from dos_client.reading.committed import CommittedReads
+from dos_client.reading.damage import CopyFault
 from dos_client.reading.streaming import committed_stream
 from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.store_record import Member
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 async def follow(store: "Store", directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
     """See `Store.follow`."""
-    committed = Committed(store, directory, name)
+    committed = CommittedReads(store, directory, name)
     with Growth(store, committed) as sizes:
         stream = committed_stream(store, committed, sizes, offset, for_ever=True)
         async with aclosing(stream):
@@ -46,7 +46,7 @@ class Growth:
     Invariants: `_sizes` holds what members told in the record in use; nobody is asked while its size is
     above `_position`."""
 
-    def __init__(self, store: "Store", committed: Committed, position: int = 0) -> None:
+    def __init__(self, store: "Store", committed: CommittedReads, position: int = 0) -> None:
         self._store = store
         self._committed = committed
         self._record = store.record
@@ -103,7 +103,7 @@ class Growth:
                     await trio.sleep(follow_pause_s)
             except DosError:
                 attempt += 1
-                await trio.sleep(backoff_s(attempt, self._store.chance.random()))
+                await trio.sleep(backoff_s(attempt, self._store.rng.random()))
 
     async def _ask(self, member: Member, sizes: dict[bytes, int]) -> bool:
         """Ask one member for its size, when it is more than what is known. True if it is."""
@@ -118,7 +118,7 @@ class Growth:
         except CorruptError as error:
             size = error.actual
             where = (self._committed.directory, self._committed.name)
-            self._store.damage.note(member.server_id, *where, size, Wrong.DAMAGED)
+            self._store.damage.note(member.server_id, *where, size, CopyFault.DAMAGED)
         else:
             size = data.synced
         before = sizes.get(member.server_id)

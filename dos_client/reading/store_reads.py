@@ -13,7 +13,7 @@ import trio
 from dos_client.core.agreement import reading_quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import read_bytes_max, read_timeout_s
-from dos_client.reading.asking import Answers, Question, Sessions, ask_members
+from dos_client.reading.questions import MemberAnswers, Question, Sessions, ask_members
 from dos_client.reading.sessions import read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError
@@ -76,14 +76,14 @@ async def ask_for_bytes(
     offset: int,
     wanted: int,
     sessions: Sessions | None = None,
-) -> Answers[bytes]:
+) -> MemberAnswers[bytes]:
     """Ask members until one gives bytes, or F have none."""
     record = store.record
 
     async def ask(connection: Connection) -> bytes:
         return await read_one(connection, name, offset, wanted)
 
-    def judge(answers: Answers[bytes]) -> tuple[int, bool]:
+    def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
         if any(answers.given.values()):
             return 0, True
         return 1, reading_quorums(record).can_take_over({*answers.given, *answers.without})
@@ -91,6 +91,6 @@ async def ask_for_bytes(
     return await ask_members(store, tiers, Question(directory, name, wanted, ask, judge), sessions)
 
 
-def bytes_of(answers: Answers[bytes]) -> bytes | None:
+def bytes_of(answers: MemberAnswers[bytes]) -> bytes | None:
     """The bytes that a member gave; none of them when all are at their end; None if nobody has the object."""
     return next((data for data in answers.given.values() if data), b"" if answers.given else None)

@@ -17,7 +17,7 @@ import trio
 from dos_client.core.agreement import Reach
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import piece_bytes, pieces_ahead_max, read_bytes_max, read_timeout_s
-from dos_client.reading.committed import Committed, Piece
+from dos_client.reading.committed import CommittedPiece, CommittedReads
 from dos_client.reading.store_reads import patiently
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, PastEndError
@@ -52,7 +52,7 @@ class Bookmark:
 class Snapshot:
     """An object as far as it was acknowledged when this was made."""
 
-    def __init__(self, store: "Store", committed: Committed) -> None:
+    def __init__(self, store: "Store", committed: CommittedReads) -> None:
         self._store = store
         self._committed = committed
         self._reach: Reach | None = None
@@ -84,7 +84,7 @@ class Snapshot:
 
 async def committed_stream(
     store: "Store",
-    committed: Committed,
+    committed: CommittedReads,
     extent: Extent,
     offset: int,
     end: int | None = None,
@@ -122,7 +122,7 @@ async def committed_stream(
 
 async def read_committed(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
     """Committed bytes; see `Store.read`."""
-    committed = Committed(store, directory, name)
+    committed = CommittedReads(store, directory, name)
     end = offset + min(max_bytes, read_bytes_max)
     stream = committed_stream(store, committed, Snapshot(store, committed), offset, end)
     return b"".join([data async for data in stream])
@@ -135,20 +135,20 @@ class _Slot:
         self.start = start
         self.end = end
         self.scope = trio.CancelScope()
-        self.piece: Piece | None = None
+        self.piece: CommittedPiece | None = None
         self.ended = trio.Event()
 
 
 class _Ahead:
     """See the module. Invariant: the slots lie side by side, without a gap."""
 
-    def __init__(self, store: "Store", committed: Committed, *, for_ever: bool) -> None:
+    def __init__(self, store: "Store", committed: CommittedReads, *, for_ever: bool) -> None:
         self._store = store
         self._committed = committed
         self._for_ever = for_ever
         self._slots: deque[_Slot] = deque()
 
-    async def next(self, fold: PrefixDigest, limit: int) -> tuple[Piece, PrefixDigest]:
+    async def next(self, fold: PrefixDigest, limit: int) -> tuple[CommittedPiece, PrefixDigest]:
         """The checked piece where `fold` ends, and the fold with it."""
         self._begin(fold.size, limit)
         slot = self._slots[0]
@@ -164,7 +164,7 @@ class _Ahead:
             self._drop_all()
         return piece, after
 
-    async def _alone(self, fold: PrefixDigest, end: int) -> tuple[Piece, PrefixDigest]:
+    async def _alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
         """The piece, tried until it is had. Members that contradict each other may be about to be put
         right."""
         patience = trio.current_time() + read_timeout_s

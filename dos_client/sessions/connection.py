@@ -28,9 +28,9 @@ from dos_client.limits import (
     silence_broken_s,
     silence_ping_s,
 )
+from dos_client.runtime import ClientStream
 from dos_client.sessions.dialling import again, broken, dial
 from dos_client.sessions.requests import Requests
-from dos_client.world import Stream
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -47,6 +47,7 @@ from dos_protocol.names import NO_ID
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_protocol.vocabulary import (
     Bye,
+    DurabilityAck,
     Error,
     Get,
     Hello,
@@ -54,19 +55,18 @@ from dos_protocol.vocabulary import (
     Opcode,
     Ping,
     Quit,
-    Watermark,
     Welcome,
 )
 
 log: Final = logging.getLogger("dos.client")
-_WATERMARK: Final = int(Opcode.WATERMARK)
+_DURABILITY_ACK: Final = int(Opcode.WATERMARK)
 _ERROR: Final = int(Opcode.ERROR)
 _quit_timeout_s: Final = 0.2
 
 Feed = Callable[[list[Buffer]], None]
 
 
-def _no_watermark(_: Watermark) -> None:
+def _no_durability_ack(_: DurabilityAck) -> None:
     """Watermarks of a session that appends nothing."""
 
 
@@ -88,14 +88,14 @@ class Connection(Requests):
     """A live session. Made by `open_connection`; all methods raise BrokenConnectionError once it has failed.
 
     `feed(buffers)` is asked for more to send whenever the socket takes more; it appends to the list.
-    `on_watermark` and `on_append_refused(tag, error)` are called from the reader and must not block."""
+    `on_durability_ack` and `on_append_refused(tag, error)` are called from the reader and must not block."""
 
-    def __init__(self, sock: Stream, address: str) -> None:
+    def __init__(self, sock: ClientStream, address: str) -> None:
         self.address = address
         self.welcome: Welcome
         self.record: StoreRecord | None = None
         self.feed: Feed | None = None
-        self.on_watermark: Callable[[Watermark], None] = _no_watermark
+        self.on_durability_ack: Callable[[DurabilityAck], None] = _no_durability_ack
         self.on_append_refused: Callable[[int, RefusedError], None] = _no_refusal
         self.failure: DosError | None = None
         self._sock = sock
@@ -252,10 +252,10 @@ class Connection(Requests):
             self.fail(error)
 
     def _take(self, frame: Frame) -> None:
-        if frame.opcode == _WATERMARK:
+        if frame.opcode == _DURABILITY_ACK:
             message = decode(frame)
-            assert isinstance(message, Watermark)
-            self.on_watermark(message)
+            assert isinstance(message, DurabilityAck)
+            self.on_durability_ack(message)
             return
         slot = self._pending.get(frame.request_id)
         if slot is not None:

@@ -7,12 +7,12 @@ import trio
 
 from dos_client.core.replacement import GONE_SUFFIX
 from dos_client.limits import connect_timeout_s
+from dos_client.runtime import ClientStream, runtime
 from dos_client.urls import split_address
-from dos_client.world import Stream, world
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, ErrorCode, RefusedError
 
 
-async def dial(address: str) -> Stream:
+async def dial(address: str) -> ClientStream:
     """A connection. Raises BrokenConnectionError."""
     if address.endswith(GONE_SUFFIX):
         raise BrokenConnectionError("its address belongs to the server that replaces it")
@@ -24,9 +24,9 @@ async def dial(address: str) -> Stream:
         raise BrokenConnectionError(f"cannot connect to {address}: {_cause_text(error)}") from error
 
 
-async def connect(host: str, port: int) -> Stream:
+async def connect(host: str, port: int) -> ClientStream:
     """The network itself. A simulated client has another."""
-    return await world().connect(host, port)
+    return await runtime().connect(host, port)
 
 
 def _cause_text(error: BaseException) -> str:

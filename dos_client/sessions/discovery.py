@@ -21,7 +21,7 @@ log: Final = logging.getLogger("dos.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ServerSurvey:
     """What servers said, by address, and the errors of those that said nothing; `refused`: those of them that
     do not take the token.
     """
@@ -59,7 +59,7 @@ async def survey(
     token: bytes = b"",
     client: str = "",
     enough: Callable[[Sequence[ServerAnswer]], bool] = lambda _: False,
-) -> Survey:
+) -> ServerSurvey:
     """Ask several servers at once. Never raises for one of them. Once the answers are `enough`, the others
     get only a moment more."""
     answers: list[ServerAnswer] = []
@@ -83,7 +83,7 @@ async def survey(
         for address in list(errors):
             nursery.start_soon(ask, address)
     by_address = tuple(sorted(answers, key=lambda one: one.address))
-    return Survey(by_address, dict(sorted(errors.items())), frozenset(refused))
+    return ServerSurvey(by_address, dict(sorted(errors.items())), frozenset(refused))
 
 
 async def hand_over(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
@@ -102,7 +102,7 @@ async def find_membership(
     client: str = "",
     store_id: bytes | None = None,
     hurry: bool = False,
-) -> tuple[Membership, Survey]:
+) -> tuple[Membership, ServerSurvey]:
     """Which record counts, after following addresses in records and helping members that hold older ones.
 
     `hurry`: do not wait long for servers that are not needed for that."""

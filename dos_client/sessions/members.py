@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dos_client import chance
-from dos_client.core.admission import Admission, admit
+from dos_client import randomness
+from dos_client.core.admission import MemberAdmission, admit
 from dos_client.core.backoff import backoff_s
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import hand_over, probe
@@ -75,7 +75,7 @@ class Watch:
                 except DosError as error:
                     attempt = 1 if self._was_connected else attempt
                     self._give_up(error)
-                await trio.sleep(backoff_s(attempt, chance.jitter()))
+                await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     def _give_up(self, error: DosError) -> None:
         self.error, self.tried = str(error.args[0]), True
@@ -106,10 +106,10 @@ async def admit_or_act(store: "Store", member: Member, error: RefusedError) -> N
     it never counts. Returns when trying again makes sense; else raises."""
     answer = await probe(member.address, token=store.token, client=store.client)
     verdict = admit(store.record, member.server_id, answer.server_id, answer.record)
-    if verdict is Admission.NEWER_RECORD:
+    if verdict is MemberAdmission.NEWER_RECORD:
         store.reread_membership()
-    elif verdict is Admission.OLDER_RECORD:
+    elif verdict is MemberAdmission.OLDER_RECORD:
         await hand_over(answer.address, store.record, token=store.token, client=store.client)
         log.info("%s now keeps generation %d", answer.address, store.record.generation)
-    elif verdict is not Admission.ADMITTED:
+    elif verdict is not MemberAdmission.ADMITTED:
         raise RemoteProtocolError(f"{member.address}: {verdict.value}") from error

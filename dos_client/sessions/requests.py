@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from dos_client.limits import answer_timeout_s, delete_timeout_s, mend_timeout_s
+from dos_client.limits import answer_timeout_s, delete_timeout_s, repair_timeout_s
 from dos_protocol.errors import DosError, RemoteProtocolError
 from dos_protocol.store_record import StoreRecord, encode_store_record
 from dos_protocol.vocabulary import (
@@ -24,12 +24,12 @@ from dos_protocol.vocabulary import (
     Get,
     List,
     Listing,
-    Mend,
-    Mended,
     Message,
     ObjectInfo,
     Ping,
     Pong,
+    RepairAck,
+    RepairChunk,
     Stat,
     StatResult,
 )
@@ -117,9 +117,9 @@ class Requests(ABC):
             self.fail(error)
             raise error
 
-    async def mend(self, request: Mend) -> Mended:
+    async def repair(self, request: RepairChunk) -> RepairAck:
         """Bring a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
-        return await self.ask(request, Mended, mend_timeout_s)
+        return await self.ask(request, RepairAck, repair_timeout_s)
 
     async def configure(self, record: StoreRecord) -> int:
         """Give the server a newer store record; returns the generation it keeps then."""

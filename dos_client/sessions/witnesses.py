@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
-from dos_client.core.witnessing import Prove, Step, Witnessing
+from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
 from dos_client.sessions.connection import Connection, open_connection
 from dos_client.sessions.dialling import again
@@ -114,7 +114,7 @@ class Witnesses:
     async def _take(self, step: Step) -> None:
         """Take a step. One that fails is taken again in a while, and nobody waits for it until then."""
         try:
-            if isinstance(step, Prove):
+            if isinstance(step, ProveStamp):
                 await self._prove(step.member, step.stamp)
             else:
                 message = Witness(step.member, *step.stamp, *step.before)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.milestones import stretch
-from dos_client.core.replica import Agreed, Differed, Reached, ReplicaState
+from dos_client.core.replica import ReplicaAgreed, ReplicaDiffered, ReplicaReached, ReplicaState
 from dos_client.core.window import Chunk, append_head
 from dos_client.limits import catch_up_in_flight_bytes_max, catch_up_read_bytes
 from dos_protocol.digests import PrefixDigest
@@ -30,16 +30,16 @@ from dos_protocol.limits import digest_block_bytes
 
 if TYPE_CHECKING:
     from dos_client.sessions.connection import Connection
-    from dos_client.writing.copies import Copies, Copy
+    from dos_client.writing.copies import MemberCopies, ObjectCopy
 
 log: Final = logging.getLogger("dos.client")
 
-Work = Callable[["Copies", "Copy"], Awaitable[None]]
+Work = Callable[["MemberCopies", "ObjectCopy"], Awaitable[None]]
 
 _FILLING: Final = (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP)
 
 
-async def compare_there(copies: "Copies", copy: "Copy") -> None:
+async def compare_there(copies: "MemberCopies", copy: "ObjectCopy") -> None:
     """The member has more than the goal: ask it for the digest at the goal. What is past it does not exist
     (R6)."""
     target, connection = copy.target, copies.connection
@@ -49,17 +49,17 @@ async def compare_there(copies: "Copies", copy: "Copy") -> None:
     except DosError as error:
         if connection.failure is None and copy.replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
             spoiled = isinstance(error, CorruptError | PoisonedError)
-            copies.handle(copy, Differed(str(error.args[0]), spoiled))
+            copies.handle(copy, ReplicaDiffered(str(error.args[0]), spoiled))
         return
     if copy.replica.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
         return
     if result.digest == target.goal_digest:
-        copies.handle(copy, Agreed(target.goal_size, target.view))
+        copies.handle(copy, ReplicaAgreed(target.goal_size, target.view))
     else:
-        copies.handle(copy, Differed(f"another content below byte {target.goal_size}"))
+        copies.handle(copy, ReplicaDiffered(f"another content below byte {target.goal_size}"))
 
 
-async def fill(copies: "Copies", copy: "Copy") -> None:
+async def fill(copies: "MemberCopies", copy: "ObjectCopy") -> None:
     """Bring a copy up to where the memory begins, or to its goal; compare its digest first, if that is
     still to be done."""
     attempt = 0
@@ -72,7 +72,7 @@ async def fill(copies: "Copies", copy: "Copy") -> None:
             went_back = copy.had > before
             had = f", of which it had acknowledged {copy.had}" if went_back else ""
             why = f"{before} bytes{had}; nobody else has the others"
-            copies.handle(copy, Differed(why, spoiled=went_back))
+            copies.handle(copy, ReplicaDiffered(why, spoiled=went_back))
             return
         if source is None:
             await copies.claim.wait_changed(1.0)
@@ -84,16 +84,16 @@ async def fill(copies: "Copies", copy: "Copy") -> None:
         except DosError as error:
             log.debug("%s from %s: %s", copy.target.name, source.address, error)
             attempt = 1 if _offset(copy) > before else attempt + 1
-            await trio.sleep(backoff_s(attempt, chance.jitter()))
+            await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
-def _nobody_may_give(copies: "Copies", copy: "Copy", size: int) -> bool:
+def _nobody_may_give(copies: "MemberCopies", copy: "ObjectCopy", size: int) -> bool:
     """Whether every other member is there, and none has that much."""
     others = [link for link in copies.claim.links() if link is not copies.link]
     return not any(link.copies.may_give(copy.target.name, size) for link in others)
 
 
-def _offset(copy: "Copy") -> int:
+def _offset(copy: "ObjectCopy") -> int:
     """Where the copy ends, as far as is known."""
     replica = copy.replica
     if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
@@ -102,17 +102,17 @@ def _offset(copy: "Copy") -> int:
     return replica.sent
 
 
-def _reached(copies: "Copies", copy: "Copy") -> bool:
+def _reached(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
     """Whether the copy is where it needs no filling any more; moves it on if so."""
     if copy.replica.state not in _FILLING:
         return True
     if copy.replica.state is ReplicaState.CATCH_UP and copy.replica.sent >= copy.target.base:
-        copies.handle(copy, Reached(copy.target.view))
+        copies.handle(copy, ReplicaReached(copy.target.view))
         return True
     return False
 
 
-async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
+async def _fill_locally(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
     """One stretch from the local copy; False when that cannot be had there."""
     await _room(copies, copy)
     if copy.target.local.size() <= _offset(copy):
@@ -125,7 +125,7 @@ async def _fill_locally(copies: "Copies", copy: "Copy") -> bool:
     return True
 
 
-def _compared(copies: "Copies", copy: "Copy", digest: int) -> bool:
+def _compared(copies: "MemberCopies", copy: "ObjectCopy", digest: int) -> bool:
     """Compare, if that is still to be done, the digest found elsewhere with what the member said. Whether
     the copy is to be filled further."""
     replica = copy.replica
@@ -133,13 +133,13 @@ def _compared(copies: "Copies", copy: "Copy", digest: int) -> bool:
         claimed = replica.claimed
         assert claimed is not None
         if digest != claimed.digest:
-            copies.handle(copy, Differed(f"another content below byte {claimed.synced}"))
+            copies.handle(copy, ReplicaDiffered(f"another content below byte {claimed.synced}"))
         else:
-            copies.handle(copy, Agreed(claimed.synced, copy.target.view), filling=True)
+            copies.handle(copy, ReplicaAgreed(claimed.synced, copy.target.view), filling=True)
     return replica.state is ReplicaState.CATCH_UP
 
 
-async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> None:
+async def _fill_from(source: "Connection", copies: "MemberCopies", copy: "ObjectCopy") -> None:
     """Fill as far as this source goes."""
     fold = await fold_at(source, copy.target.name, _offset(copy))
     if not _compared(copies, copy, fold.value):
@@ -150,7 +150,7 @@ async def _fill_from(source: "Connection", copies: "Copies", copy: "Copy") -> No
             return
 
 
-async def _room(copies: "Copies", copy: "Copy") -> None:
+async def _room(copies: "MemberCopies", copy: "ObjectCopy") -> None:
     """Wait until nothing of the copy waits here, and there is room for one more chunk under way."""
     if copies.connection is not None:
         await copies.connection.wait_sent()
@@ -159,7 +159,9 @@ async def _room(copies: "Copies", copy: "Copy") -> None:
         await copy.moved.wait()
 
 
-async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold: PrefixDigest) -> bool:
+async def _copy_chunk(
+    source: "Connection", copies: "MemberCopies", copy: "ObjectCopy", fold: PrefixDigest
+) -> bool:
     """Send the next chunk; False when the source has no more now: its sync may be on its way, or it may never
     come, which is for `fill` to find out."""
     target = copy.target
@@ -179,7 +181,7 @@ async def _copy_chunk(source: "Connection", copies: "Copies", copy: "Copy", fold
     return True
 
 
-def _append(copies: "Copies", copy: "Copy", chunk: Chunk, source: str) -> None:
+def _append(copies: "MemberCopies", copy: "ObjectCopy", chunk: Chunk, source: str) -> None:
     """Send a chunk, unless the copy broke or the session ended while its bytes were read."""
     if copies.connection is None or copy.replica.state is not ReplicaState.CATCH_UP:
         return

@@ -13,10 +13,10 @@ import trio
 
 from dos_client.arguments import check_absent, check_run
 from dos_client.core.claim import (
+    ClaimClosed,
+    ClaimLost,
     ClaimMachine,
     ClaimState,
-    Closed,
-    Lost,
     MemberClaimed,
     MemberFenced,
     MemberLeft,
@@ -27,17 +27,17 @@ from dos_client.core.claim import (
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
-from dos_client.core.window import Window
+from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.limits import answer_timeout_s, answers_grace_s, waiting_after_s
 from dos_client.sessions.connection import Connection
-from dos_client.telling.standing import ClaimStatus, Standing
+from dos_client.status.claim_status import ClaimStatus, ClaimWaits
 from dos_client.writing import collecting
 from dos_client.writing.claim_reads import ClaimReads
-from dos_client.writing.link import Link
+from dos_client.writing.link import MemberLink
 from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
-from dos_client.writing.target import Target
+from dos_client.writing.target import WriteTarget
 from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
@@ -66,15 +66,15 @@ class Claim:
         self.epoch_seen = epoch
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
         self._taken_back: set[bytes] = set()
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, WriteTarget] = {}
         self.garbage: Garbage = lambda _: False
         self.deleting: set[str] = set()
         self.lost: FencedError | None = None
         self.waited = False
         self._quorums = Quorums(store.record)
         self._machine = ClaimMachine(self._quorums)
-        self._links: dict[bytes, Link] = {}
-        self.standing = Standing(self)
+        self._links: dict[bytes, MemberLink] = {}
+        self.standing = ClaimWaits(self)
         self.reads = ClaimReads(self)
         self._nursery: trio.Nursery | None = None
         self._change = trio.Event()
@@ -171,12 +171,12 @@ class Claim:
         Raises FencedError, ClosedError, LocalProtocolError if it is known, or exists."""
         if name not in self.deleting:  # which is refused by its own name, below
             check_absent(self, name)
-        return self._open(name, Window(), local)
+        return self._open(name, SendWindow(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
         """Go on with an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
         digest there, `tail` what follows. For plain objects; a journal never goes on with a segment."""
-        return self._open(name, Window(base, base_digest, tail))
+        return self._open(name, SendWindow(base, base_digest, tail))
 
     async def delete(self, name: str) -> None:
         """Take an object away, for ever, of one server that is in no store (`connect`). Returns when it is
@@ -204,7 +204,7 @@ class Claim:
     async def aclose(self) -> None:
         """End the sessions. Bytes not yet acknowledged may or may not arrive. Waits raise ClosedError."""
         if self._machine.state is not ClaimState.CLOSED:
-            self._machine.handle(Closed())
+            self._machine.handle(ClaimClosed())
         self._finish()
         self.store.forget(self)
         await self._ended.wait()
@@ -264,11 +264,11 @@ class Claim:
 
     def _make_links(self) -> None:
         assert self._nursery is not None
-        self._links = {member.server_id: Link(self, member) for member in self.store.record.members}
+        self._links = {member.server_id: MemberLink(self, member) for member in self.store.record.members}
         for link in self._links.values():
             self._nursery.start_soon(link.run)
 
-    def member_claimed(self, link: Link, opened: DirectoryOpened) -> None:
+    def member_claimed(self, link: MemberLink, opened: DirectoryOpened) -> None:
         """A member took the claim. Its first answer counts, if nothing in it is damaged, but for what this
         claim has itself brought there meanwhile."""
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
@@ -282,7 +282,7 @@ class Claim:
         self._machine.handle(MemberClaimed(link.server_id, trusted))
         self.changed()
 
-    def member_left(self, link: Link) -> None:
+    def member_left(self, link: MemberLink) -> None:
         """The session with a member ended. A link of an older record does not speak for its successor."""
         if self._links.get(link.server_id) is link:
             self._machine.handle(MemberLeft(link.server_id))
@@ -292,7 +292,7 @@ class Claim:
         """A member holds a newer claim: this one is over, for good."""
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
         for effect in self._machine.handle(MemberFenced(server_id, error.epoch_held)):
-            if isinstance(effect, Lost):
+            if isinstance(effect, ClaimLost):
                 held = effect.epoch_held
                 text = f"epoch {self.epoch} of {self.directory} is superseded: {held} holds it"
                 if not self.claiming:
@@ -327,20 +327,20 @@ class Claim:
         for link in self._links.values():
             link.copies.wake()
 
-    def seal(self, target: Target) -> None:
+    def seal(self, target: WriteTarget) -> None:
         """The writer is done with an object: its memory goes once a quorum has all of it."""
         target.on_complete = self._sealed
         if target.synced >= target.size:
             self._sealed(target)
 
-    def _sealed(self, target: Target) -> None:
+    def _sealed(self, target: WriteTarget) -> None:
         target.on_complete = None
         if target.window is not None:
             target.seal(target.window.size, target.window.digest)
             for link in self._links.values():
                 link.copies.sealed(target)
 
-    def source_for(self, target: Target, at_least: int, asking: Link) -> Connection | None:
+    def source_for(self, target: WriteTarget, at_least: int, asking: MemberLink) -> Connection | None:
         """A member that holds at least that much of the object, digest compared; None when there is none
         now."""
         found = [
@@ -351,22 +351,22 @@ class Claim:
             and target.sizes.get(link.server_id, 0) >= at_least
             and link.copies.agrees(target.name)
         ]
-        return self.store.chance.choice(found) if found else None
+        return self.store.rng.choice(found) if found else None
 
-    def links(self) -> Iterable[Link]:
+    def links(self) -> Iterable[MemberLink]:
         return self._links.values()
 
-    def link(self, server_id: bytes) -> Link | None:
+    def link(self, server_id: bytes) -> MemberLink | None:
         """The link with a member of the record, None when it is no member."""
         return self._links.get(server_id)
 
-    def _nobody_has(self, target: Target) -> bool:
+    def _nobody_has(self, target: WriteTarget) -> bool:
         """As far as this claim's sessions have asked, nobody is left who may have it, nor is it here."""
         if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
             return False
         return nobody_has(self._quorums, target.without, target.spoiled)
 
-    def _nobody_gives(self, target: Target) -> DosError:
+    def _nobody_gives(self, target: WriteTarget) -> DosError:
         """Why nobody has what is to be settled: it is lost, or what the members said of it holds no more."""
         what = f"{target.size} bytes of {self.directory}/{target.name}"
         if hopes_for(self.answers, target.name, target.size, target.without - self._taken_back):
@@ -376,7 +376,7 @@ class Claim:
             )
         return MissingDataError(f"no member holds {what} with digest {target.goal_digest:016x}")
 
-    def _open(self, name: str, window: Window, local: LocalCopy | None = None) -> ObjectWriter:
+    def _open(self, name: str, window: SendWindow, local: LocalCopy | None = None) -> ObjectWriter:
         self.check()
         if name in self.targets:
             raise LocalProtocolError(f"{name} is already known to this claim of {self.directory}")
@@ -384,13 +384,17 @@ class Claim:
         self._enter(target)
         return ObjectWriter(self, target)
 
-    def _add(self, name: str, window: Window | None = None, local: LocalCopy | None = None) -> Target:
+    def _add(
+        self, name: str, window: SendWindow | None = None, local: LocalCopy | None = None
+    ) -> WriteTarget:
         if name in self.deleting:
             raise LocalProtocolError(f"{name} is being deleted by this claim of {self.directory}")
-        target = self.targets[name] = Target(check_name(name), self._next_tag, self._quorums, window, local)
+        target = self.targets[name] = WriteTarget(
+            check_name(name), self._next_tag, self._quorums, window, local
+        )
         self._next_tag += 1
         return target
 
-    def _enter(self, target: Target) -> None:
+    def _enter(self, target: WriteTarget) -> None:
         for link in self._links.values():
             link.copies.enter(target)

@@ -18,7 +18,7 @@ from dos_protocol.store_record import Member
 
 if TYPE_CHECKING:
     from dos_client.writing.claim import Claim
-    from dos_client.writing.link import Link
+    from dos_client.writing.link import MemberLink
 
 
 class ClaimReads:
@@ -70,7 +70,7 @@ class ClaimReads:
             if link.connection is None and self._known(link, name) > offset
         ]
 
-    def _known(self, link: "Link", name: str) -> int:
+    def _known(self, link: "MemberLink", name: str) -> int:
         """How much of the object a member is known to have, or to have had when it was last there."""
         claim = self._claim
         target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
@@ -82,7 +82,7 @@ class ClaimReads:
         agreed with this claim's; then the others, the longest first."""
         claim = self._claim
 
-        def has(link: "Link") -> int:
+        def has(link: "MemberLink") -> int:
             return self._known(link, name)
 
         joined = [link for link in claim.links() if link.connection is not None]

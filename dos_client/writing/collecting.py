@@ -28,7 +28,7 @@ from dos_protocol.errors import (
 
 if TYPE_CHECKING:
     from dos_client.writing.claim import Claim
-    from dos_client.writing.copies import Copies
+    from dos_client.writing.copies import MemberCopies
 
 log: Final = logging.getLogger("dos.client")
 
@@ -86,7 +86,7 @@ async def wait_collected(claim: "Claim", timeout_s: float) -> bool:
     return not left()
 
 
-async def sweep(copies: "Copies") -> None:
+async def sweep(copies: "MemberCopies") -> None:
     """One member, as long as its session lives."""
     connection, claim, held = copies.connection, copies.claim, copies.held
     assert connection is not None

@@ -12,60 +12,60 @@ import trio
 from dos_client.core.collecting import Collecting
 from dos_client.core.replica import (
     AGREED,
-    Differed,
     Effect,
-    Entered,
     Event,
-    FellBehind,
-    Left,
     LocalKnown,
     Replica,
+    ReplicaDiffered,
+    ReplicaEntered,
+    ReplicaFellBehind,
+    ReplicaLeft,
     ReplicaState,
 )
 from dos_client.core.window import append_head
 from dos_client.limits import in_flight_bytes_max, send_batch_bytes
-from dos_client.reading.damage import Wrong
+from dos_client.reading.damage import CopyFault
 from dos_client.sessions.connection import Connection
 from dos_client.writing import catch_up, collecting
-from dos_client.writing.target import Target
+from dos_client.writing.target import WriteTarget
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptError, PoisonedError, RefusedError, RemoteProtocolError
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo, Watermark
+from dos_protocol.vocabulary import DirectoryOpened, DurabilityAck, ObjectInfo
 
 if TYPE_CHECKING:
-    from dos_client.writing.link import Link
+    from dos_client.writing.link import MemberLink
 
 log: Final = logging.getLogger("dos.client")
 
 
-class Copy:
+class ObjectCopy:
     """One object on the member: what `core.replica` knows of it, and who waits for it to move. `had`: so much
     it had told this claim to be synced, when it came back with less."""
 
     __slots__ = ("had", "moved", "replica", "target")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self.target = target
         self.replica = Replica(trio.current_time())
         self.moved = trio.Event()
         self.had = 0
 
 
-class Copies:
+class MemberCopies:
     """See the module.
 
     Invariants: `connection` is the live session's, None without one; copies are in ENTER while an attempt
     is made, and in DISCOVER_LOCAL_SIZE between two attempts; `_active` are those that follow the window."""
 
-    def __init__(self, link: "Link") -> None:
+    def __init__(self, link: "MemberLink") -> None:
         self.link = link
         self.claim = link.claim
         self.server_id = link.server_id
         self.connection: Connection | None = None
         self.worked = False
-        self._all: dict[str, Copy] = {}
-        self._by_tag: dict[int, Copy] = {}
-        self._active: dict[str, Copy] = {}
+        self._all: dict[str, ObjectCopy] = {}
+        self._by_tag: dict[int, ObjectCopy] = {}
+        self._active: dict[str, ObjectCopy] = {}
         self._infos: dict[str, ObjectInfo] = {}
         self.held = Collecting()
         self.collectable = trio.Event()
@@ -91,7 +91,7 @@ class Copies:
         for copy in list(self._all.values()):
             self._discover(copy)
         connection.feed = self._feed
-        connection.on_watermark = self._watermark
+        connection.on_durability_ack = self._durability_ack
         connection.on_append_refused = self._append_refused
         connection.wake()
         self.held.entered(self._infos)
@@ -110,7 +110,7 @@ class Copies:
         for copy in self._all.values():
             copy.target.unsure.discard(self.server_id)
             if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
-                copy.replica.handle(Left(why), now)
+                copy.replica.handle(ReplicaLeft(why), now)
             copy.moved.set()
 
     # What the claim uses
@@ -139,7 +139,7 @@ class Copies:
             return claimed is None
         return max(claimed.synced, copy.target.sizes.get(self.server_id, 0)) >= size
 
-    def enter(self, target: Target) -> None:
+    def enter(self, target: WriteTarget) -> None:
         """The claim has one more object."""
         self._know(target)
         if self._nursery is not None:
@@ -148,24 +148,24 @@ class Copies:
     def forget(self, name: str) -> None:
         """The member has deleted that object, of which the claim knows nothing."""
         self._infos.pop(name, None)
-        self.claim.store.damage.mended(self.server_id, self.claim.directory, name)
+        self.claim.store.damage.repaired(self.server_id, self.claim.directory, name)
 
-    def drop(self, target: Target) -> None:
+    def drop(self, target: WriteTarget) -> None:
         """The claim has that object no longer: what is under way for it ends, and it may be taken away."""
         copy = self._all.pop(target.name)
         self._by_tag.pop(target.tag)
         self._active.pop(target.name, None)
         self._dropped.add(target.name)
         if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
-            copy.replica.handle(Left("nobody needs it any more"), trio.current_time())
+            copy.replica.handle(ReplicaLeft("nobody needs it any more"), trio.current_time())
         copy.moved.set()
         self.held.made(target.name)
 
-    def sealed(self, target: Target) -> None:
+    def sealed(self, target: WriteTarget) -> None:
         """The writer is done with the object; what is missing comes from elsewhere."""
         copy = self._active.pop(target.name, None)
         if copy is not None and copy.replica.sent < target.goal_size:
-            self.handle(copy, FellBehind())
+            self.handle(copy, ReplicaFellBehind())
 
     def wake(self) -> None:
         """There may be something to send."""
@@ -181,7 +181,7 @@ class Copies:
 
     # What the copies do
 
-    def handle(self, copy: Copy, event: Event, *, filling: bool = False) -> None:
+    def handle(self, copy: ObjectCopy, event: Event, *, filling: bool = False) -> None:
         """Let the event happen, and do what follows from it. `filling`: the caller fills the copy itself."""
         for effect in copy.replica.handle(event, trio.current_time()):
             match effect:
@@ -203,20 +203,20 @@ class Copies:
                     self._follow(copy)
         self.claim.changed()
 
-    def _know(self, target: Target) -> None:
+    def _know(self, target: WriteTarget) -> None:
         copy = self._all.get(target.name)
         if copy is None:
-            copy = self._all[target.name] = self._by_tag[target.tag] = Copy(target)
+            copy = self._all[target.name] = self._by_tag[target.tag] = ObjectCopy(target)
         if self._attempting and copy.replica.state is ReplicaState.DISCOVER_LOCAL_SIZE:
             copy.replica.handle(LocalKnown(target.local.size()), trio.current_time())
 
-    def _discover(self, copy: Copy) -> None:
+    def _discover(self, copy: ObjectCopy) -> None:
         if copy.replica.state is ReplicaState.ENTER:
             info = self._infos.get(copy.target.name, ObjectInfo(copy.target.name))
             self._compare_with_told(copy, info)
-            self.handle(copy, Entered(info, copy.target.view))
+            self.handle(copy, ReplicaEntered(info, copy.target.view))
 
-    def _compare_with_told(self, copy: Copy, info: ObjectInfo) -> None:
+    def _compare_with_told(self, copy: ObjectCopy, info: ObjectInfo) -> None:
         """A member that has less than it told this claim to be synced does not count with what it told."""
         target = copy.target
         told = target.sizes.get(self.server_id, 0)
@@ -229,11 +229,11 @@ class Copies:
                 self.link.member.address, info.synced, self.claim.directory, target.name, told,
             )  # fmt: skip
 
-    def _start(self, copy: Copy, work: "catch_up.Work") -> None:
+    def _start(self, copy: ObjectCopy, work: "catch_up.Work") -> None:
         if self._nursery is not None:  # else the session is ending, and the next one begins anew
             self._nursery.start_soon(work, self, copy)
 
-    def _count(self, copy: Copy) -> None:
+    def _count(self, copy: ObjectCopy) -> None:
         replica, target = copy.replica, copy.target
         if self.link.scope.cancel_called:
             return
@@ -244,9 +244,9 @@ class Copies:
         info, damage = replica.claimed, self.claim.store.damage
         where = (self.server_id, self.claim.directory, target.name)
         if info is not None and info.synced <= target.size and not info.corrupt and damage.avoid(*where):
-            damage.mended(*where)  # all that it has is what was written: somebody put it right
+            damage.repaired(*where)  # all that it has is what was written: somebody put it right
 
-    def _discount(self, copy: Copy) -> None:
+    def _discount(self, copy: ObjectCopy) -> None:
         target = copy.target
         self._active.pop(target.name, None)
         target.unsure.discard(self.server_id)
@@ -256,24 +256,28 @@ class Copies:
         log.warning("%s: %s", self.link.member.address, self._named(copy))
         info = copy.replica.claimed
         marked = (
-            Wrong.POISONED if info and info.poisoned else Wrong.DAMAGED if info and info.corrupt else None
+            CopyFault.POISONED
+            if info and info.poisoned
+            else CopyFault.DAMAGED
+            if info and info.corrupt
+            else None
         )
-        self._note(copy, marked or Wrong.DIFFERENT)
+        self._note(copy, marked or CopyFault.DIFFERENT)
 
-    def _note(self, copy: Copy, why: Wrong) -> None:
+    def _note(self, copy: ObjectCopy, why: CopyFault) -> None:
         """For readers, who avoid it, and for repair. What is known of it already stays."""
         damage, where = self.claim.store.damage, (self.server_id, self.claim.directory, copy.target.name)
         if not damage.avoid(*where):
             damage.note(*where, 0, why)
 
-    def _named(self, copy: Copy) -> str:
+    def _named(self, copy: ObjectCopy) -> str:
         return f"{self.claim.directory}/{copy.target.name} there: {copy.replica.why}"
 
-    def _lacks(self, target: Target, synced: int) -> None:
+    def _lacks(self, target: WriteTarget, synced: int) -> None:
         if synced < target.size:
             target.without.add(self.server_id)
 
-    def _follow(self, copy: Copy) -> None:
+    def _follow(self, copy: ObjectCopy) -> None:
         """From here on the window has what it needs; a sealed object needs nothing more."""
         if copy.target.window is not None:
             self._active[copy.target.name] = copy
@@ -291,14 +295,14 @@ class Copies:
                 continue
             if replica.sent < window.base:
                 del self._active[copy.target.name]
-                self.handle(copy, FellBehind())
+                self.handle(copy, ReplicaFellBehind())
                 continue
             allowed = min(room, self._in_flight_max - (replica.sent - replica.received))
             if allowed > 0:
                 room -= self._take(copy, buffers, allowed)
                 self._active[copy.target.name] = self._active.pop(copy.target.name)  # the others come first
 
-    def _take(self, copy: Copy, buffers: list[Buffer], room: int) -> int:
+    def _take(self, copy: ObjectCopy, buffers: list[Buffer], room: int) -> int:
         target, replica, taken = copy.target, copy.replica, 0
         assert target.window is not None
         for chunk in target.window.chunks_from(replica.sent):
@@ -311,7 +315,7 @@ class Copies:
         self.count_sent(taken)
         return taken
 
-    def _watermark(self, mark: Watermark) -> None:
+    def _durability_ack(self, mark: DurabilityAck) -> None:
         if self.link.scope.cancel_called:
             return  # of the store record before; its members tell again what they have
         copy = self._all.get(mark.name)
@@ -338,8 +342,10 @@ class Copies:
         copy = self._by_tag.get(tag)
         if copy is not None and isinstance(error, PoisonedError | CorruptError):
             if copy.replica.state is not ReplicaState.BROKEN:
-                self._note(copy, Wrong.POISONED if isinstance(error, PoisonedError) else Wrong.DAMAGED)
-                self.handle(copy, Differed(str(error.args[0]), spoiled=True))
+                self._note(
+                    copy, CopyFault.POISONED if isinstance(error, PoisonedError) else CopyFault.DAMAGED
+                )
+                self.handle(copy, ReplicaDiffered(str(error.args[0]), spoiled=True))
             return
         if self.connection is not None:
             self.connection.fail(error)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.core.backoff import backoff_s
-from dos_client.core.claim import Refusal, climb, judge_fenced
+from dos_client.core.claim import FenceReason, climb, judge_fenced
 from dos_client.limits import session_worked_s, superseded_joining_s
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import admit_or_act
 from dos_client.sessions.witnesses import open_member_session
-from dos_client.writing.copies import Copies
+from dos_client.writing.copies import MemberCopies
 from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("dos.client")
 
 
-class Absence:
+class Outage:
     """A member is away from a claim: since when, how many attempts failed, and what of it was logged."""
 
     def __init__(self, what: str) -> None:
@@ -80,7 +80,7 @@ class Absence:
         return again
 
 
-class Link:
+class MemberLink:
     """See the module. `error`: why there is no session, '' while there is one."""
 
     def __init__(self, claim: "Claim", member: Member) -> None:
@@ -89,8 +89,8 @@ class Link:
         self.server_id = member.server_id
         self.error = "not connected yet"
         self.scope = trio.CancelScope()
-        self.copies = Copies(self)
-        self.absence = Absence(f"{member.address} for {claim.directory}")
+        self.copies = MemberCopies(self)
+        self.outage = Outage(f"{member.address} for {claim.directory}")
 
     @property
     def connection(self) -> Connection | None:
@@ -106,7 +106,7 @@ class Link:
                 try:
                     await self._session()
                 except FencedError as error:
-                    if judge_fenced(self.claim.epoch, error.epoch_held, at_claim=False) is Refusal.LOST:
+                    if judge_fenced(self.claim.epoch, error.epoch_held, at_claim=False) is FenceReason.LOST:
                         self.claim.member_fenced(self.server_id, error)
                         return
                     self._failed(error)
@@ -118,7 +118,7 @@ class Link:
                 except DosError as error:
                     self._failed(error)
                 attempt = 1 if self.copies.worked else attempt + 1
-                await trio.sleep(backoff_s(attempt, chance.jitter()))
+                await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     def _distrust(self) -> None:
         """Its disk went back in time: what it said it has, it may not have any more, and what it lacks says
@@ -130,7 +130,7 @@ class Link:
     def _failed(self, error: DosError) -> None:
         self.error = str(error.args[0])
         self.copies.left(self.error)
-        self.absence.failed(error, worked=self.copies.worked)
+        self.outage.failed(error, worked=self.copies.worked)
 
     async def _session(self) -> None:
         """Dial, claim, serve, until it breaks. Raises why."""
@@ -157,9 +157,9 @@ class Link:
             return await connection.claim(claim.directory, claim.epoch, claim.writer_id)
         except FencedError as error:
             match judge_fenced(claim.epoch, error.epoch_held, at_claim=True):
-                case Refusal.CLIMB:
+                case FenceReason.CLIMB:
                     return await self._climb(connection, error.epoch_held)
-                case Refusal.ASK:
+                case FenceReason.ASK:
                     held = await connection.open_directory(claim.directory)
                     if (held.epoch, held.writer_id) == (claim.epoch, claim.writer_id):
                         raise BrokenConnectionError(
@@ -177,7 +177,7 @@ class Link:
     async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
         """Keep the member up to the claim's objects until the session breaks."""
         self.error = ""
-        if self.absence.over():
+        if self.outage.over():
             self.claim.store.counts.reconnects[self.member.address] += 1
         begun = trio.current_time()
         try:

@@ -17,7 +17,7 @@ from dos_client.limits import local_read_timeout_s, milestone_bytes
 from dos_protocol.digests import PrefixDigest
 
 if TYPE_CHECKING:
-    from dos_client.writing.target import Target
+    from dos_client.writing.target import WriteTarget
 
 log: Final = logging.getLogger("dos.client")
 
@@ -48,7 +48,7 @@ class Proved:
 class LocalSource:
     """The local copy of one target, as far as it can be proved. One for all members that lack something."""
 
-    def __init__(self, target: "Target", copy: LocalCopy | None) -> None:
+    def __init__(self, target: "WriteTarget", copy: LocalCopy | None) -> None:
         self._target = target
         self._copy = copy
         self._proving = trio.Lock()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from dos_client.arguments import check_number
-from dos_client.core.window import Window
+from dos_client.core.window import SendWindow
 from dos_client.limits import chunk_bytes_max, journal_lag_bytes_max
-from dos_client.writing.target import Target
+from dos_client.writing.target import WriteTarget
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError
 from dos_protocol.limits import u64_max
@@ -25,11 +25,11 @@ class ObjectWriter:
     `append` only buffers; sending, counting and catching up go on behind it. An append is durable when
     `synced` has reached the size that `append` returned, and at no other sign."""
 
-    def __init__(self, claim: "Claim", target: Target) -> None:
+    def __init__(self, claim: "Claim", target: WriteTarget) -> None:
         assert target.window is not None
         self._claim = claim
         self._target = target
-        self._window: Window = target.window
+        self._window: SendWindow = target.window
         self._yielded_at = 0
 
     @property

@@ -13,10 +13,10 @@ import trio
 from dos_client.core.append_times import AppendTimes
 from dos_client.core.milestones import Milestones
 from dos_client.core.quorum import Quorums
-from dos_client.core.replica import Goal, View
-from dos_client.core.window import Window
+from dos_client.core.replica import ObjectGoal, ObjectView
+from dos_client.core.window import SendWindow
 from dos_client.limits import window_bytes_max, window_chunks_max
-from dos_client.telling.counts import Counts
+from dos_client.status.counters import StoreCounters
 from dos_client.writing.local_copy import LocalCopy, LocalSource
 
 _TRIM_STEP_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class Waiters:
         self._waiting.clear()
 
 
-class Target:
+class WriteTarget:
     """See the module.
 
     Invariants: `synced` and `received` are quorum watermarks and never go back; `sizes` holds, per member,
@@ -65,7 +65,7 @@ class Target:
         name: str,
         tag: int,
         quorums: Quorums,
-        window: Window | None = None,
+        window: SendWindow | None = None,
         local: LocalCopy | None = None,
     ) -> None:
         self.name = name
@@ -86,7 +86,7 @@ class Target:
         self.synced_waiters = Waiters()
         self.received_waiters = Waiters()
         self.moved_at = trio.current_time()
-        self.on_complete: Callable[[Target], None] | None = None
+        self.on_complete: Callable[[WriteTarget], None] | None = None
         self._quorums = quorums
         self._trimmed_at = 0
         self._counted_size = None if window is None else window.size
@@ -98,8 +98,8 @@ class Target:
         return self.window.size if self.window is not None else self.goal_size
 
     @property
-    def goal(self) -> Goal:
-        return Goal(self.size, self.window is None)
+    def goal(self) -> ObjectGoal:
+        return ObjectGoal(self.size, self.window is None)
 
     @property
     def base(self) -> int:
@@ -107,9 +107,9 @@ class Target:
         return self.window.base if self.window is not None else self.goal_size
 
     @property
-    def view(self) -> View:
+    def view(self) -> ObjectView:
         """What is known of the object at this moment."""
-        return View(self.goal, self.base, self.digest_at)
+        return ObjectView(self.goal, self.base, self.digest_at)
 
     def digest_at(self, size: int) -> int | None:
         """The prefix digest at `size`, as far as it is known here."""
@@ -191,7 +191,7 @@ class Target:
         """Bytes appended and not yet synced on a quorum."""
         return max(0, self.size - self.synced)
 
-    def count(self, counts: Counts) -> None:
+    def count(self, counts: StoreCounters) -> None:
         """Add what was appended and acknowledged since the last time."""
         if self._counted_size is not None:
             size, synced = self.size, min(self.synced, self.size)

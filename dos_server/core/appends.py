@@ -15,7 +15,7 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import ObjectState, Ticket
+from dos_server.core.object_state import ObjectState, PendingAppend
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import REFUSALS, Tables
@@ -94,18 +94,20 @@ class Appends:
         state = directory.objects[event.name]
         if state.poisoned:  # by a sync that failed meanwhile
             state.forget_write()
-        elif event.trouble is v.Trouble.NONE:
+        elif event.trouble is v.DiskFailure.NONE:
             state.wrote()
             if not directory.exists:
                 self._claims.now_exists(directory)
             if state.tickets:
                 self._tables.untold.setdefault(state, self._tables.now + watermark_seconds_max)
             self._write_and_sync(directory, state)
-        elif event.trouble is not v.Trouble.FAILED:
+        elif event.trouble is not v.DiskFailure.FAILED:
             refused = state.undo_write()
             if not state.exists:
                 del directory.objects[event.name]
-            why = "no space for" if event.trouble is v.Trouble.NO_SPACE else "the server cannot write now:"
+            why = (
+                "no space for" if event.trouble is v.DiskFailure.NO_SPACE else "the server cannot write now:"
+            )
             text = f"{why} {event.name}; nothing was written"
             self._refuse_tickets(refused, REFUSALS[event.trouble], text)
         else:
@@ -123,10 +125,10 @@ class Appends:
         state = directory.objects[event.name]
         if state.poisoned:  # by a write that failed meanwhile
             state.forget_sync()
-        elif event.trouble is v.Trouble.PASSES:  # it was not tried: nothing is acknowledged before it was
+        elif event.trouble is v.DiskFailure.PASSES:  # it was not tried: nothing is acknowledged before it was
             state.sync_covers = None
             self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
-        elif event.trouble is not v.Trouble.NONE:
+        elif event.trouble is not v.DiskFailure.NONE:
             state.forget_sync()
             self._poison(state)
         else:
@@ -145,7 +147,9 @@ class Appends:
                 self._tables.effects.append(sync)
         self._claims.grant_if_ready(directory)
 
-    def _tell_tickets(self, directory: DirectoryState, state: ObjectState, settled: Iterable[Ticket]) -> None:
+    def _tell_tickets(
+        self, directory: DirectoryState, state: ObjectState, settled: Iterable[PendingAppend]
+    ) -> None:
         for number, group in groupby(settled, _session_of):
             tickets = list(group)
             session = self._release(number, sum(map(_bytes_of, tickets)), len(tickets))
@@ -162,7 +166,7 @@ class Appends:
 
     def tell(self, state: ObjectState, session: Session) -> None:
         self._tables.untold.pop(state, None)
-        self._tables.send(session, m.Watermark(state.name, state.written, state.synced))
+        self._tables.send(session, m.DurabilityAck(state.name, state.written, state.synced))
 
     def _release(self, number: int, count_bytes: int, count: int) -> Session | None:
         session = self._tables.sessions.get(number)
@@ -173,7 +177,9 @@ class Appends:
                 self._tables.settled.append(session)
         return session
 
-    def _refuse_tickets(self, tickets: Iterable[Ticket], code: ErrorCode, text: str, actual: int = 0) -> None:
+    def _refuse_tickets(
+        self, tickets: Iterable[PendingAppend], code: ErrorCode, text: str, actual: int = 0
+    ) -> None:
         for ticket in tickets:
             session = self._release(ticket.session, ticket.bytes, 1)
             if session is not None:

@@ -9,9 +9,9 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.names import id_text
 from dos_protocol.session_states import SessionEvent, SessionState
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import Claimant, DirectoryState, Loading, Opening
+from dos_server.core.directory_state import Claimant, DirectoryState, LoadState, Opening
 from dos_server.core.name_table import ObjectTable
-from dos_server.core.records import Claim
+from dos_server.core.records import ClaimRecord
 from dos_server.core.session import Session
 from dos_server.core.tables import REFUSALS, Tables
 
@@ -35,7 +35,7 @@ class Claims:
             directory = tables.directories[request.directory] = DirectoryState(request.directory)
             tables.effects.append(v.LoadDirectory(request.directory))
         opening = Opening(session, request, request_id)
-        if directory.loading is Loading.LOADING:
+        if directory.loading is LoadState.LOADING:
             directory.opening.append(opening)
             tables.openings += 1
         else:
@@ -49,7 +49,7 @@ class Claims:
             for opening in directory.opening:
                 self._not_opened(opening, ErrorCode.BUSY, event.problem)
             return
-        directory.loading = Loading.BROKEN if event.problem else Loading.READY
+        directory.loading = LoadState.BROKEN if event.problem else LoadState.READY
         directory.problem = event.problem
         directory.exists = event.exists
         directory.claim = directory.stored = event.claim
@@ -65,7 +65,7 @@ class Claims:
         self._tables.forget_idle()
 
     def _open(self, directory: DirectoryState, opening: Opening) -> None:
-        if directory.loading is Loading.BROKEN:
+        if directory.loading is LoadState.BROKEN:
             self._not_opened(opening, ErrorCode.CORRUPT, directory.problem)
         elif opening.request.claim:
             self._claim(directory, opening)
@@ -73,7 +73,7 @@ class Claims:
             self._opened(directory, opening, SessionEvent.OPENED)
 
     def _claim(self, directory: DirectoryState, opening: Opening) -> None:
-        claim = Claim(opening.request.epoch, opening.request.writer_id)
+        claim = ClaimRecord(opening.request.epoch, opening.request.writer_id)
         if not directory.may_claim(claim):
             refusal = directory.why_no_claim(claim)
             self._not_opened(opening, ErrorCode.FENCED, refusal, directory.claim.epoch)
@@ -83,7 +83,7 @@ class Claims:
         self._store(directory)
         self.grant_if_ready(directory)
 
-    def _supersede(self, directory: DirectoryState, claim: Claim, newcomer: Session) -> None:
+    def _supersede(self, directory: DirectoryState, claim: ClaimRecord, newcomer: Session) -> None:
         """Every older writer of the directory is told, and hears nothing more (R3)."""
         text = f"epoch {claim.epoch} of {directory.name} was claimed by {id_text(claim.writer_id)}"
         older = directory.claimant
@@ -145,12 +145,12 @@ class Claims:
     def _store(self, directory: DirectoryState) -> None:
         claim = directory.claim_to_store()
         if claim is not None:
-            self._tables.effects.append(v.StoreClaim(directory.name, claim))
+            self._tables.effects.append(v.WriteClaim(directory.name, claim))
 
     def claim_stored(self, event: v.ClaimStored) -> None:
         directory = self._tables.directories[event.directory]
         directory.storing = None
-        if event.trouble is v.Trouble.NONE:
+        if event.trouble is v.DiskFailure.NONE:
             directory.stored = event.claim
             self.now_exists(directory)
         elif directory.claim == event.claim:
@@ -164,7 +164,7 @@ class Claims:
         directory.exists = True
         self._tables.directory_names.add(directory.name)
 
-    def _claim_failed(self, directory: DirectoryState, trouble: v.Trouble) -> None:
+    def _claim_failed(self, directory: DirectoryState, trouble: v.DiskFailure) -> None:
         claimant, directory.claimant = directory.claimant, None
         if claimant is not None:
             text = f"the claim of {directory.name} could not be put on stable storage: {trouble.value}"

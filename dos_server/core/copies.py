@@ -7,11 +7,11 @@ Rules of this file: values only.
 from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
-from dos_server.core.endings import Trouble
-from dos_server.core.recovery_scan import Found
+from dos_server.core.failures import DiskFailure
+from dos_server.core.recovery_scan import RecoveredObject
 
 
-class WriteMend(NamedTuple):
+class WriteRepair(NamedTuple):
     """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it. `copy`:
     a number that no other new copy has in this life of the server."""
 
@@ -24,7 +24,7 @@ class WriteMend(NamedTuple):
     create: bool
 
 
-class InstallMend(NamedTuple):
+class InstallRepair(NamedTuple):
     """Put the new copy on stable storage, and in the place of the old one; then report. `keep`: the old one
     goes aside; else the new one begins with all of it.
 
@@ -45,7 +45,7 @@ class InstallMend(NamedTuple):
     goal_size: int
 
 
-class DropMend(NamedTuple):
+class DropRepair(NamedTuple):
     """Nobody wants the new copy: take its file away."""
 
     session: int
@@ -54,22 +54,22 @@ class DropMend(NamedTuple):
     copy: int
 
 
-class MendWritten(NamedTuple):
+class RepairWritten(NamedTuple):
     """Bytes of a new copy are in its file, or not."""
 
     session: int
-    trouble: Trouble
+    trouble: DiskFailure
 
 
-class MendInstalled(NamedTuple):
+class RepairInstalled(NamedTuple):
     """The new copy stands in the place of the old one; `found` is what is there now. None: it failed, and
     which of the two is there only a restart can say."""
 
     session: int
     directory: str
     name: str
-    found: Found | None
+    found: RecoveredObject | None
 
 
-Event = MendWritten | MendInstalled
-Effect = WriteMend | InstallMend | DropMend
+Event = RepairWritten | RepairInstalled
+Effect = WriteRepair | InstallRepair | DropRepair

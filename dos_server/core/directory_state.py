@@ -18,11 +18,11 @@ from dos_protocol.limits import epoch_jump_max
 from dos_protocol.messages import ChangeDirectory
 from dos_protocol.names import id_text
 from dos_server.core.name_table import ObjectTable
-from dos_server.core.records import NO_CLAIM, Claim
+from dos_server.core.records import NO_CLAIM, ClaimRecord
 from dos_server.core.session import Session
 
 
-class Loading(Enum):
+class LoadState(Enum):
     """Where a directory is on its way into memory."""
 
     LOADING = "loading"
@@ -45,17 +45,17 @@ Claimant = Opening
 class DirectoryState:
     """See the module.
 
-    Invariant: `stored` is never above `claim`; `storing` is set while one StoreClaim is out.
+    Invariant: `stored` is never above `claim`; `storing` is set while one WriteClaim is out.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.loading = Loading.LOADING
+        self.loading = LoadState.LOADING
         self.problem = ""
         self.exists = False
         self.claim = NO_CLAIM
         self.stored = NO_CLAIM
-        self.storing: Claim | None = None
+        self.storing: ClaimRecord | None = None
         self.holder: Session | None = None
         self.claimant: Claimant | None = None
         self.objects = ObjectTable()
@@ -79,15 +79,15 @@ class DirectoryState:
             and not self.opening
             and self.storing is None
             and self.claimant is None
-            and self.loading is not Loading.LOADING
+            and self.loading is not LoadState.LOADING
             and all(state.may_forget for state in self.objects.values())
         )
 
-    def may_claim(self, claim: Claim) -> bool:
+    def may_claim(self, claim: ClaimRecord) -> bool:
         """Whether the rules of epochs allow the claim."""
         return not self.why_no_claim(claim)
 
-    def why_no_claim(self, claim: Claim) -> str:
+    def why_no_claim(self, claim: ClaimRecord) -> str:
         """The rule of epochs that forbids the claim; '' when none does."""
         held, asked = self.claim, f"epoch {claim.epoch} of {self.name}"
         if claim.epoch < 1:
@@ -98,13 +98,13 @@ class DirectoryState:
             return ""
         return f"{asked} is not above epoch {held.epoch}, which writer {id_text(held.writer_id)} holds"
 
-    def hold(self, claim: Claim, claimant: Claimant) -> None:
+    def hold(self, claim: ClaimRecord, claimant: Claimant) -> None:
         """The claim is accepted; answer it when `claim_ready`."""
         self.claim = claim
         self.claimant = claimant
         self.holder = None
 
-    def claim_to_store(self) -> Claim | None:
+    def claim_to_store(self) -> ClaimRecord | None:
         """The claim that must go to the disk now, if one must and none is on its way."""
         if self.storing is not None or self.stored == self.claim:
             return None

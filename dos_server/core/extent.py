@@ -79,7 +79,7 @@ class ExtentHeader(NamedTuple):
         return self.offset + self.payload_bytes
 
 
-class Piece(NamedTuple):
+class AcceptedBytes(NamedTuple):
     """Accepted bytes at a logical offset, at most one extent long; with the fold of the blocks below."""
 
     offset: int
@@ -177,12 +177,12 @@ def steps_in(data: bytes, seed: int) -> Iterator[Step]:
 
 
 def build_extents(
-    pieces: Iterable[Piece], *, seed: int, epoch: int, durable: int, link: int
+    pieces: Iterable[AcceptedBytes], *, seed: int, epoch: int, durable: int, link: int
 ) -> Iterator[tuple[ExtentHeader, list[Buffer]]]:
     """Extents for adjacent pieces, in order: header, and the buffers to write (the header's bytes first).
 
     `link`: of the first of them."""
-    group: list[Piece] = []
+    group: list[AcceptedBytes] = []
     size = 0
     for piece in pieces:
         if group and size + len(piece.data) > extent_payload_bytes_max:
@@ -197,7 +197,7 @@ def build_extents(
 
 
 def _extent(
-    group: list[Piece], size: int, seed: int, epoch: int, durable: int, link: int
+    group: list[AcceptedBytes], size: int, seed: int, epoch: int, durable: int, link: int
 ) -> tuple[ExtentHeader, list[Buffer]]:
     datas = [piece.data for piece in group]
     if len(group) > _PIECES_MANY:  # copying them together costs less than handling each

@@ -11,13 +11,13 @@ from enum import Enum
 from typing import Any, Final
 
 from dos_server.core.layout import Entry, torn_name
-from dos_server.core.records import Mark
-from dos_server.core.recovery import Decision
-from dos_server.core.recovery_scan import Found
+from dos_server.core.records import ObjectMark
+from dos_server.core.recovery import RecoveryDecision
+from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.scan import DamagedExtentError
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """How bad it is. Only DAMAGED and UNCHECKED are bad."""
 
     DAMAGED = "CORRUPT"
@@ -38,7 +38,7 @@ class Finding:
     `case`: the row of the start's table, empty where none applies.
     """
 
-    verdict: Verdict
+    verdict: Severity
     place: str
     expected: str
     found: str
@@ -92,10 +92,10 @@ _CASES: Final = {
 }
 
 
-def of_object(place: str, found: Found, file_bytes: int, mark: Mark | None) -> Finding | None:
+def of_object(place: str, found: RecoveredObject, file_bytes: int, mark: ObjectMark | None) -> Finding | None:
     """What the start's decision means; None when there is nothing to say of the object."""
     cut_bytes = file_bytes - found.file_bytes
-    if found.decision is Decision.KEEP or (not found.corrupt and not cut_bytes):
+    if found.decision is RecoveryDecision.KEEP or (not found.corrupt and not cut_bytes):
         return None
     expected, what, means = _CASES[found.letter]
     if mark is not None and found.letter in "GHI" and mark.synced > found.size:
@@ -104,15 +104,15 @@ def of_object(place: str, found: Found, file_bytes: int, mark: Mark | None) -> F
         todo = "serve it with a server of that version" if found.letter == "F" else REPAIR
         means += f". It is CORRUPT from {found.size} on: the server gives only what is below"
         return Finding(
-            Verdict.DAMAGED, place, expected, what, means, todo, found.size, found.file_bytes, found.letter
+            Severity.DAMAGED, place, expected, what, means, todo, found.size, found.file_bytes, found.letter
         )
     copy = ""
-    if found.decision is Decision.COPY_CUT:
+    if found.decision is RecoveryDecision.COPY_CUT:
         copy = f", a copy in {torn_name(place.partition('/')[2], found.file_bytes)}"
     means = f"{means}. None of it was acknowledged: the next start cuts {cut_bytes} bytes{copy}"
     todo = f"{_NEXT_START}; or --repair does it now"
     return Finding(
-        Verdict.TORN, place, expected, what, means, todo, found.size, found.file_bytes, found.letter
+        Severity.TORN, place, expected, what, means, todo, found.size, found.file_bytes, found.letter
     )
 
 
@@ -125,7 +125,7 @@ def in_one_line(finding: Finding) -> str:
     return f"{where}: expected {finding.expected}, found {finding.found}: {finding.means}{case}"
 
 
-def logged(place: str, found: Found, file_bytes: int) -> str:
+def logged(place: str, found: RecoveredObject, file_bytes: int) -> str:
     """What a start writes in its log of an object that it cannot just keep."""
     expected, what, means = _CASES[found.letter]
     seen = f"expected {expected}, found {what}: {means} (case {found.letter})"
@@ -136,7 +136,7 @@ def logged(place: str, found: Found, file_bytes: int) -> str:
     if not cut_bytes:
         nothing = f"Nothing is to be cut off: it ends at {found.size}"
         return f"object {place}: {means} (case {found.letter}). {nothing}"
-    aside = ", which are copied aside," if found.decision is Decision.COPY_CUT else ""
+    aside = ", which are copied aside," if found.decision is RecoveryDecision.COPY_CUT else ""
     return (
         f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off, it ends at {found.size}"
     )
@@ -146,28 +146,28 @@ def of_rot(place: str, damage: DamagedExtentError) -> Finding:
     """Stored bytes that no start reads, and that are not good."""
     means = f"rot, or a block of another time. A read or the scrub makes it CORRUPT from {damage.offset} on"
     return Finding(
-        Verdict.DAMAGED, place, damage.expected, damage.what, means, REPAIR, damage.offset, damage.position
+        Severity.DAMAGED, place, damage.expected, damage.what, means, REPAIR, damage.offset, damage.position
     )
 
 
-def of_lost(place: str, mark: Mark | None, why: str) -> Finding:
+def of_lost(place: str, mark: ObjectMark | None, why: str) -> Finding:
     """An object whose file is gone, or cannot be read: row G from 0 on, as a start has it."""
     synced = f"{mark.synced} bytes, as its mark says" if mark is not None else "an object's file"
     means = "the object is lost here: CORRUPT from 0 on"
-    return Finding(Verdict.DAMAGED, place, synced, why, means, REPAIR, 0, None, "G")
+    return Finding(Severity.DAMAGED, place, synced, why, means, REPAIR, 0, None, "G")
 
 
 def of_poisoned(place: str) -> Finding:
     """A mark that says that a sync failed, where nothing is to be cut."""
     means = "a sync of it failed. The next start goes by the mark, which vouches for all that is there"
-    return Finding(Verdict.NOTE, place, "no flag", "a mark that says poisoned", means, _NEXT_START, case="P")
+    return Finding(Severity.NOTE, place, "no flag", "a mark that says poisoned", means, _NEXT_START, case="P")
 
 
 def of_removed(place: str, *, there: bool) -> Finding:
     """A removal that has begun."""
     found = "its file" if there else "a mark that says removed"
     means = "a removal that a crash interrupted: the next start goes on with it"
-    return Finding(Verdict.NOTE, place, "nothing", found, means, _NEXT_START)
+    return Finding(Severity.NOTE, place, "nothing", found, means, _NEXT_START)
 
 
 def of_mark(place: str, position: int) -> Finding:
@@ -177,27 +177,29 @@ def of_mark(place: str, position: int) -> Finding:
         " the object for one that was never written"
     )
     todo = "compare the copies before this server counts: dos store verify URL"
-    return Finding(Verdict.DAMAGED, place, "a mark, or zeros", "other bytes", means, todo, position=position)
+    return Finding(Severity.DAMAGED, place, "a mark, or zeros", "other bytes", means, todo, position=position)
 
 
 def of_record(place: str, expected: str, found: str, means: str) -> Finding:
     """Identity or store record: what the server must not go on without."""
-    return Finding(Verdict.DAMAGED, place, expected, found, means, REPLACE)
+    return Finding(Severity.DAMAGED, place, expected, found, means, REPLACE)
 
 
 def of_claim(place: str, expected: str, found: str) -> Finding:
     """A claim that cannot be read, or that is older than an extent."""
     means = "which epoch was held is not known: the server fences nobody, and no client can use the directory"
     todo = "replace this server: dos store replace URL; alone, with all writers stopped: --raise-claims"
-    return Finding(Verdict.DAMAGED, place, expected, found, means, todo)
+    return Finding(Severity.DAMAGED, place, expected, found, means, todo)
 
 
 def of_entry(place: str, entry: Entry) -> Finding:
     """A leftover, or a file that is nobody's."""
-    return Finding(Verdict.NOTE, place, "nothing", "a file beside the objects", entry.value, "nothing")
+    return Finding(Severity.NOTE, place, "nothing", "a file beside the objects", entry.value, "nothing")
 
 
 def of_unreadable(place: str, why: str) -> Finding:
     """It may be sound."""
     means = "whether it is good is not known"
-    return Finding(Verdict.UNCHECKED, place, "a file to read", why, means, "run it as the user of the server")
+    return Finding(
+        Severity.UNCHECKED, place, "a file to read", why, means, "run it as the user of the server"
+    )

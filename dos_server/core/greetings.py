@@ -106,16 +106,16 @@ class Greetings:
         else:
             self._storing_record = True
             session.pending += 1
-            tables.effects.append(v.StoreRecord(session.number, request_id, request.store_record))
+            tables.effects.append(v.WriteStoreRecord(session.number, request_id, request.store_record))
 
     def record_stored(self, event: v.RecordStored) -> None:
         tables = self._tables
         self._storing_record = False
         session = tables.answerable(event.session)
-        if event.trouble is not v.Trouble.NONE:
+        if event.trouble is not v.DiskFailure.NONE:
             if session is not None:
                 text = f"the store record could not be put on stable storage: {event.trouble.value}"
-                code = ErrorCode.BUSY if event.trouble is v.Trouble.PASSES else ErrorCode.NO_SPACE
+                code = ErrorCode.BUSY if event.trouble is v.DiskFailure.PASSES else ErrorCode.NO_SPACE
                 tables.refuse(session, code, text, event.request_id)
             return
         offered = decode_store_record(event.record)

@@ -18,7 +18,7 @@ from dos_server.limits import index_entries_max
 _FIRST_SPACING: Final = 4 * KIB
 
 
-class Place(NamedTuple):
+class ExtentPlace(NamedTuple):
     """Where an extent starts: logical offset, file position, and the link that it has; None: not known."""
 
     offset: int
@@ -30,8 +30,8 @@ class FoldPlaces(NamedTuple):
     """From where a prefix digest is read: `last`: an extent at or before the last byte, near it; `first`: one
     at or before the block that the first byte of `last` is in."""
 
-    first: Place
-    last: Place
+    first: ExtentPlace
+    last: ExtentPlace
 
 
 class SparseIndex:
@@ -44,7 +44,7 @@ class SparseIndex:
         self._positions = array("Q")
         self._links = array("I")
         self._spacing = _FIRST_SPACING
-        self._recent: Place | None = None
+        self._recent: ExtentPlace | None = None
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -69,7 +69,7 @@ class SparseIndex:
         self._positions.append(position)
         self._links.append(link)
 
-    def find(self, offset: int) -> Place:
+    def find(self, offset: int) -> ExtentPlace:
         """An extent that starts at or before the logical offset; the first one when there is none."""
         place = bisect_right(self._offsets, offset) - 1
         recent = self._recent
@@ -80,15 +80,15 @@ class SparseIndex:
         ):
             return recent
         if place < 0:
-            return Place(0, 0)
-        return Place(self._offsets[place], self._positions[place], self._links[place])
+            return ExtentPlace(0, 0)
+        return ExtentPlace(self._offsets[place], self._positions[place], self._links[place])
 
     def fold_places(self, size: int) -> FoldPlaces:
         """Where to read for the prefix digest at a size, above 0."""
         last = self.find(size - 1)
         return FoldPlaces(self.find(last.offset - last.offset % digest_block_bytes), last)
 
-    def remember(self, place: Place) -> None:
+    def remember(self, place: ExtentPlace) -> None:
         """A read ended where that extent starts: the next one may go on there."""
         self._recent = place
 

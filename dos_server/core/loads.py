@@ -6,8 +6,8 @@ Rules of this file: values only.
 
 from typing import NamedTuple
 
-from dos_server.core.records import Claim
-from dos_server.core.recovery_scan import Found
+from dos_server.core.records import ClaimRecord
+from dos_server.core.recovery_scan import RecoveredObject
 
 
 class LoadDirectory(NamedTuple):
@@ -26,8 +26,8 @@ class DirectoryLoaded(NamedTuple):
 
     directory: str
     exists: bool
-    claim: Claim
-    objects: dict[str, Found]
+    claim: ClaimRecord
+    objects: dict[str, RecoveredObject]
     problem: str = ""
     passes: bool = False
 
@@ -44,7 +44,7 @@ class ObjectLoaded(NamedTuple):
 
     directory: str
     name: str
-    found: Found | None
+    found: RecoveredObject | None
 
 
 Event = DirectoryLoaded | ObjectLoaded

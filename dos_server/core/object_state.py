@@ -22,10 +22,10 @@ from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.messages import Append, ObjectInfo
-from dos_server.core.extent import Piece, build_extents, link_after, object_seed
+from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.index import SparseIndex
-from dos_server.core.records import Mark
-from dos_server.core.recovery_scan import Found
+from dos_server.core.records import ObjectMark
+from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.vocabulary import Sync, Write
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
@@ -33,7 +33,7 @@ _end_of: Final = attrgetter("end")
 _end_of_digest: Final = itemgetter(0)
 
 
-class Ticket(NamedTuple):
+class PendingAppend(NamedTuple):
     """One accepted append, until it is synced or refused."""
 
     end: int
@@ -42,7 +42,7 @@ class Ticket(NamedTuple):
     bytes: int
 
 
-class Refusal(NamedTuple):
+class AppendRefusal(NamedTuple):
     """Why an append is not accepted."""
 
     code: ErrorCode
@@ -50,7 +50,7 @@ class Refusal(NamedTuple):
     actual: int = 0
 
 
-class Batch(NamedTuple):
+class WriteBatch(NamedTuple):
     """What is being written.
 
     Where it ends, the link there, its extents for the index, the fold at its end, how many appends.
@@ -86,30 +86,36 @@ class ObjectState:
         "index",
         "judging",
         "link",
-        "mending",
         "name",
         "pieces",
         "poisoned",
         "removing",
+        "repairing",
         "root",
         "seed",
         "sync_asked",
         "sync_covers",
         "synced",
         "synced_digest",
+        "tail_damaged",
         "tickets",
         "told_received",
         "uncut_bytes",
         "unwritten_tickets",
         "version",
         "waiters",
-        "wounded",
         "written",
         "written_fold",
     )
 
     def __init__(
-        self, directory: str, name: str, *, fresh_root: int, found: Found | None = None, version: int = 0
+        self,
+        directory: str,
+        name: str,
+        *,
+        fresh_root: int,
+        found: RecoveredObject | None = None,
+        version: int = 0,
     ) -> None:
         self.directory = directory
         self.name = name
@@ -125,18 +131,18 @@ class ObjectState:
         self.synced_digest = self.fold.value
         self.corrupt_from: int | None = found.size if found and found.corrupt else None
         self.poisoned = False
-        self.wounded = found is not None and found.letter == "R"
+        self.tail_damaged = found is not None and found.letter == "R"
         self.version = version
         self.uncut_bytes = found.uncut_bytes if found else 0
-        self.mending = False
+        self.repairing = False
         self.removing = False
         self.judging = False
         self.appender: int | None = None
         self._durable = found.durable if found else 0
-        self.pieces: list[Piece] = []
-        self.tickets: list[Ticket] = []
+        self.pieces: list[AcceptedBytes] = []
+        self.tickets: list[PendingAppend] = []
         self.unwritten_tickets = 0
-        self.batch: Batch | None = None
+        self.batch: WriteBatch | None = None
         self.digests: list[tuple[int, int]] = []
         self.written_fold = self.fold
         self.sync_asked = False
@@ -162,7 +168,7 @@ class ObjectState:
     @property
     def changing(self) -> str | None:
         """Why its file cannot be used just now."""
-        if self.mending:
+        if self.repairing:
             return f"{self.name} is being mended"
         if self.judging:
             return f"{self.name} is being looked at: its torn tail is copied and cut"
@@ -197,31 +203,33 @@ class ObjectState:
     def told(self) -> tuple[int, int]:
         """The size and digest that others may go by. Of an object with a wound somewhere inside, none: a size
         that is told counts for all that is below it."""
-        return (0, 0) if self.wounded else (self.synced, self.synced_digest)
+        return (0, 0) if self.tail_damaged else (self.synced, self.synced_digest)
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> ObjectMark:
         """What is to be noted of it now, on the disk."""
-        return Mark(self.name, self.synced, self.poisoned, self.corrupt_from is not None, root=self.root)
+        return ObjectMark(
+            self.name, self.synced, self.poisoned, self.corrupt_from is not None, root=self.root
+        )
 
     def info(self) -> ObjectInfo:
         size, digest = self.told
-        received = 0 if self.wounded else self.written
+        received = 0 if self.tail_damaged else self.written
         return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
 
-    def refuses(self, append: Append, session: int) -> Refusal | None:
+    def refuses(self, append: Append, session: int) -> AppendRefusal | None:
         """Why the append cannot be taken now, or None. Has no effect."""
         refusal = self.refuses_session(session)
         if refusal is not None:
             return refusal
         if append.expected_size != self.accepted:
-            return Refusal(
+            return AppendRefusal(
                 ErrorCode.SIZE_MISMATCH,
                 f"{self.name} has {self.accepted} bytes, not {append.expected_size}",
                 self.accepted,
             )
         if append.prefix_digest != self.fold.value:
-            return Refusal(
+            return AppendRefusal(
                 ErrorCode.DIGEST_MISMATCH,
                 f"the content of {self.name} below {self.accepted} has digest {self.fold.value:016x},"
                 f" not {append.prefix_digest:016x}",
@@ -229,27 +237,29 @@ class ObjectState:
             )
         return self.refuses_bytes(len(append.payload))
 
-    def refuses_session(self, session: int) -> Refusal | None:
+    def refuses_session(self, session: int) -> AppendRefusal | None:
         """Why nothing of that session can be taken now, or None."""
         if self.poisoned:
-            return Refusal(
+            return AppendRefusal(
                 ErrorCode.POISONED, f"{self.name} is poisoned: a write or sync of it failed", self.synced
             )
         if self.corrupt_from is not None:
-            return Refusal(
+            return AppendRefusal(
                 ErrorCode.CORRUPT, f"{self.name} is damaged from {self.corrupt_from} on", self.corrupt_from
             )
         if self.changing is not None:
-            return Refusal(ErrorCode.BEING_APPENDED, self.changing, self.accepted)
+            return AppendRefusal(ErrorCode.BEING_APPENDED, self.changing, self.accepted)
         others = self.tickets and self.tickets[-1].session != session
         if others or self.appender not in (None, session):
-            return Refusal(ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted)
+            return AppendRefusal(
+                ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted
+            )
         return None
 
-    def refuses_bytes(self, count: int) -> Refusal | None:
+    def refuses_bytes(self, count: int) -> AppendRefusal | None:
         """Why so many more bytes cannot be taken, or None."""
         if self.accepted + count > object_bytes_max:
-            return Refusal(
+            return AppendRefusal(
                 ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
             )
         return None
@@ -268,15 +278,15 @@ class ObjectState:
         fold, count = self.fold_to_change(), len(payload)
         if count <= extent_payload_bytes_max:
             if count:
-                self.pieces.append(Piece(fold.size, fold.blocks_digest, payload))
+                self.pieces.append(AcceptedBytes(fold.size, fold.blocks_digest, payload))
                 fold.update(payload)
         else:
             view = memoryview(payload)
             for start in range(0, count, extent_payload_bytes_max):
                 part = view[start : start + extent_payload_bytes_max]
-                self.pieces.append(Piece(fold.size, fold.blocks_digest, part))
+                self.pieces.append(AcceptedBytes(fold.size, fold.blocks_digest, part))
                 fold.update(part)
-        self.tickets.append(Ticket(fold.size, session, request_id, count))
+        self.tickets.append(PendingAppend(fold.size, session, request_id, count))
         self.unwritten_tickets += 1
 
     def next_write(self, epoch: int) -> Write | None:
@@ -294,7 +304,9 @@ class ObjectState:
             position += extent_header_bytes + header.payload_bytes
             link = link_after(parts[0])
             buffers += parts
-        self.batch = Batch(self.accepted, position, link, starts, self.fold.copy(), self.unwritten_tickets)
+        self.batch = WriteBatch(
+            self.accepted, position, link, starts, self.fold.copy(), self.unwritten_tickets
+        )
         self.unwritten_tickets = 0
         self.pieces = []
         return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
@@ -309,7 +321,7 @@ class ObjectState:
         self.written_fold = batch.fold
         self.digests.append((batch.end, batch.fold.value))
 
-    def undo_write(self) -> list[Ticket]:
+    def undo_write(self) -> list[PendingAppend]:
         """Nothing of the batch is in the file.
 
         Forget it and what was accepted after it. Gives the tickets refused.
@@ -329,7 +341,7 @@ class ObjectState:
         """The sync has ended, and what it did counts for nothing."""
         self.sync_covers, self.sync_asked = None, False
 
-    def poison(self) -> list[Ticket]:
+    def poison(self) -> list[PendingAppend]:
         """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be.
 
         A write or sync that is still under way stays that: nothing else may happen to the file before it
@@ -353,7 +365,7 @@ class ObjectState:
         """From here on, what is written waits for the next sync."""
         self.sync_covers = self.written
 
-    def was_synced(self) -> list[Ticket]:
+    def was_synced(self) -> list[PendingAppend]:
         """The sync ended well: what it covers is on stable storage. Gives the tickets it settles."""
         assert self.sync_covers is not None, "a sync ended that did not begin"
         self.synced, self.sync_covers, self.sync_asked = self.sync_covers, None, False
@@ -369,7 +381,7 @@ class ObjectState:
             self.written_fold = self.fold
         return settled
 
-    def _take_batch(self) -> Batch:
+    def _take_batch(self) -> WriteBatch:
         assert self.batch is not None, "a write ended that was not under way"
         batch, self.batch = self.batch, None
         return batch

@@ -6,7 +6,7 @@ Rules of this file: values only.
 
 from typing import NamedTuple
 
-from dos_server.core.index import FoldPlaces, Place
+from dos_server.core.index import ExtentPlace, FoldPlaces
 
 
 class ReadData(NamedTuple):
@@ -16,7 +16,7 @@ class ReadData(NamedTuple):
     request_id: int
     directory: str
     name: str
-    place: Place
+    place: ExtentPlace
     start: int
     end: int
     version: int = 0
@@ -44,7 +44,7 @@ class GotData(NamedTuple):
     data: bytes
     damaged_at: int | None = None
     missed: str = ""
-    after: Place | None = None
+    after: ExtentPlace | None = None
 
 
 class GotDigest(NamedTuple):

@@ -9,10 +9,10 @@ from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.object_state import ObjectState, Refusal
+from dos_server.core.object_state import AppendRefusal, ObjectState
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
-from dos_server.core.waiting import Waiter
+from dos_server.core.waiting import WaitingRead
 from dos_server.limits import reads_queued_of_one_max, woken_of_event_max
 
 
@@ -58,7 +58,7 @@ class Reads:
             if deadline is None:
                 deadline = self._tables.now + min(request.wait_ms, wire.get_wait_ms_max) / 1000
             session.pending += 1
-            self._tables.waiting.add(Waiter(state, session.number, request_id, request, deadline))
+            self._tables.waiting.add(WaitingRead(state, session.number, request_id, request, deadline))
         else:
             self._tables.send(session, m.Data(state.name, request.offset, state.synced, b""), request_id)
 
@@ -102,25 +102,25 @@ class Reads:
                 state.index.remember(event.after)
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
 
-    def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> Refusal | None:
+    def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> AppendRefusal | None:
         """The file that was read is not the object's any more, or what is wrong with it is its changing."""
         directory = self._tables.directories.get(read.directory)
         if directory is None:
             return None
         state = directory.objects.get(read.name)
         if state is None:
-            return Refusal(ErrorCode.NOT_FOUND, f"{read.name} was removed meanwhile")
+            return AppendRefusal(ErrorCode.NOT_FOUND, f"{read.name} was removed meanwhile")
         if state.version != read.version or (damaged and state.changing is not None):
-            return Refusal(ErrorCode.BUSY, f"{read.name} was changed meanwhile")
+            return AppendRefusal(ErrorCode.BUSY, f"{read.name} was changed meanwhile")
         return None
 
     def quarantine(self, directory_name: str, name: str, offset: int) -> None:
         """Bytes that were good are not: the copy counts no more, nor after a restart, until it is mended."""
         state = self._tables.find(directory_name, name)
         if state is not None:
-            if state.corrupt_from is None or (state.uncut_bytes and not state.wounded):
+            if state.corrupt_from is None or (state.uncut_bytes and not state.tail_damaged):
                 self._tables.effects.append(v.SetMark(directory_name, state.mark._replace(damaged=True)))
-            state.wounded = True
+            state.tail_damaged = True
             state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
             text = f"{name} is damaged from {state.corrupt_from} on"
             self.end_waiting(state, ErrorCode.CORRUPT, text, state.corrupt_from)
@@ -149,9 +149,9 @@ class Reads:
             state = waiter.state
             directory = tables.directories.get(state.directory)
             if directory is not None and directory.objects.get(state.name) is not state:
-                refusal = Refusal(ErrorCode.BUSY, f"{state.name} was changed meanwhile")
+                refusal = AppendRefusal(ErrorCode.BUSY, f"{state.name} was changed meanwhile")
                 if state.name not in directory.objects:
-                    refusal = Refusal(ErrorCode.NOT_FOUND, f"{state.name} was removed")
+                    refusal = AppendRefusal(ErrorCode.NOT_FOUND, f"{state.name} was removed")
                 tables.refuse(session, refusal.code, refusal.message, waiter.request_id)
             else:
                 self._get(session, state, waiter.get, waiter.request_id, waiter.deadline)
@@ -169,7 +169,7 @@ class Reads:
         self._give_up(self._tables.waiting.take_due(self._tables.now))
         self._answer_woken()
 
-    def _give_up(self, waiters: Iterable[Waiter]) -> None:
+    def _give_up(self, waiters: Iterable[WaitingRead]) -> None:
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
             if session is not None:
@@ -243,8 +243,8 @@ class Reads:
         tables.send(session, m.Listing(entries, more), request_id)
 
 
-def _missed(event: v.GotData | v.GotDigest) -> Refusal | None:
+def _missed(event: v.GotData | v.GotDigest) -> AppendRefusal | None:
     """Nothing was read, for want of something that will be there again: descriptors, memory."""
     if not event.missed:
         return None
-    return Refusal(ErrorCode.BUSY, f"{event.read.name} cannot be read just now: {event.missed}")
+    return AppendRefusal(ErrorCode.BUSY, f"{event.read.name} cannot be read just now: {event.missed}")

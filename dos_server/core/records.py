@@ -37,17 +37,17 @@ assert CLAIM_BYTES == 36
 assert _MARK.size + _DIGEST.size == mark_bytes
 
 
-class Claim(NamedTuple):
+class ClaimRecord(NamedTuple):
     """Who may write a directory. Epoch 0: nobody ever claimed it."""
 
     epoch: int
     writer_id: bytes
 
 
-NO_CLAIM: Final = Claim(0, NO_ID)
+NO_CLAIM: Final = ClaimRecord(0, NO_ID)
 
 
-class Mark(NamedTuple):
+class ObjectMark(NamedTuple):
     """What an object had synced at least; whether a sync of it failed, it was found damaged, it is to go; its
     root, 0: not known."""
 
@@ -59,12 +59,12 @@ class Mark(NamedTuple):
     root: int = 0
 
 
-def encode_claim(claim: Claim) -> bytes:
+def encode_claim(claim: ClaimRecord) -> bytes:
     body = _CLAIM.pack(_CLAIM_MAGIC, 1, 0, claim.epoch, check_id(claim.writer_id, "writer_id"))
     return body + _DIGEST.pack(digest64(body))
 
 
-def decode_claim(data: bytes, where: str) -> Claim:
+def decode_claim(data: bytes, where: str) -> ClaimRecord:
     """The claim in the bytes. Raises CorruptDataError for anything but one whole claim."""
     if len(data) != CLAIM_BYTES:
         raise CorruptDataError(where, 0, f"a claim of {CLAIM_BYTES} bytes", f"{len(data)} bytes", _CLAIM_HINT)
@@ -74,10 +74,10 @@ def decode_claim(data: bytes, where: str) -> Claim:
     magic, version, reserved, epoch, writer_id = _CLAIM.unpack(body)
     if magic != _CLAIM_MAGIC or version != 1 or reserved:
         raise CorruptDataError(where, 0, "claim version 1", body[:4].hex(), "use a newer release")
-    return Claim(epoch, writer_id)
+    return ClaimRecord(epoch, writer_id)
 
 
-def check_claim(claim: Claim, where: str, epoch_max: int) -> None:
+def check_claim(claim: ClaimRecord, where: str, epoch_max: int) -> None:
     """Raise CorruptDataError if extents carry a higher epoch than the claim.
 
     A claim is on stable storage before anything is written under it, and epochs never fall: so the claim file
@@ -92,22 +92,22 @@ def check_claim(claim: Claim, where: str, epoch_max: int) -> None:
 _CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the server"
 
 
-def encode_mark(mark: Mark) -> bytes:
+def encode_mark(mark: ObjectMark) -> bytes:
     flags = mark.poisoned | mark.damaged << 1 | mark.removed << 2
     body = _MARK.pack(check_name(mark.name).encode("ascii"), mark.synced, flags, mark.root, b"")
     return body + _DIGEST.pack(digest64(body))
 
 
-def decode_marks(data: bytes) -> list[Mark | None]:
+def decode_marks(data: bytes) -> list[ObjectMark | None]:
     """The marks by slot; None where the slot holds no valid mark."""
-    marks: list[Mark | None] = []
+    marks: list[ObjectMark | None] = []
     for start in range(0, len(data) - mark_bytes + 1, mark_bytes):
         body = data[start : start + _MARK.size]
         (digest,) = _DIGEST.unpack_from(data, start + _MARK.size)
         name, synced, flags, root, reserved = _MARK.unpack(body)
         text = name.rstrip(b"\0").decode("latin-1")
         valid = digest64(body) == digest and is_name(text) and flags <= 7 and not any(reserved)
-        said = Mark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4), root)
+        said = ObjectMark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4), root)
         marks.append(said if valid else None)
     return marks
 

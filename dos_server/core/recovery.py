@@ -50,7 +50,7 @@ class Remainder(Enum):
     BYTES = "bytes"
 
 
-class Wound(Enum):
+class TailDamage(Enum):
     NONE = "none"
     TORN = "torn"
     ROTTEN = "rotten"
@@ -58,41 +58,41 @@ class Wound(Enum):
     UNKNOWN = "unknown version"
 
 
-class Decision(Enum):
+class RecoveryDecision(Enum):
     KEEP = "keep"
     CUT = "cut"
     COPY_CUT = "copy aside, then cut"
     QUARANTINE = "quarantine"
 
 
-class Facts(NamedTuple):
+class ExtentFacts(NamedTuple):
     remainder: Remainder
-    wound: Wound
+    damage: TailDamage
     below: bool
     poisoned: bool
 
 
-class Case(NamedTuple):
+class RecoveryCase(NamedTuple):
     """One row: the sets of values it takes."""
 
     letter: str
     remainders: frozenset[Remainder]
-    wounds: frozenset[Wound]
+    damages: frozenset[TailDamage]
     below: frozenset[bool]
     poisoned: frozenset[bool]
-    decision: Decision
+    decision: RecoveryDecision
 
 
 def _case(
     letter: str,
     remainders: set[Remainder],
-    wounds: set[Wound],
+    damages: set[TailDamage],
     below: set[bool],
     poisoned: set[bool],
-    decision: Decision,
-) -> Case:
-    return Case(
-        letter, frozenset(remainders), frozenset(wounds), frozenset(below), frozenset(poisoned), decision
+    decision: RecoveryDecision,
+) -> RecoveryCase:
+    return RecoveryCase(
+        letter, frozenset(remainders), frozenset(damages), frozenset(below), frozenset(poisoned), decision
     )
 
 
@@ -100,28 +100,28 @@ _NO, _YES, _ANY = {False}, {True}, {False, True}
 _NOTHING, _ZEROS, _BYTES = {Remainder.NOTHING}, {Remainder.ZEROS}, {Remainder.BYTES}
 
 CASES: Final = (
-    _case("A", _NOTHING, {Wound.NONE}, _NO, _NO, Decision.KEEP),
-    _case("B", _ZEROS, {Wound.NONE}, _NO, _NO, Decision.CUT),
-    _case("C", _BYTES, {Wound.TORN}, _NO, _NO, Decision.COPY_CUT),
-    _case("D", _BYTES, {Wound.ROTTEN}, _ANY, _NO, Decision.QUARANTINE),
-    _case("E", _BYTES, {Wound.MISPLACED}, _ANY, _ANY, Decision.QUARANTINE),
-    _case("F", _BYTES, {Wound.UNKNOWN}, _ANY, _ANY, Decision.QUARANTINE),
-    _case("G", _NOTHING, {Wound.NONE}, _YES, _ANY, Decision.QUARANTINE),
-    _case("H", _ZEROS, {Wound.NONE}, _YES, _ANY, Decision.QUARANTINE),
-    _case("I", _BYTES, {Wound.TORN}, _YES, _ANY, Decision.QUARANTINE),
-    _case("P", _NOTHING | _ZEROS, {Wound.NONE}, _NO, _YES, Decision.COPY_CUT),
-    _case("P", _BYTES, {Wound.TORN, Wound.ROTTEN}, _NO, _YES, Decision.COPY_CUT),
-    _case("Q", _BYTES, {Wound.ROTTEN}, _YES, _YES, Decision.QUARANTINE),
+    _case("A", _NOTHING, {TailDamage.NONE}, _NO, _NO, RecoveryDecision.KEEP),
+    _case("B", _ZEROS, {TailDamage.NONE}, _NO, _NO, RecoveryDecision.CUT),
+    _case("C", _BYTES, {TailDamage.TORN}, _NO, _NO, RecoveryDecision.COPY_CUT),
+    _case("D", _BYTES, {TailDamage.ROTTEN}, _ANY, _NO, RecoveryDecision.QUARANTINE),
+    _case("E", _BYTES, {TailDamage.MISPLACED}, _ANY, _ANY, RecoveryDecision.QUARANTINE),
+    _case("F", _BYTES, {TailDamage.UNKNOWN}, _ANY, _ANY, RecoveryDecision.QUARANTINE),
+    _case("G", _NOTHING, {TailDamage.NONE}, _YES, _ANY, RecoveryDecision.QUARANTINE),
+    _case("H", _ZEROS, {TailDamage.NONE}, _YES, _ANY, RecoveryDecision.QUARANTINE),
+    _case("I", _BYTES, {TailDamage.TORN}, _YES, _ANY, RecoveryDecision.QUARANTINE),
+    _case("P", _NOTHING | _ZEROS, {TailDamage.NONE}, _NO, _YES, RecoveryDecision.COPY_CUT),
+    _case("P", _BYTES, {TailDamage.TORN, TailDamage.ROTTEN}, _NO, _YES, RecoveryDecision.COPY_CUT),
+    _case("Q", _BYTES, {TailDamage.ROTTEN}, _YES, _YES, RecoveryDecision.QUARANTINE),
 )
 
 
-def decide(facts: Facts) -> Case:
+def decide(facts: ExtentFacts) -> RecoveryCase:
     """The one row for the facts. A missing row is a bug of ours, and a test enumerates all combinations."""
     matches = [
         case
         for case in CASES
         if facts.remainder in case.remainders
-        and facts.wound in case.wounds
+        and facts.damage in case.damages
         and facts.below in case.below
         and facts.poisoned in case.poisoned
     ]

@@ -13,14 +13,22 @@ from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import KIB
 from dos_server.core.extent import MAGIC, HeaderFault, decode_header, steps_in
 from dos_server.core.index import SparseIndex
-from dos_server.core.records import Mark
-from dos_server.core.recovery import NO_ROOM, ROTTEN_CASE, Decision, Facts, Remainder, Wound, decide
+from dos_server.core.records import ObjectMark
+from dos_server.core.recovery import (
+    NO_ROOM,
+    ROTTEN_CASE,
+    ExtentFacts,
+    RecoveryDecision,
+    Remainder,
+    TailDamage,
+    decide,
+)
 from dos_server.core.scan import (
     CONTENT_WINDOW_BYTES,
     DamagedExtentError,
-    Placed,
+    LocatedExtent,
     ReadAt,
-    Window,
+    ReadWindow,
     payload_of,
     placed_at,
     prefix_fold,
@@ -32,7 +40,7 @@ _HEADER_WINDOW_BYTES: Final = 16 * KIB
 
 
 @dataclass
-class Found:
+class RecoveredObject:
     """An object as its file shows it, and what to do.
 
     size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
@@ -47,7 +55,7 @@ class Found:
     fold: PrefixDigest
     index: SparseIndex
     letter: str
-    decision: Decision
+    decision: RecoveryDecision
     durable: int = 0
     uncut_bytes: int = 0
     root: int = 0
@@ -56,21 +64,21 @@ class Found:
 
     @property
     def corrupt(self) -> bool:
-        return self.decision is Decision.QUARANTINE
+        return self.decision is RecoveryDecision.QUARANTINE
 
-    def uncut(self, file_bytes: int) -> "Found":
+    def uncut(self, file_bytes: int) -> "RecoveredObject":
         """The same, with its tail left where it is for want of space: what is below is served. `file_bytes`:
         with the tail."""
         tail = file_bytes - self.file_bytes
-        return replace(self, letter=NO_ROOM, decision=Decision.QUARANTINE, uncut_bytes=tail)
+        return replace(self, letter=NO_ROOM, decision=RecoveryDecision.QUARANTINE, uncut_bytes=tail)
 
 
-def lost(durable: int = 0) -> Found:
+def lost(durable: int = 0) -> RecoveredObject:
     """An object whose file is gone, or cannot be opened: nothing of it is good here."""
-    return Found(0, 0, PrefixDigest(), SparseIndex(), "G", Decision.QUARANTINE, durable)
+    return RecoveredObject(0, 0, PrefixDigest(), SparseIndex(), "G", RecoveryDecision.QUARANTINE, durable)
 
 
-def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
+def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
     """Read a file and decide.
 
     Memory is bounded; payloads below the durable bound are not read (GET verifies those).
@@ -89,7 +97,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
             case = ROTTEN_CASE
         else:
             durable = max(scan.durable, scan.reach)
-            return Found(
+            return RecoveredObject(
                 scan.size,
                 scan.position,
                 fold,
@@ -103,11 +111,11 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Foun
             )
 
 
-def judge(read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> Found:
+def judge(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
     """What a start makes of a file and its mark: row R comes before all others, and changes no fact."""
     found = recover(read, file_bytes, seed, mark)
     if mark is not None and mark.damaged and not found.corrupt:
-        return replace(found, letter="R", decision=Decision.QUARANTINE)
+        return replace(found, letter="R", decision=RecoveryDecision.QUARANTINE)
     return found
 
 
@@ -130,11 +138,11 @@ class _Scan:
     """The walk and its facts. Invariant: `size` and `position` are the end of what is known good; `reach` is
     the highest end of any extent whose header is good."""
 
-    def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: Mark | None) -> None:
+    def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> None:
         self.read = read
         self.file_bytes = file_bytes
         self.seed = seed
-        self.mark = mark or Mark("", 0)
+        self.mark = mark or ObjectMark("", 0)
         self.index = SparseIndex()
         self.size = 0
         self.position = 0
@@ -146,7 +154,7 @@ class _Scan:
         self.at_mark = _Stop(0, 0, self.link) if self.mark.synced == 0 else None
         self.other_chain = False
         self.unsure: deque[_Unsure] = deque()
-        self.bad_payload: Placed | None = None
+        self.bad_payload: LocatedExtent | None = None
 
     def headers(self) -> None:
         """From header to header, as far as the chain goes."""
@@ -206,10 +214,10 @@ class _Scan:
 
     def payloads(self) -> None:
         """Verify the payloads that may never have been synced."""
-        window = Window(self.read, CONTENT_WINDOW_BYTES)
+        window = ReadWindow(self.read, CONTENT_WINDOW_BYTES)
         for begins, _ in self.unsure:
             placed = placed_at(window, self.seed, begins.position)
-            if not isinstance(placed, Placed):  # the disk does not read the same twice
+            if not isinstance(placed, LocatedExtent):  # the disk does not read the same twice
                 self._stop(begins)
                 return
             if payload_of(window, placed) is None:
@@ -228,10 +236,10 @@ class _Scan:
     def stop_at_damage(self, offset: int) -> None:
         """Content below the durable bound turned out bad while the digest was resumed."""
         position = self.index.find(offset).position
-        window = Window(self.read, _HEADER_WINDOW_BYTES)
+        window = ReadWindow(self.read, _HEADER_WINDOW_BYTES)
         while True:
             placed = placed_at(window, self.seed, position)
-            if not isinstance(placed, Placed):
+            if not isinstance(placed, LocatedExtent):
                 self._stop(_Stop(0, 0, None))
                 return
             if placed.header.end > offset:
@@ -239,12 +247,12 @@ class _Scan:
                 return
             position = placed.after
 
-    def facts(self) -> Facts:
+    def facts(self) -> ExtentFacts:
         remainder = self._remainder()
-        wound = self._wound() if remainder is Remainder.BYTES else Wound.NONE
+        damage = self._damage() if remainder is Remainder.BYTES else TailDamage.NONE
         if remainder is Remainder.BYTES:
             self.durable = max(self.durable, self._durable_after())
-        return Facts(remainder, wound, below=self.size < self.durable, poisoned=self.mark.poisoned)
+        return ExtentFacts(remainder, damage, below=self.size < self.durable, poisoned=self.mark.poisoned)
 
     def _remainder(self) -> Remainder:
         if self.position == self.file_bytes:
@@ -254,33 +262,33 @@ class _Scan:
                 return Remainder.BYTES
         return Remainder.ZEROS
 
-    def _wound(self) -> Wound:
+    def _damage(self) -> TailDamage:
         start = self.position
         if self.other_chain:
-            return Wound.MISPLACED
+            return TailDamage.MISPLACED
         if self.bad_payload is not None:
             start += extent_header_bytes
             return self._torn_or_rotten(start, start + self.bad_payload.header.payload_bytes)
         head = self.read(start, extent_header_bytes)
         if len(head) < extent_header_bytes:
-            return Wound.TORN
+            return TailDamage.TORN
         header = decode_header(head, self.seed)
         if header is HeaderFault.FORMAT:
-            return Wound.UNKNOWN
+            return TailDamage.UNKNOWN
         if header is HeaderFault.DIGEST:
             return self._torn_or_rotten(start, start + extent_header_bytes)
-        return Wound.MISPLACED if header.offset != self.size else Wound.TORN
+        return TailDamage.MISPLACED if header.offset != self.size else TailDamage.TORN
 
-    def _torn_or_rotten(self, start: int, end: int) -> Wound:
+    def _torn_or_rotten(self, start: int, end: int) -> TailDamage:
         """TORN if the part of some sector that belongs to [start, end) is all zeros."""
         data = self.read(start, end - start)
         edge = start
         while edge < start + len(data):
             next_edge = min(edge - edge % SECTOR_BYTES + SECTOR_BYTES, start + len(data))
             if not any(data[edge - start : next_edge - start]):
-                return Wound.TORN
+                return TailDamage.TORN
             edge = next_edge
-        return Wound.ROTTEN
+        return TailDamage.ROTTEN
 
     def _durable_after(self) -> int:
         """The highest `durable` in good headers of this object after the wound, wherever they stand."""

@@ -25,18 +25,18 @@ from dos_protocol.session_states import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import ObjectState, Refusal
+from dos_server.core.object_state import AppendRefusal, ObjectState
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 
 
-class Outcome(NamedTuple):
+class RemovalOutcome(NamedTuple):
     """What a removal came to; `refusal` None: the object is gone, durably. `session` None: it has left."""
 
     session: Session | None
     request_id: int
-    refusal: Refusal | None
+    refusal: AppendRefusal | None
 
 
 class Removals:
@@ -59,13 +59,13 @@ class Removals:
                 return
             state = directory.objects.get(request.name)
             if state is None:
-                refusal = Refusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
+                refusal = AppendRefusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
             else:
                 refusal = self.remove(session, directory, state, request_id)
         if refusal is not None:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
 
-    def answer(self, outcome: Outcome, name: str) -> None:
+    def answer(self, outcome: RemovalOutcome, name: str) -> None:
         """Tell a session of version 1 what its DELETE came to."""
         session, request_id, refusal = outcome
         if session is None:
@@ -77,7 +77,7 @@ class Removals:
 
     def remove(
         self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
-    ) -> Refusal | None:
+    ) -> AppendRefusal | None:
         """Have the object removed; `removed` says how that ended. Or why it cannot be, now."""
         refusal = self._not_the_stores_writer(session, directory) or _refuses(state)
         if refusal is None:
@@ -86,7 +86,7 @@ class Removals:
             self._tables.effects.append(_remove(state, session.number, request_id))
         return refusal
 
-    def removed(self, event: v.Removed) -> Outcome | None:
+    def removed(self, event: v.Removed) -> RemovalOutcome | None:
         """The disk has answered. None: it goes on with the removal later."""
         tables = self._tables
         directory = tables.directories[event.directory]
@@ -102,28 +102,32 @@ class Removals:
             tables.untold.pop(state, None)
             self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed", 0)
         elif event.ending is v.Removal.NOT_NOW:
-            refusal = Refusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")
+            refusal = AppendRefusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")
         elif event.ending is v.Removal.INTACT:
-            refusal = Refusal(ErrorCode.POISONED, f"the disk failed, {event.name} is as it was", state.synced)
+            refusal = AppendRefusal(
+                ErrorCode.POISONED, f"the disk failed, {event.name} is as it was", state.synced
+            )
         else:
             state.poison()
             text = f"{event.name} is poisoned: whether it is removed, only a restart of the server can say"
-            refusal = Refusal(ErrorCode.POISONED, text, state.synced)
+            refusal = AppendRefusal(ErrorCode.POISONED, text, state.synced)
             self._reads.end_waiting(state, ErrorCode.POISONED, text)
         self._claims.grant_if_ready(directory)
-        return Outcome(tables.answerable(event.session), event.request_id, refusal)
+        return RemovalOutcome(tables.answerable(event.session), event.request_id, refusal)
 
-    def _not_the_stores_writer(self, session: Session, directory: DirectoryState) -> Refusal | None:
+    def _not_the_stores_writer(self, session: Session, directory: DirectoryState) -> AppendRefusal | None:
         """Why a server that is in a store removes nothing for this session; None: it may ask."""
         record = self._tables.record
         if record is None:
             return None
         here = f"this server is in store {id_text(record.store_id)}: its copies may count"
         if (session.store_id, session.generation) != (record.store_id, record.generation):
-            return Refusal(ErrorCode.UNSUPPORTED, f"{here}, none is removed but by a session of the store")
+            return AppendRefusal(
+                ErrorCode.UNSUPPORTED, f"{here}, none is removed but by a session of the store"
+            )
         if directory.holder is not session and session.state is not SessionState.SUPERSEDED:
             text = f"{here}, none is removed but by who claimed {directory.name}"
-            return Refusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
+            return AppendRefusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
         return None
 
 
@@ -132,12 +136,12 @@ def _remove(state: ObjectState, session: int, request_id: int) -> v.RemoveObject
     return v.RemoveObject(session, request_id, state.directory, state.name, state.durable, damaged)
 
 
-def _refuses(state: ObjectState) -> Refusal | None:
+def _refuses(state: ObjectState) -> AppendRefusal | None:
     if state.changing is not None:
-        return Refusal(ErrorCode.BUSY, state.changing)
+        return AppendRefusal(ErrorCode.BUSY, state.changing)
     if state.being_appended or not state.settled:
-        return Refusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
+        return AppendRefusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
     if state.poisoned:
         text = f"{state.name} is poisoned: a write or sync of it failed"
-        return Refusal(ErrorCode.POISONED, text, state.synced)
+        return AppendRefusal(ErrorCode.POISONED, text, state.synced)
     return None

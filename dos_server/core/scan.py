@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
 from dos_server.core.extent import ExtentHeader, HeaderFault, decode_linked
-from dos_server.core.index import FoldPlaces, Place
+from dos_server.core.index import ExtentPlace, FoldPlaces
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 ReadAt = Callable[[int, int], bytes]
@@ -37,7 +37,7 @@ class DamagedExtentError(Exception):
         self.expected = expected
 
 
-class Placed(NamedTuple):
+class LocatedExtent(NamedTuple):
     """A header and the file position where it begins; `link_after`: of the extent behind it."""
 
     position: int
@@ -50,7 +50,7 @@ class Placed(NamedTuple):
         return self.position + extent_header_bytes + self.header.payload_bytes
 
 
-class Window:
+class ReadWindow:
     """A read-ahead over `read`, so that small extents do not cost one read each."""
 
     def __init__(self, read: ReadAt, ahead_bytes: int) -> None:
@@ -68,16 +68,16 @@ class Window:
         return self._data[start : start + count]
 
 
-def placed_at(window: Window, seed: int, position: int) -> Placed | HeaderFault | None:
+def placed_at(window: ReadWindow, seed: int, position: int) -> LocatedExtent | HeaderFault | None:
     """The header there; None when fewer than 64 bytes are left."""
     head = window.at(position, extent_header_bytes)
     if len(head) < extent_header_bytes:
         return None
     decoded = decode_linked(head, seed)
-    return decoded if isinstance(decoded, HeaderFault) else Placed(position, *decoded)
+    return decoded if isinstance(decoded, HeaderFault) else LocatedExtent(position, *decoded)
 
 
-def payload_of(window: Window, placed: Placed) -> memoryview | None:
+def payload_of(window: ReadWindow, placed: LocatedExtent) -> memoryview | None:
     """The verified payload, or None when it is short or its digest does not match."""
     count = placed.header.payload_bytes
     payload = window.at(placed.position + extent_header_bytes, count)
@@ -86,7 +86,7 @@ def payload_of(window: Window, placed: Placed) -> memoryview | None:
     return payload
 
 
-def walk(window: Window, seed: int, start: Place, offset: int) -> Iterator[Placed]:
+def walk(window: ReadWindow, seed: int, start: ExtentPlace, offset: int) -> Iterator[LocatedExtent]:
     """Extents in order, from the one that holds the logical offset, which is at or after `start`.
 
     Raises DamagedExtentError where the chain breaks.
@@ -108,43 +108,45 @@ def walk(window: Window, seed: int, start: Place, offset: int) -> Iterator[Place
             yield placed
 
 
-class Part(NamedTuple):
+class VerifiedContent(NamedTuple):
     """Verified content, and where the extent begins in which it goes on; None: nothing was read."""
 
     data: bytes
-    after: Place | None
+    after: ExtentPlace | None
 
 
 def read_part(
-    read: ReadAt, seed: int, place: Place, start: int, end: int, extents_max: int | None = None
-) -> Part:
+    read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int, extents_max: int | None = None
+) -> VerifiedContent:
     """Content from start to end, verified; only the beginning of it when that lies in more extents than
     `extents_max`. The caller knows that it is there: end <= synced size.
 
     Raises DamagedExtentError with `offset` at the first extent that is not good.
     """
     if start >= end:
-        return Part(b"", None)
+        return VerifiedContent(b"", None)
     # what lies before the start is not read, but for its headers; from there on as much as is needed
-    first = next(walk(Window(read, _HEADER_WINDOW_BYTES), seed, place, start))
-    window = Window(read, end - first.header.offset + _SOME_HEADERS_BYTES)
+    first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, place, start))
+    window = ReadWindow(read, end - first.header.offset + _SOME_HEADERS_BYTES)
     parts: list[memoryview] = []
-    for placed in walk(window, seed, Place(first.header.offset, first.position, first.header.link), start):
+    for placed in walk(
+        window, seed, ExtentPlace(first.header.offset, first.position, first.header.link), start
+    ):
         payload = payload_of(window, placed)
         header = placed.header
         if payload is None:
             raise DamagedExtentError(header.offset, "the payload digest does not match")
         parts.append(payload[max(start - header.offset, 0) : end - header.offset])
         if header.end >= end or len(parts) == extents_max:
-            after = Place(header.end, placed.after, placed.link_after)
+            after = ExtentPlace(header.end, placed.after, placed.link_after)
             if header.end > end:
-                after = Place(header.offset, placed.position, header.link)
-            return Part(b"".join(parts), after)
+                after = ExtentPlace(header.offset, placed.position, header.link)
+            return VerifiedContent(b"".join(parts), after)
         window.ahead_bytes = end - header.end + _SOME_HEADERS_BYTES
     raise AssertionError("a walk ends with its last extent or an error")
 
 
-def read_content(read: ReadAt, seed: int, place: Place, start: int, end: int) -> bytes:
+def read_content(read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int) -> bytes:
     """All of the content from start to end. See `read_part`."""
     return read_part(read, seed, place, start, end).data
 
@@ -158,7 +160,7 @@ def prefix_fold(read: ReadAt, seed: int, places: FoldPlaces, size: int) -> Prefi
     if size == 0:
         return PrefixDigest()
     first, last = places
-    window = Window(read, _HEADER_WINDOW_BYTES)
+    window = ReadWindow(read, _HEADER_WINDOW_BYTES)
     header = next(walk(window, seed, last, size - 1)).header
     whole = header.offset - header.offset % digest_block_bytes
     fold = PrefixDigest(whole, header.prefix_digest)

@@ -21,13 +21,13 @@ Rules of this file: what is looked at, when, and what comes of it. It knows no d
 from collections import deque
 from typing import Final, NamedTuple
 
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import DirectoryState, Loading
+from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.reads import Reads
 from dos_server.core.tables import Tables
-from dos_server.core.verify import Goal, beginning
+from dos_server.core.verify import VerifyGoal, beginning
 from dos_server.limits import (
     scrub_first_seconds_max,
     scrub_load_seconds,
@@ -70,11 +70,11 @@ class Scrub:
         self._names: deque[str] | None = None
         self._object: ObjectState | None = None
         self._chain = beginning(0)
-        self._goal = Goal(0)
+        self._goal = VerifyGoal(0)
         self._yielded_s = 0.0
         self.rounds = self.objects = self.bytes = self.damaged = 0
 
-    def due(self, event: looks.ScrubDue) -> None:
+    def due(self, event: scrub_reads.ScrubDue) -> None:
         """The time for the next look has come. Asks for one look, or to be asked later; never for both."""
         if event.busy and self._yielded_s < scrub_yield_seconds_max:
             self._yielded_s += scrub_yield_seconds
@@ -86,15 +86,15 @@ class Scrub:
         directory = self._loaded()
         if directory is None:
             return
-        if directory.loading is Loading.BROKEN or not self._next_object(directory):
+        if directory.loading is LoadState.BROKEN or not self._next_object(directory):
             self._leave(directory)
             self._later(0.0)
             return
         assert self._object is not None, "there is an object to look at"
-        look = looks.Look(directory.name, self._object.name, self._chain, self._goal)
+        look = scrub_reads.ScrubRead(directory.name, self._object.name, self._chain, self._goal)
         self._tables.effects.append(look)
 
-    def looked(self, event: looks.Looked) -> None:
+    def looked(self, event: scrub_reads.ScrubReadDone) -> None:
         """A look has ended: note what it found, if it was at what is there now."""
         read = 0 if event.chain is None else event.chain.position - event.look.chain.position
         self.bytes += read
@@ -121,10 +121,10 @@ class Scrub:
         return here is state and state.exists and not state.damaged and state.changing is None
 
     def _later(self, seconds: float) -> None:
-        self._tables.effects.append(looks.ScrubLater(seconds))
+        self._tables.effects.append(scrub_reads.ScrubLater(seconds))
 
     def _tell(self, text: str, *, bad: bool) -> None:
-        self._tables.effects.append(looks.Tell(text, bad))
+        self._tables.effects.append(scrub_reads.LogNotice(text, bad))
 
     # Going round
 
@@ -174,7 +174,7 @@ class Scrub:
             self._loaded_it, self._names, self._object = True, None, None
             self._load_began = tables.now
             tables.effects.append(v.LoadDirectory(name))
-        if directory.loading is Loading.LOADING:
+        if directory.loading is LoadState.LOADING:
             self._later(scrub_load_seconds)
             return None
         rest, self._load_began = (tables.now - self._load_began) * scrub_rest_share, tables.now
@@ -194,7 +194,7 @@ class Scrub:
             state = directory.objects.get(self._names.popleft())
             if state is not None and state.synced and self._is_there(state):
                 self._object, self._chain = state, beginning(state.root)
-                self._goal = Goal(state.synced, state.synced_digest)
+                self._goal = VerifyGoal(state.synced, state.synced_digest)
                 return True
         return False
 

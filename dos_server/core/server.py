@@ -11,7 +11,7 @@ Everything about *order* is decided here and nowhere else:
 The shell performs effects in order and reports. A request that is refused leaves no effect (P-8).
 
 Rules of this file: events in, effects out, and the end of a session. Requests about the session and the store
-are in `greetings`, those about objects in `claims`, `appends`, `reads`, `mends` and `removals`, those of
+are in `greetings`, those about objects in `claims`, `appends`, `reads`, `repairs` and `removals`, those of
 version 0 in `version0`; all see the same tables, and so does the `scrub`, which nobody asks for.
 """
 
@@ -22,22 +22,22 @@ from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_protocol.session_states import SessionState
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.append_runs import take_run
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
-from dos_server.core.directory_state import Loading
+from dos_server.core.directory_state import LoadState
 from dos_server.core.greetings import Greetings
-from dos_server.core.mends import Mends
 from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
+from dos_server.core.repairs import Repairs
 from dos_server.core.scrub import NO_SCRUB, Scrub, ScrubPlan
 from dos_server.core.session import Session
 from dos_server.core.stamps import NO_FILES, StampFiles, Stamps
 from dos_server.core.tables import Tables
 from dos_server.core.tails import Tails
-from dos_server.core.version0.service import Version0
+from dos_server.core.version0.service import V0Service
 from dos_server.limits import (
     entries_few,
     in_flight_bytes_max,
@@ -74,17 +74,17 @@ class ServerCore:
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
         self._claims, self._tails = claims, Tails(tables, claims)
-        mends, scrub_ = Mends(tables, claims, reads), Scrub(tables, reads, scrub)
+        repairs, scrub_ = Repairs(tables, claims, reads), Scrub(tables, reads, scrub)
         self._removals = removals = Removals(tables, claims, reads)
         off = _why_no_version0(version0=version0, token=token)
-        self._version0 = version0_ = Version0(tables, claims, appends, reads, removals, off=off)
+        self._version0 = version0_ = V0Service(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
             v.Received: self._received,
             v.ReceivedAppends: self._received_appends,
             v.BatchEnded: appends.batch_ended,
             v.HalfClosed: self._half_closed,
-            v.Ended: self._ended,
+            v.ConnectionEnded: self._ended,
             v.DirectoryLoaded: self._directory_loaded,
             v.ObjectLoaded: self._tails.object_loaded,
             v.ClaimStored: claims.claim_stored,
@@ -95,16 +95,16 @@ class ServerCore:
             v.GotDigest: reads.got_digest,
             v.RecordStored: greetings.record_stored,
             v.StampsStored: stamps_.stored,
-            v.MendWritten: mends.written,
-            v.MendInstalled: mends.installed,
+            v.RepairWritten: repairs.written,
+            v.RepairInstalled: repairs.installed,
             v.Removed: self._removed,
             v.DirectoryMade: version0_.directory_made,
             v.Requested: version0_.requested,
             v.Streamed: version0_.streamed,
             v.SpaceSeen: self._space_seen,
             v.Tick: self._tick,
-            looks.ScrubDue: scrub_.due,
-            looks.Looked: scrub_.looked,
+            scrub_reads.ScrubDue: scrub_.due,
+            scrub_reads.ScrubReadDone: scrub_.looked,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Hello: greetings.hello,
@@ -117,7 +117,7 @@ class ServerCore:
             m.List: reads.list_entries,
             m.Stat: reads.stat,
             m.Delete: removals.delete,
-            m.Mend: mends.mend,
+            m.RepairChunk: repairs.repair,
             m.Stamp: stamps_.stamp,
             m.Witness: stamps_.witness,
         }
@@ -165,7 +165,7 @@ class ServerCore:
         if name is None:
             return len(tables.directory_names) > entries_few
         directory = tables.directories.get(name)
-        if directory is None or directory.loading is Loading.LOADING:
+        if directory is None or directory.loading is LoadState.LOADING:
             return name in tables.directory_names
         return len(directory.objects) > entries_few
 
@@ -197,7 +197,7 @@ class ServerCore:
     def _connected(self, event: v.Connected) -> None:
         self._tables.sessions[event.session] = Session(event.session)
 
-    def _ended(self, event: v.Ended) -> None:
+    def _ended(self, event: v.ConnectionEnded) -> None:
         session = self._tables.sessions.pop(event.session, None)
         self._version0.ended(event.session)
         if session is not None and not session.closed:

@@ -17,7 +17,7 @@ Rules of this file: sums and their words. It does not know what is written, nor 
 from typing import Final
 
 from dos_protocol.errors import ErrorCode
-from dos_server.core.object_state import Refusal
+from dos_server.core.object_state import AppendRefusal
 from dos_server.limits import (
     extent_header_bytes,
     new_file_bytes,
@@ -40,7 +40,7 @@ def cost(payload_bytes: int, *, new_file: bool) -> int:
 _ENOUGH: Final = 1 << 62
 
 
-class Space:
+class DiskSpace:
     """See the module. `reserve_bytes` None: by the size of the file system. `room_bytes`: may be taken
     until the next look.
 
@@ -97,9 +97,9 @@ class Space:
             return None
         return self._begin(count, now)
 
-    def refusal(self, what: str) -> Refusal:
+    def refusal(self, what: str) -> AppendRefusal:
         """Why `what` is not taken."""
-        return Refusal(
+        return AppendRefusal(
             ErrorCode.NO_SPACE,
             f"no space for {what} above the reserve of {self._reserve} bytes; nothing was written",
         )

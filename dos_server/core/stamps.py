@@ -208,7 +208,7 @@ class Stamps:
 
     def _store(self, session: int, request_id: int, name: str, data: bytes) -> None:
         self._storing.add(name)
-        self._tables.effects.append(v.StoreStamps(session, request_id, name, data))
+        self._tables.effects.append(v.WriteStamps(session, request_id, name, data))
 
     def stored(self, event: v.StampsStored) -> None:
         """A file is on stable storage, or it is as it was."""
@@ -221,7 +221,7 @@ class Stamps:
 
     def _history_stored(self, event: v.StampsStored) -> None:
         session = self._tables.answerable(event.session)
-        if event.trouble is v.Trouble.NONE and not self.history.missing.number:
+        if event.trouble is v.DiskFailure.NONE and not self.history.missing.number:
             self.history = decode_history(event.data)
         if session is not None:  # whether or not there is a new one: what is told is on stable storage
             self._tables.send(session, m.Stamped(*self.history.newest), event.request_id)
@@ -229,7 +229,7 @@ class Stamps:
     def _witnesses_stored(self, event: v.StampsStored) -> None:
         tables = self._tables
         session = tables.answerable(event.session)
-        if event.trouble is v.Trouble.NONE:
+        if event.trouble is v.DiskFailure.NONE:
             self.witnessed = decode_witnesses(event.data)
             if session is not None:
                 held = self.witnessed[self._keeping]

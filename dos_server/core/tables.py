@@ -11,28 +11,28 @@ from dos_protocol.errors import CLOSING, VERDICTS, Blame, ErrorCode
 from dos_protocol.names import is_name
 from dos_protocol.session_states import SessionEvent
 from dos_protocol.store_record import StoreRecord, decode_store_record
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import DirectoryState, Loading
+from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.extent import fresh_root
-from dos_server.core.mend import Mend
 from dos_server.core.name_table import NameTable
-from dos_server.core.object_state import ObjectState, Refusal
-from dos_server.core.recovery_scan import Found
+from dos_server.core.object_state import AppendRefusal, ObjectState
+from dos_server.core.recovery_scan import RecoveredObject
+from dos_server.core.repair import RepairInProgress
 from dos_server.core.session import Session
-from dos_server.core.space import Space, cost
-from dos_server.core.waiting import Waiting
+from dos_server.core.space import DiskSpace, cost
+from dos_server.core.waiting import WaitingReads
 from dos_server.limits import again_seconds, directories_loaded_max, objects_in_use_max, objects_loaded_max
 
 REFUSALS: Final = {
-    v.Trouble.NO_SPACE: ErrorCode.NO_SPACE,
-    v.Trouble.PASSES: ErrorCode.BUSY,
-    v.Trouble.FAILED: ErrorCode.POISONED,
+    v.DiskFailure.NO_SPACE: ErrorCode.NO_SPACE,
+    v.DiskFailure.PASSES: ErrorCode.BUSY,
+    v.DiskFailure.FAILED: ErrorCode.POISONED,
 }
 """How a request is refused that the disk did not carry out."""
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """An object that a request is about, and its directory."""
 
     directory: DirectoryState
@@ -70,14 +70,14 @@ class Tables:
         self.effects: list[v.Effect] = []
         self.touched: dict[ObjectState, DirectoryState] = {}
         self.untold: dict[ObjectState, float] = {}
-        self.waiting = Waiting()
+        self.waiting = WaitingReads()
         self.openings = 0
         self.opened: list[Session] = []
         self.settled: list[Session] = []
-        self.mends: dict[int, Mend] = {}
+        self.repairs: dict[int, RepairInProgress] = {}
         self.unheard: list[tuple[Session, m.Message]] = []
         self.object_version = 0
-        self.space = Space(reserve_bytes)
+        self.space = DiskSpace(reserve_bytes)
         self.scrubbed: str | None = None
         self.damaged_names = damaged_names
         self.later: list[tuple[float, v.Effect]] = []
@@ -109,7 +109,7 @@ class Tables:
         text = text[: wire.text_bytes_max // 4]
         self.send(session, m.Error(int(code), text, verdict.remedy, actual, record), request_id)
         if code in CLOSING:
-            self.effects.append(v.Note(session.number, text))
+            self.effects.append(v.LogReason(session.number, text))
             self.close(session)
 
     def close(self, session: Session) -> None:
@@ -136,7 +136,7 @@ class Tables:
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is not None:
             directory.leave(session)
-        self.drop_mend(session.number)
+        self.drop_repair(session.number)
         session.directory = None
         session.wrote = False
 
@@ -146,16 +146,16 @@ class Tables:
             session.stream.appender = None
             session.stream = None
 
-    def drop_mend(self, session: int) -> None:
+    def drop_repair(self, session: int) -> None:
         """The new copy that the session was bringing is not wanted any more, unless it is being installed."""
-        mend = self.mends.get(session)
-        if mend is None:
+        repair = self.repairs.get(session)
+        if repair is None:
             return
-        if mend.busy:
-            mend.orphan = True
+        if repair.busy:
+            repair.orphan = True
         else:
-            del self.mends[session]
-            self.effects.append(v.DropMend(session, mend.directory, mend.name, mend.number))
+            del self.repairs[session]
+            self.effects.append(v.DropRepair(session, repair.directory, repair.name, repair.number))
 
     def directory_of(self, session: Session, request_id: int) -> DirectoryState | None:
         """The directory the session is in, or None after refusing NOT_READY."""
@@ -164,7 +164,7 @@ class Tables:
             self.refuse(session, ErrorCode.NOT_READY, "no directory: CWD comes first", request_id)
         return directory
 
-    def target(self, session: Session, name: str, request_id: int) -> Target | None:
+    def target(self, session: Session, name: str, request_id: int) -> RequestTarget | None:
         """The object a request names, or None after refusing."""
         directory = self.directory_of(session, request_id)
         if directory is None or not self.name_is_good(session, name, request_id):
@@ -174,13 +174,13 @@ class Tables:
             text = f"no object {name} in {directory.name}"
             self.refuse(session, ErrorCode.NOT_FOUND, text, request_id)
             return None
-        return Target(directory, state)
+        return RequestTarget(directory, state)
 
     def new_object(self, directory: DirectoryState, name: str) -> ObjectState:
         """An object that is not there yet. It counts once it is in the table of its directory."""
         return ObjectState(directory.name, name, fresh_root=self.fresh_root(), version=self.object_version)
 
-    def found_object(self, directory: str, name: str, found: Found, version: int) -> ObjectState:
+    def found_object(self, directory: str, name: str, found: RecoveredObject, version: int) -> ObjectState:
         """An object as it stands on the disk."""
         return ObjectState(directory, name, fresh_root=self.fresh_root(), found=found, version=version)
 
@@ -202,7 +202,7 @@ class Tables:
         self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
         return False
 
-    def take_space(self, state: ObjectState, count: int) -> Refusal | None:
+    def take_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
         """Take what so many more bytes of an object need on the disk; or why they would touch the reserve."""
         wanted = cost(count, new_file=not state.exists)
         if self.space.take(wanted):
@@ -213,7 +213,7 @@ class Tables:
     def warn(self, text: str | None) -> None:
         """Tell the log, if there is something to tell."""
         if text is not None:
-            self.effects.append(looks.Tell(text))
+            self.effects.append(scrub_reads.LogNotice(text))
 
     def answerable(self, number: int, *, read: bool = False) -> Session | None:
         """The session whose pending request is about to be answered, if it is still there."""
@@ -230,24 +230,24 @@ class Tables:
         """In memory."""
         return sum(len(one.objects) for one in self.directories.values())
 
-    def refuses_directory(self, name: str) -> Refusal | None:
+    def refuses_directory(self, name: str) -> AppendRefusal | None:
         """Why there is no memory for another directory, which may be full; idle ones go before that."""
-        loading = sum(one.loading is Loading.LOADING for one in self.directories.values())
+        loading = sum(one.loading is LoadState.LOADING for one in self.directories.values())
         objects_max = objects_in_use_max - (1 + loading) * wire.entries_max
         self.forget_idle(objects_max)
         if self.objects <= objects_max:
             return None
         text = f"{name} cannot be opened: the directories in use have {self.objects} objects, and it may have"
-        return Refusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; there may be {objects_in_use_max}")
+        return AppendRefusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; there may be {objects_in_use_max}")
 
-    def refuses_object(self, directory: DirectoryState) -> Refusal | None:
+    def refuses_object(self, directory: DirectoryState) -> AppendRefusal | None:
         """Why no other object can be made in the directory."""
         if len(directory.objects) >= wire.entries_max:
             text = f"a directory holds at most {wire.entries_max} objects"
-            return Refusal(ErrorCode.NO_SPACE, text, wire.entries_max)
+            return AppendRefusal(ErrorCode.NO_SPACE, text, wire.entries_max)
         if self.objects >= objects_in_use_max:
             text = f"the directories in use have {objects_in_use_max} objects, which is the limit"
-            return Refusal(ErrorCode.BUSY, text, objects_in_use_max)
+            return AppendRefusal(ErrorCode.BUSY, text, objects_in_use_max)
         return None
 
     def forget_idle(self, objects_max: int = objects_loaded_max) -> None:
@@ -264,13 +264,13 @@ class Tables:
     def has_damage(self, name: str) -> bool:
         """Whether a directory has a copy that counts for nothing, as far as is known."""
         directory = self.directories.get(name)
-        if directory is None or directory.loading is Loading.LOADING:
+        if directory is None or directory.loading is LoadState.LOADING:
             return name in self.damaged_names
-        return directory.loading is Loading.BROKEN or any(one.damaged for one in directory.objects.values())
+        return directory.loading is LoadState.BROKEN or any(one.damaged for one in directory.objects.values())
 
     def is_idle(self, directory: DirectoryState) -> bool:
         """Nobody uses it, nor brings a new copy into it."""
-        return directory.idle and all(mend.directory != directory.name for mend in self.mends.values())
+        return directory.idle and all(repair.directory != directory.name for repair in self.repairs.values())
 
     def forget(self, directory: DirectoryState) -> None:
         """Drop a directory from memory; the next CWD loads it again."""

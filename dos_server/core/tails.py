@@ -18,7 +18,7 @@ Rules of this file: when an object is judged again, and what comes of it. What i
 
 from dataclasses import dataclass
 
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
@@ -62,7 +62,7 @@ class Tails:
                 continue
             wanted = cost(state.uncut_bytes, new_file=True)
             fits = room >= wanted or event.total_bytes <= 0
-            if not fits or tail.due > self._tables.now or state.changing is not None or state.wounded:
+            if not fits or tail.due > self._tables.now or state.changing is not None or state.tail_damaged:
                 continue
             room -= wanted
             tail.due, tail.wait_s = (
@@ -88,9 +88,9 @@ class Tails:
         place = f"{directory.name}/{old.name}"
         if new.damaged:
             text = f"{place}: its torn tail was looked at again, and it is damaged from {new.corrupt_from} on"
-            self._tables.effects.append(looks.Tell(text))
+            self._tables.effects.append(scrub_reads.LogNotice(text))
             return
         text = f"{place}: there was room to bring it in order; {new.synced} bytes of it are in use again"
-        self._tables.effects.append(looks.Tell(text, bad=False))
+        self._tables.effects.append(scrub_reads.LogNotice(text, bad=False))
         text = f"{old.name} is in use again: claim {directory.name} again, and compare"
         self._claims.end_writers(directory, text, directory.claim.epoch)

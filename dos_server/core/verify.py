@@ -17,14 +17,14 @@ from typing import NamedTuple
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import digest_block_bytes
 from dos_server.core.extent import HeaderFault
-from dos_server.core.scan import DamagedExtentError, ReadAt, Window, payload_of, placed_at
+from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, placed_at
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 part_bytes_min = extent_header_bytes + extent_payload_bytes_max
 """A part holds at least one extent."""
 
 
-class Chain(NamedTuple):
+class VerifiedChain(NamedTuple):
     """How far an object was followed: everything below `offset` was read, and is good.
 
     `position`: where the file goes on; `fold`: of the content below `offset`, not to be changed; `proven`:
@@ -40,24 +40,26 @@ class Chain(NamedTuple):
     proven: int = 0
 
 
-class Goal(NamedTuple):
+class VerifyGoal(NamedTuple):
     """What is to be there: so much content, which has that digest; None when nobody knows the digest."""
 
     size: int
     digest: int | None = None
 
 
-def beginning(root: int) -> Chain:
+def beginning(root: int) -> VerifiedChain:
     """Nothing was followed yet. `root`: 0 when nobody knows."""
-    return Chain(0, 0, PrefixDigest(), root, root or None)
+    return VerifiedChain(0, 0, PrefixDigest(), root, root or None)
 
 
-def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: int, extents: int) -> Chain:
+def verify_part(
+    read: ReadAt, seed: int, chain: VerifiedChain, goal: VerifyGoal, part_bytes: int, extents: int
+) -> VerifiedChain:
     """Follow the chain through the next part of the file, at least one extent of it, at most so many.
 
     Raises DamagedExtentError where what is to be there is not.
     """
-    window = Window(read, part_bytes)
+    window = ReadWindow(read, part_bytes)
     offset, position, fold_, root, link, proven = chain
     fold = fold_.copy()
     end = position + max(part_bytes, part_bytes_min)
@@ -105,4 +107,4 @@ def verify_part(read: ReadAt, seed: int, chain: Chain, goal: Goal, part_bytes: i
         raise DamagedExtentError(
             proven, f"content of digest {fold.value:016x}", position, f"content of digest {goal.digest:016x}"
         )
-    return Chain(offset, position, fold, root, link, proven)
+    return VerifiedChain(offset, position, fold, root, link, proven)

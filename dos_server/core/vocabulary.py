@@ -11,14 +11,14 @@ from typing import NamedTuple
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_protocol.messages import Message
-from dos_server.core import copies, loads, looks, readings
-from dos_server.core.copies import DropMend as DropMend
-from dos_server.core.copies import InstallMend as InstallMend
-from dos_server.core.copies import MendInstalled as MendInstalled
-from dos_server.core.copies import MendWritten as MendWritten
-from dos_server.core.copies import WriteMend as WriteMend
-from dos_server.core.endings import Removal as Removal
-from dos_server.core.endings import Trouble as Trouble
+from dos_server.core import copies, loads, readings, scrub_reads
+from dos_server.core.copies import DropRepair as DropRepair
+from dos_server.core.copies import InstallRepair as InstallRepair
+from dos_server.core.copies import RepairInstalled as RepairInstalled
+from dos_server.core.copies import RepairWritten as RepairWritten
+from dos_server.core.copies import WriteRepair as WriteRepair
+from dos_server.core.failures import DiskFailure as DiskFailure
+from dos_server.core.failures import Removal as Removal
 from dos_server.core.loads import DirectoryLoaded as DirectoryLoaded
 from dos_server.core.loads import ForgetDirectory as ForgetDirectory
 from dos_server.core.loads import LoadDirectory as LoadDirectory
@@ -28,7 +28,7 @@ from dos_server.core.readings import GotData as GotData
 from dos_server.core.readings import GotDigest as GotDigest
 from dos_server.core.readings import ReadData as ReadData
 from dos_server.core.readings import ReadDigest as ReadDigest
-from dos_server.core.records import Claim, Mark
+from dos_server.core.records import ClaimRecord, ObjectMark
 
 # Events
 
@@ -61,7 +61,7 @@ class HalfClosed(NamedTuple):
     session: int
 
 
-class Ended(NamedTuple):
+class ConnectionEnded(NamedTuple):
     """The connection is gone. What it had accepted is still carried out."""
 
     session: int
@@ -69,14 +69,14 @@ class Ended(NamedTuple):
 
 class ClaimStored(NamedTuple):
     directory: str
-    claim: Claim
-    trouble: Trouble
+    claim: ClaimRecord
+    trouble: DiskFailure
 
 
 class Written(NamedTuple):
     directory: str
     name: str
-    trouble: Trouble
+    trouble: DiskFailure
 
 
 class SyncBegins(NamedTuple):
@@ -89,14 +89,14 @@ class SyncBegins(NamedTuple):
 class Synced(NamedTuple):
     directory: str
     name: str
-    trouble: Trouble
+    trouble: DiskFailure
 
 
 class RecordStored(NamedTuple):
     session: int
     request_id: int
     record: bytes
-    trouble: Trouble
+    trouble: DiskFailure
 
 
 class StampsStored(NamedTuple):
@@ -104,7 +104,7 @@ class StampsStored(NamedTuple):
     request_id: int
     name: str
     data: bytes
-    trouble: Trouble
+    trouble: DiskFailure
 
 
 class Removed(NamedTuple):
@@ -122,7 +122,7 @@ class DirectoryMade(NamedTuple):
 
     session: int
     directory: str
-    trouble: Trouble
+    trouble: DiskFailure
 
 
 class Requested(NamedTuple):
@@ -158,7 +158,7 @@ Event = (
     | ReceivedAppends
     | BatchEnded
     | HalfClosed
-    | Ended
+    | ConnectionEnded
     | ClaimStored
     | Written
     | SyncBegins
@@ -174,7 +174,7 @@ Event = (
     | loads.Event
     | readings.Event
     | copies.Event
-    | looks.Event
+    | scrub_reads.Event
 )
 
 # Effects
@@ -192,11 +192,11 @@ class CloseSession(NamedTuple):
     session: int
 
 
-class StoreClaim(NamedTuple):
+class WriteClaim(NamedTuple):
     """Put the claim on stable storage, the folder and its ancestors too, then report."""
 
     directory: str
-    claim: Claim
+    claim: ClaimRecord
 
 
 class Write(NamedTuple):
@@ -223,10 +223,10 @@ class SetMark(NamedTuple):
     or damaged."""
 
     directory: str
-    mark: Mark
+    mark: ObjectMark
 
 
-class StoreRecord(NamedTuple):
+class WriteStoreRecord(NamedTuple):
     """Put the store record on stable storage, then report."""
 
     session: int
@@ -234,7 +234,7 @@ class StoreRecord(NamedTuple):
     record: bytes
 
 
-class StoreStamps(NamedTuple):
+class WriteStamps(NamedTuple):
     """Put one of the files `stamps` and `witnessed` on stable storage, then report."""
 
     session: int
@@ -271,7 +271,7 @@ class SendBytes(NamedTuple):
     data: Buffer
 
 
-class Note(NamedTuple):
+class LogReason(NamedTuple):
     """Why the session ends, for the log: the peer may be told in fewer words, or in none."""
 
     session: int
@@ -281,18 +281,18 @@ class Note(NamedTuple):
 Effect = (
     Send
     | CloseSession
-    | StoreClaim
+    | WriteClaim
     | Write
     | Sync
     | SetMark
-    | StoreRecord
-    | StoreStamps
+    | WriteStoreRecord
+    | WriteStamps
     | RemoveObject
     | MakeDirectory
     | SendBytes
-    | Note
+    | LogReason
     | loads.Effect
     | readings.Effect
     | copies.Effect
-    | looks.Effect
+    | scrub_reads.Effect
 )

@@ -19,7 +19,7 @@ from dos_server.limits import waiting_of_one_min, waiting_total_max
 Key = TypeVar("Key")
 
 
-class Waiter(NamedTuple):
+class WaitingRead(NamedTuple):
     """A GET at the end of the object, until there is more or its time is up."""
 
     state: ObjectState
@@ -29,16 +29,16 @@ class Waiter(NamedTuple):
     deadline: float
 
 
-class Waiting:
+class WaitingReads:
     """See the module. Its length: how many wait, or were woken and are not answered yet."""
 
     def __init__(self) -> None:
-        self._waiters: dict[int, Waiter] = {}
+        self._waiters: dict[int, WaitingRead] = {}
         self._of_session: dict[int, set[int]] = {}
         self._of_object: dict[ObjectState, set[int]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._last = 0
-        self.woken: deque[Waiter] = deque()
+        self.woken: deque[WaitingRead] = deque()
 
     def __len__(self) -> int:
         return len(self._waiters) + len(self.woken)
@@ -47,7 +47,7 @@ class Waiting:
         """Whether another one of that session may wait: some of each always may."""
         return len(self) < waiting_total_max or len(self._of_session.get(session, ())) < waiting_of_one_min
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, waiter: WaitingRead) -> None:
         self._last += 1
         number = self._last
         self._waiters[number] = waiter
@@ -56,22 +56,22 @@ class Waiting:
         waiter.state.waiters += 1
         heapq.heappush(self._deadlines, (waiter.deadline, number))
 
-    def take_of_object(self, state: ObjectState) -> list[Waiter]:
+    def take_of_object(self, state: ObjectState) -> list[WaitingRead]:
         """Those of an object, in the order in which they came. They wait no more."""
         return self._take(self._of_object.get(state, ()))
 
-    def take_of_session(self, session: int) -> list[Waiter]:
+    def take_of_session(self, session: int) -> list[WaitingRead]:
         """The same, of a session."""
         return self._take(self._of_session.get(session, ()))
 
-    def take_due(self, now: float) -> list[Waiter]:
+    def take_due(self, now: float) -> list[WaitingRead]:
         """Those whose time is up."""
         numbers = []
         while self._deadlines and self._deadlines[0][0] <= now:
             numbers.append(heapq.heappop(self._deadlines)[1])
         return self._take(numbers)
 
-    def _take(self, numbers: Iterable[int]) -> list[Waiter]:
+    def _take(self, numbers: Iterable[int]) -> list[WaitingRead]:
         taken = []
         for number in sorted(numbers):
             waiter = self._waiters.pop(number, None)

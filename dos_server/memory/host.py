@@ -22,7 +22,7 @@ from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 
 
-class Ground(Protocol):
+class HostNetwork(Protocol):
     """What a host stands on: a network."""
 
     def listen(self, host: str, port: int) -> Listener: ...
@@ -39,7 +39,7 @@ class MemoryHost:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: HostNetwork,
         host: str,
         port: int,
         make_ports: Callable[[], MemoryPorts],
@@ -109,12 +109,12 @@ class MemoryHost:
             self.ground.process_died(self.host)
             self.disk.kill()
 
-    def power_cut(self, chance: Random) -> None:
+    def power_cut(self, rng: Random) -> None:
         """End the machine: of what was not synced, chance says what stays; nobody is told."""
         self._gone()
         self.without_power = True
         self.ground.power_lost(self.host)
-        self.disk.power_cut(chance)
+        self.disk.power_cut(rng)
 
     def _gone(self) -> bool:
         """Its tasks are cancelled before anything happens that they would notice."""

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from dos_server.memory.pipes import MemorySocket, MemoryStream
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 
 _WAY_BYTES_MAX: Final = 256 * 1024
 """Sent and not yet read, in one direction of a connection: what two kernels hold, about."""
@@ -92,20 +92,20 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """See the module. `chance`: cuts what is sent and received into pieces; `latency_s`: from host to host,
+    """See the module. `rng`: cuts what is sent and received into pieces; `latency_s`: from host to host,
     each time anew; `told(who, what)` hears what happens on connections."""
 
     def __init__(
         self,
-        timers: Timers,
-        chance: Random | None = None,
+        timers: MemoryTimers,
+        rng: Random | None = None,
         latency_s: Callable[[str, str], float] = _no_latency,
         *,
         way_bytes_max: int = _WAY_BYTES_MAX,
         told: Callable[[str, str], None] = _untold,
     ) -> None:
         self.timers = timers
-        self.chance = chance
+        self.rng = rng
         self.way_bytes_max = way_bytes_max
         self.told = told
         self.listeners: dict[tuple[str, int], MemoryListener] = {}

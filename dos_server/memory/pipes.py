@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from dos_server.memory.network import MemoryNetwork
 
 
-class Sign(Enum):
+class PipeSignal(Enum):
     """What travels besides bytes."""
 
     FIN = auto()
     RESET = auto()
 
 
-Item = bytes | Sign
+Item = bytes | PipeSignal
 _SMALL_STEPS: Final = 0.1
 """So often, where chance has a say, a call takes a part of what it could."""
 
@@ -43,7 +43,7 @@ def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-class Way:
+class PipeDirection:
     """From one end to the other. Invariant: what is in flight arrives in order, each thing not before it is
     due. `forgotten`: nothing arrives any more, and who sends is not told."""
 
@@ -102,7 +102,7 @@ class MemorySocket:
         self.unanswered = False
         """Bytes came while the machine was without power: who sent them sends them again when it is back."""
         self.moved: Callable[[], None] | None = None
-        self.outgoing: Way
+        self.outgoing: PipeDirection
         self._arrived = bytearray()
         self._ended = False
         self._finished = False
@@ -112,7 +112,7 @@ class MemorySocket:
     def join(self, peer: "MemorySocket") -> None:
         """These two are the ends of one connection."""
         self.peer, peer.peer = peer, self
-        self.outgoing, peer.outgoing = Way(self, peer), Way(peer, self)
+        self.outgoing, peer.outgoing = PipeDirection(self, peer), PipeDirection(peer, self)
 
     # What it is like, as epoll would say
 
@@ -155,7 +155,7 @@ class MemorySocket:
             return
         if isinstance(item, bytes):
             self._arrived += item
-        elif item is Sign.FIN:
+        elif item is PipeSignal.FIN:
             self._ended = True
         else:
             self.reset()
@@ -166,7 +166,7 @@ class MemorySocket:
         """Say that nobody is here to read what came, if the machine can say anything."""
         if self.unanswered and not self.network.is_dark(self.host):
             self.unanswered = False
-            self.outgoing.send(Sign.RESET)
+            self.outgoing.send(PipeSignal.RESET)
 
     def vanish(self) -> None:
         """The machine loses its power: the end is gone without a word."""
@@ -191,10 +191,10 @@ class MemorySocket:
             raise _error(errno.EBADF)
 
     def _part(self, count: int) -> int:
-        chance: Random | None = self.network.chance
-        if chance is None or count < 2 or chance.random() >= _SMALL_STEPS:
+        rng: Random | None = self.network.rng
+        if rng is None or count < 2 or rng.random() >= _SMALL_STEPS:
             return count
-        return chance.randint(1, count)
+        return rng.randint(1, count)
 
     def recv_into(self, buffer: memoryview | bytearray, /) -> int:
         self._check_open()
@@ -245,7 +245,7 @@ class MemorySocket:
     def _finish(self) -> None:
         if not self._finished:
             self._finished = True
-            self.outgoing.send(Sign.FIN)
+            self.outgoing.send(PipeSignal.FIN)
             self.wake()
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class MemorySocket:
         self.closed = True
         if not self.broken:
             if self._arrived:
-                self.outgoing.send(Sign.RESET)
+                self.outgoing.send(PipeSignal.RESET)
             else:
                 self._finish()
         self.network.closed(self)

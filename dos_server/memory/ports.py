@@ -17,7 +17,7 @@ import trio
 
 from dos_server.memory.network import MemoryListener
 from dos_server.memory.pipes import MemorySocket
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 from dos_server.ports import Rounds, Workers
 from dos_server.readiness import Call, ReadyCall
 
@@ -27,10 +27,10 @@ Result = TypeVar("Result")
 
 
 class MemoryRounds:
-    """See `readiness.Readiness`. `chance`: in which order what is ready at once has its turn."""
+    """See `readiness.Readiness`. `rng`: in which order what is ready at once has its turn."""
 
-    def __init__(self, chance: random.Random | None = None) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng
         self._watched: dict[MemorySocket, tuple[ReadyCall, bool, bool]] = {}
         self._soon: deque[Call] = deque()
         self._done: deque[Call] = deque()
@@ -90,8 +90,8 @@ class MemoryRounds:
             else:
                 await self._lot.park()
             ready = self._take_ready()
-            if self._chance is not None:
-                self._chance.shuffle(ready)
+            if self._rng is not None:
+                self._rng.shuffle(ready)
             for sock in ready:
                 watched = self._watched.get(sock)
                 if watched is not None:
@@ -119,7 +119,7 @@ class MemoryWorkers(Generic[Job, Result]):
         hear: Callable[[Result], None],
         rounds: Rounds,
         threads_max: int,
-        timers: Timers,
+        timers: MemoryTimers,
         takes_s: Callable[[], tuple[float, float]],
     ) -> None:
         self._work = work
@@ -186,26 +186,26 @@ class MemoryWorkers(Generic[Job, Result]):
 
 
 class MemoryPorts:
-    """See the module. `chance` makes every choice; without it, work takes no time."""
+    """See the module. `rng` makes every choice; without it, work takes no time."""
 
     def __init__(
         self,
-        timers: Timers,
-        chance: random.Random | None = None,
+        timers: MemoryTimers,
+        rng: random.Random | None = None,
         takes_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         make_rounds: Callable[[random.Random | None], Rounds] = MemoryRounds,
         ids: random.Random | None = None,
     ) -> None:
         self._timers = timers
-        self._chance = chance
+        self._rng = rng
         self._make_rounds = make_rounds
-        self._ids = ids or chance or random.SystemRandom()
+        self._ids = ids or rng or random.SystemRandom()
         self._takes_s = takes_s
         self.hurried = False
         """The machine is gone: what is still to be waited for takes no time."""
 
     def rounds(self) -> Rounds:
-        return self._make_rounds(self._chance)
+        return self._make_rounds(self._rng)
 
     def workers(
         self,

@@ -11,7 +11,7 @@ from itertools import count
 import trio
 
 
-class Timers:
+class MemoryTimers:
     """See the module. `run` is the task; what is due while it does not run waits."""
 
     def __init__(self) -> None:

@@ -21,16 +21,16 @@ from dos_server import side_files, small_files
 from dos_server.core import findings as f
 from dos_server.core import records
 from dos_server.core.extent import object_seed
-from dos_server.core.findings import Finding, Verdict
+from dos_server.core.findings import Finding, Severity
 from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED, Entry, entry_of_folder, entry_of_root
-from dos_server.core.records import NO_CLAIM, Mark
-from dos_server.core.recovery_scan import Found, judge
+from dos_server.core.records import NO_CLAIM, ObjectMark
+from dos_server.core.recovery_scan import RecoveredObject, judge
 from dos_server.core.scan import DamagedExtentError, ReadAt
 from dos_server.core.stamps import History, decode_history, decode_witnesses
-from dos_server.core.verify import Goal, beginning, verify_part
+from dos_server.core.verify import VerifyGoal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
-from dos_server.offline.disk import LookingDisk, Seen
+from dos_server.offline.disk import PathSeen, ReadOnlyDisk
 from dos_server.troubles import says_nothing_of_the_disk
 
 
@@ -39,7 +39,7 @@ class NotCheckedError(Exception):
 
 
 @dataclass
-class Report:
+class CheckReport:
     """What was looked at and found. `cut`: places of torn tails that were cut; `raised`: claims that were
     raised, as text; `complete`: all was looked at."""
 
@@ -51,7 +51,7 @@ class Report:
     raised: list[str] = field(default_factory=list)
     complete: bool = False
 
-    def of(self, verdict: Verdict) -> list[Finding]:
+    def of(self, verdict: Severity) -> list[Finding]:
         """The findings of one kind."""
         return [one for one in self.findings if one.verdict is verdict]
 
@@ -61,8 +61,8 @@ class _Directory:
     """A directory that is being looked at."""
 
     name: str
-    entries: dict[str, Seen]
-    marks: dict[str, Mark]
+    entries: dict[str, PathSeen]
+    marks: dict[str, ObjectMark]
     epoch_max: int = 0
 
 
@@ -82,17 +82,17 @@ class Check:
         tell: Tell = lambda *_: None,
     ) -> None:
         """Opens nothing yet."""
-        self.report = Report()
+        self.report = CheckReport()
         self._root = root
         self._repair = repair
         self._raise_claims = raise_claims
         self._tell = tell
         self._total = 0
 
-    def run(self) -> Report:
+    def run(self) -> CheckReport:
         """Look at everything. Raises NotCheckedError when there is no data directory, or a server has it."""
         try:
-            self._disk = LookingDisk(self._root)
+            self._disk = ReadOnlyDisk(self._root)
         except OSError as error:
             raise NotCheckedError(f"{self._root} cannot be opened: {error.strerror}") from error
         try:
@@ -169,7 +169,7 @@ class Check:
         if server_id is not None and record.member(server_id) is None:
             means = f"the server was replaced, and counts for nothing in store {id_text(record.store_id)}"
             words = "this server among the members", "others"
-            self._found(Finding(Verdict.NOTE, "store", *words, means, "nothing"))
+            self._found(Finding(Severity.NOTE, "store", *words, means, "nothing"))
 
     def _stamps(self) -> None:
         means = "the server does not start"
@@ -184,7 +184,7 @@ class Check:
                 expected = f"stamp {read.missing.number}, which another member was told of"
                 lost = "the disk went back in time: the server serves its store no more; replace it"
                 remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
-                found = Finding(Verdict.DAMAGED, name, expected, "an older copy of the disk", lost, remedy)
+                found = Finding(Severity.DAMAGED, name, expected, "an older copy of the disk", lost, remedy)
                 self._found(found)
 
     def _small(self, path: str, means: str) -> bytes | None:
@@ -218,7 +218,7 @@ class Check:
                 self._object(here, one, seen)
         self._claim(here)
 
-    def _marks(self, path: str) -> dict[str, Mark]:
+    def _marks(self, path: str) -> dict[str, ObjectMark]:
         data = self._small(f"{path}/.marks", "what of its objects was synced is not known") or b""
         slots = records.decode_marks(data)
         for slot, mark in enumerate(slots):
@@ -245,7 +245,7 @@ class Check:
 
         Epochs rise by one at each take-over, and by 2^20 where a person forces one.
         """
-        claim = records.Claim(here.epoch_max + epoch_jump_max, os.urandom(id_bytes))
+        claim = records.ClaimRecord(here.epoch_max + epoch_jump_max, os.urandom(id_bytes))
         disk = RealDisk(self._root)
         try:
             small_files.replace(disk, f"{OBJECTS}/{here.name}", ".claim", records.encode_claim(claim))
@@ -255,7 +255,7 @@ class Check:
 
     # An object
 
-    def _object(self, here: _Directory, name: str, seen: Seen) -> None:
+    def _object(self, here: _Directory, name: str, seen: PathSeen) -> None:
         place, mark = f"{here.name}/{name}", here.marks.get(name)
         self.report.objects += 1
         if seen.odd:
@@ -289,10 +289,10 @@ class Check:
         self._found(finding)
         if finding is None and mark is not None and mark.poisoned:
             self._found(f.of_poisoned(place))
-        if self._repair and rot is None and finding is not None and finding.verdict is Verdict.TORN:
+        if self._repair and rot is None and finding is not None and finding.verdict is Severity.TORN:
             self._cut(here.name, name, found, size)
 
-    def _verify(self, place: str, read: ReadAt, seed: int, found: Found) -> Finding | None:
+    def _verify(self, place: str, read: ReadAt, seed: int, found: RecoveredObject) -> Finding | None:
         """Read everything that the start takes to be good."""
         for step in self._steps(read, seed, found):
             if isinstance(step, DamagedExtentError):
@@ -300,8 +300,8 @@ class Check:
             self._tell(place, self.report.bytes_verified, self._total)
         return None
 
-    def _steps(self, read: ReadAt, seed: int, found: Found) -> Iterator[DamagedExtentError | None]:
-        chain, goal = beginning(found.root), Goal(found.size, found.fold.value)
+    def _steps(self, read: ReadAt, seed: int, found: RecoveredObject) -> Iterator[DamagedExtentError | None]:
+        chain, goal = beginning(found.root), VerifyGoal(found.size, found.fold.value)
         while chain.offset < goal.size:
             before = chain.position
             try:
@@ -319,7 +319,7 @@ class Check:
             self.report.bytes_verified += chain.position - before
             yield None
 
-    def _cut(self, directory: str, name: str, found: Found, size: int) -> None:
+    def _cut(self, directory: str, name: str, found: RecoveredObject, size: int) -> None:
         """What a start does to a torn tail, with its own code."""
         disk = RealDisk(self._root)
         try:

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dos_server.core.findings import Finding, Verdict
-from dos_server.offline.checking import Check, NotCheckedError, Report
+from dos_server.core.findings import Finding, Severity
+from dos_server.offline.checking import Check, CheckReport, NotCheckedError
 from dos_server.wording import path_given
 
 DAMAGED = 1
@@ -74,16 +74,16 @@ def fsck(
         _print_report(report)
     if problem:
         print(f"dos fsck: {problem}", file=sys.stderr)
-    if report.of(Verdict.DAMAGED):
+    if report.of(Severity.DAMAGED):
         raise typer.Exit(DAMAGED)
-    if problem or report.of(Verdict.UNCHECKED):
+    if problem or report.of(Severity.UNCHECKED):
         raise typer.Exit(NOT_CHECKED)
 
 
-def report_json(report: Report, problem: str = "") -> dict[str, Any]:
+def report_json(report: CheckReport, problem: str = "") -> dict[str, Any]:
     """The report, as one document for programs."""
     return {
-        "good": report.complete and not report.of(Verdict.DAMAGED) and not report.of(Verdict.UNCHECKED),
+        "good": report.complete and not report.of(Severity.DAMAGED) and not report.of(Severity.UNCHECKED),
         "complete": report.complete,
         "problem": problem,
         "directories": report.directories,
@@ -109,7 +109,7 @@ def finding_text(one: Finding) -> str:
     )
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: CheckReport) -> None:
     for one in report.findings:
         print(finding_text(one))
     for place in report.cut:
@@ -119,9 +119,9 @@ def _print_report(report: Report) -> None:
     print(_summary(report))
 
 
-def _summary(report: Report) -> str:
+def _summary(report: CheckReport) -> str:
     damaged, torn, unchecked, notes = (
-        len(report.of(one)) for one in (Verdict.DAMAGED, Verdict.TORN, Verdict.UNCHECKED, Verdict.NOTE)
+        len(report.of(one)) for one in (Severity.DAMAGED, Severity.TORN, Severity.UNCHECKED, Severity.NOTE)
     )
     looked = f"{report.objects} objects in {report.directories} directories, {report.bytes_verified} bytes"
     found = f"{damaged or 'nothing'} damaged, {torn} torn tails ({len(report.cut)} cut)"

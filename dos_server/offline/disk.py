@@ -21,7 +21,7 @@ _KINDS: Final = {
 }
 
 
-class Seen(NamedTuple):
+class PathSeen(NamedTuple):
     """What a name is, without following it. `odd`: what it is instead of a regular file with one name."""
 
     odd: str
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     file_bytes: int
 
 
-class LookingDisk(RealDisk):
+class ReadOnlyDisk(RealDisk):
     """See the module. Raises OSError; FileNotFoundError or NotADirectoryError when there is none."""
 
     file_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -45,7 +45,7 @@ class LookingDisk(RealDisk):
         """
         return self._lock_both(lambda: self.open(name, create=False))
 
-    def entries(self, folder: str) -> dict[str, Seen]:
+    def entries(self, folder: str) -> dict[str, PathSeen]:
         """What a folder holds."""
         with self._folder(folder) as descriptor:
             found = {}
@@ -54,5 +54,5 @@ class LookingDisk(RealDisk):
                 odd = _KINDS.get(stat.S_IFMT(about.st_mode), "")
                 if not odd and about.st_nlink != 1:
                     odd = f"a file with {about.st_nlink} names (hard links)"
-                found[name] = Seen(odd, stat.S_ISDIR(about.st_mode), about.st_size)
+                found[name] = PathSeen(odd, stat.S_ISDIR(about.st_mode), about.st_size)
             return found

@@ -30,10 +30,10 @@ from dos_server import small_files
 from dos_server.core import findings, records
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
-from dos_server.core.records import NO_CLAIM, Mark
-from dos_server.core.recovery_scan import Found, judge, lost
-from dos_server.core.scan import DamagedExtentError, ReadAt, Window, payload_of, walk
-from dos_server.offline.disk import LookingDisk, Seen
+from dos_server.core.records import NO_CLAIM, ObjectMark
+from dos_server.core.recovery_scan import RecoveredObject, judge, lost
+from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
+from dos_server.offline.disk import PathSeen, ReadOnlyDisk
 from dos_server.troubles import says_nothing_of_the_disk
 
 logger: Final = logging.getLogger("dos.offline")
@@ -63,7 +63,7 @@ class DataDirectory:
         self._told: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._disk = LookingDisk(self._root)
+        self._disk = ReadOnlyDisk(self._root)
         try:
             self._lock = self._disk.lock_what_is_there("lock")
             self._server_id, self.record = self._who()
@@ -122,7 +122,7 @@ class DataDirectory:
         }
         return DirectoryOnDisk({self._server_id: objects}, {self._server_id: (held.epoch, held.writer_id)})
 
-    def _damage(self, directory: str, name: str, seen: Seen | None) -> str:
+    def _damage(self, directory: str, name: str, seen: PathSeen | None) -> str:
         """What is wrong with an object, in words; nothing if it is sound. A torn tail is logged."""
         place, mark = f"{directory}/{name}", self._marks(f"{OBJECTS}/{directory}").get(name)
         if seen is None or seen.odd:
@@ -172,7 +172,7 @@ class DataDirectory:
             raise NotFoundError(f"{self._root} has no object {directory}/{name}") from error
         try:
             last = found.size if end is None else min(end, found.size)
-            window = Window(self._reader(handle), _AHEAD_BYTES)
+            window = ReadWindow(self._reader(handle), _AHEAD_BYTES)
             seed = object_seed(directory, name)
             if offset >= last:
                 return
@@ -190,7 +190,7 @@ class DataDirectory:
             self._disk.close(handle)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - one command reads one directory, and ends
-    def _found(self, directory: str, name: str) -> Found:
+    def _found(self, directory: str, name: str) -> RecoveredObject:
         """What the next start would make of the object. Raises OSError if the disk was not asked at all."""
         path = f"{OBJECTS}/{directory}"
         mark = self._marks(path).get(name)
@@ -219,7 +219,7 @@ class DataDirectory:
         return mark is not None and mark.removed
 
     @lru_cache(maxsize=64)  # noqa: B019 - as above
-    def _marks(self, path: str) -> dict[str, Mark]:
+    def _marks(self, path: str) -> dict[str, ObjectMark]:
         data = small_files.read(self._disk, f"{path}/.marks") or b""
         return {mark.name: mark for mark in records.decode_marks(data) if mark is not None}
 

@@ -15,7 +15,7 @@ ORDER = "at timestamp, customer string, price double"
 
 def looked_up(customers: pa.Table) -> Callable[[pa.RecordBatch], dict[str, pa.Array]]:
     """The table travels to the workers with the function. A table that changes comes in as a stream instead:
-    `graph.control(...)`."""
+    `graph.broadcast_table(...)`."""
     table = customers.combine_chunks()
 
     def look_up(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -31,5 +31,5 @@ def make_graph(data: Path, out: Path) -> Graph:
         "hourly", Tumbling("at", timedelta(hours=1)), values=Count(), mean=Mean("value")
     )
     hourly.sink("out", FileSink(out / "hourly"))
-    hourly.side("too_late", "late").sink("late_out", FileSink(out / "late"))
+    hourly.side_output("too_late", "late").sink("late_out", FileSink(out / "late"))
     return graph

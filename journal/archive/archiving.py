@@ -43,7 +43,7 @@ from journal.limits import (
     archive_tries_max,
 )
 from journal.ports import StorePort
-from journal.reading import Source
+from journal.reading import ChainSource
 
 Progress = Callable[[int, int | None], None]
 
@@ -235,7 +235,7 @@ async def _copied(
     """The bytes of a span, in the spool; its records and digests were found right."""
     replay, whole, blocks, block = SpanReplay(span), hashlib.sha256(), bytearray(), hashlib.sha256()
     at = 0
-    async with aclosing(Source(store, directory).chunks(span.name, span.length)) as chunks:
+    async with aclosing(ChainSource(store, directory).chunks(span.name, span.length)) as chunks:
         async for chunk in chunks:
             replay.feed(chunk)
             await trio.to_thread.run_sync(spool.write, chunk)

@@ -133,7 +133,7 @@ class ChainState(msgspec.Struct, frozen=True):
         return f"reaches from {first:x}:{self.segments[0].base} to {self.end}"
 
 
-class Copy(NamedTuple):
+class SegmentCopy(NamedTuple):
     """One member's copy of a segment: how many durable bytes it has."""
 
     member: bytes
@@ -144,7 +144,7 @@ class SeenSegment(NamedTuple):
     """A segment that at least one member named, with its copies, the longest first."""
 
     name: SegmentName
-    copies: tuple[Copy, ...]
+    copies: tuple[SegmentCopy, ...]
 
     @property
     def longest(self) -> int:
@@ -157,12 +157,12 @@ class SeenSegment(NamedTuple):
 
 def segments_seen(chain: str, answers: Answers) -> list[SeenSegment]:
     """Every segment of the chain that any member holds durable bytes of, the highest epoch and base first."""
-    copies: dict[SegmentName, list[Copy]] = {}
+    copies: dict[SegmentName, list[SegmentCopy]] = {}
     for member, objects in answers.items():
         for info in objects.values():
             name = parse_segment_name(info.name)
             if name is not None and name.chain == chain:
-                copies.setdefault(name, []).append(Copy(member, info.synced))
+                copies.setdefault(name, []).append(SegmentCopy(member, info.synced))
     return [
         SeenSegment(name, tuple(sorted(copies[name], key=lambda copy: (-copy.bytes, copy.member))))
         for name in sorted(copies, key=lambda name: name.order, reverse=True)

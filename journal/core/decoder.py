@@ -22,7 +22,7 @@ from typing import Final
 
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
-from journal.core.record import Parsed, Record, parse_v0, parse_v1
+from journal.core.record import ParseResult, Record, parse_v0, parse_v1
 from journal.core.record_faults import torn
 from journal.core.record_layout import HEADER_V1, MAGIC, VERSION_1
 
@@ -32,7 +32,7 @@ Decoded = tuple[int, Record]
 _PARSERS: Final = {VERSION_1: parse_v1, 0: parse_v0}
 
 
-class State(Enum):
+class DecoderState(Enum):
     """See the head of this file."""
 
     READING = auto()
@@ -55,7 +55,7 @@ class RecordDecoder:
         self.where = where
         self.offset = offset
         """Stream offset just past the last whole record."""
-        self.state = State.READING
+        self.state = DecoderState.READING
         self._fault: CorruptDataError | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
@@ -72,12 +72,12 @@ class RecordDecoder:
         Raises the fault (TornRecordError never; CorruptRecordError, UnknownRecordError) once every record
         before it has been handed out, and again at each later call.
         """
-        if self.state is State.FAULTY:
+        if self.state is DecoderState.FAULTY:
             assert self._fault is not None
             raise self._fault
-        if self.state is State.FINISHED:
+        if self.state is DecoderState.FINISHED:
             raise LocalProtocolError("this decoder was finished: nothing more can be fed")
-        if self.state is State.ZEROS:
+        if self.state is DecoderState.ZEROS:
             self._take_zeros(data)
             return []
         self._parts.append(data)
@@ -91,13 +91,13 @@ class RecordDecoder:
 
         Raises the fault, if one is due.
         """
-        if self.state is State.READING and self._buffered:
+        if self.state is DecoderState.READING and self._buffered:
             self._parse(last=True)  # what was too short to judge while more could come
-        if self.state is State.FAULTY:
+        if self.state is DecoderState.FAULTY:
             assert self._fault is not None
             raise self._fault
-        zeros = self.state is State.ZEROS
-        self.state = State.FINISHED
+        zeros = self.state is DecoderState.ZEROS
+        self.state = DecoderState.FINISHED
         if zeros:
             hint = "the file's size reached the disk and its data did not; everything before is whole"
             return TornRecordError(self.where, self.offset, "a record", f"{self._buffered} zero bytes", hint)
@@ -124,23 +124,23 @@ class RecordDecoder:
             self._needed = HEADER_V1.size  # whether the version is newer or a bit flipped, its digest says
         elif parsed.fault is not None:
             self._meet_fault(parsed, rest)
-            if not out and self.state is State.FAULTY:
+            if not out and self.state is DecoderState.FAULTY:
                 raise parsed.fault
         return out
 
-    def _meet_fault(self, parsed: Parsed, rest: bytes) -> None:
+    def _meet_fault(self, parsed: ParseResult, rest: bytes) -> None:
         self._parts = []
         if rest.count(0) == len(rest):
-            self.state = State.ZEROS
+            self.state = DecoderState.ZEROS
         else:
-            self.state = State.FAULTY
+            self.state = DecoderState.FAULTY
             self._fault = parsed.fault
 
     def _take_zeros(self, data: bytes) -> None:
         if data.count(0) == len(data):
             self._buffered += len(data)
             return
-        self.state = State.FAULTY
+        self.state = DecoderState.FAULTY
         found = f"{self._buffered + len(data) - len(data.lstrip(bytes(1)))} zero bytes, then others"
         self._fault = CorruptRecordError(self.where, self.offset, "a record", found)
         raise self._fault

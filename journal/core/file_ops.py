@@ -26,7 +26,7 @@ from journal.limits import file_bytes_max, file_path_bytes_max, file_path_part_b
 from journal.ops import Op
 
 
-class Write(msgspec.Struct, frozen=True, gc=False):
+class FileWrite(msgspec.Struct, frozen=True, gc=False):
     """The bytes at `offset` are `data`."""
 
     path: str
@@ -34,20 +34,20 @@ class Write(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
-class Truncate(msgspec.Struct, frozen=True, gc=False):
+class FileTruncate(msgspec.Struct, frozen=True, gc=False):
     """The file has `length` bytes."""
 
     path: str
     length: int
 
 
-class Remove(msgspec.Struct, frozen=True, gc=False):
+class FileRemove(msgspec.Struct, frozen=True, gc=False):
     """The file is not there."""
 
     path: str
 
 
-FileOp: TypeAlias = Write | Truncate | Remove
+FileOp: TypeAlias = FileWrite | FileTruncate | FileRemove
 Paths: TypeAlias = Literal["safe", "re-rooted"]
 """What is done about a path that would lead out of the tree: refused, or taken as below the tree's root."""
 
@@ -59,9 +59,9 @@ def record_of(op: FileOp) -> Record:
     """The record of an operation. Raises UnsafePathError."""
     path = path_bytes(op.path)
     safe_path(path)
-    if isinstance(op, Write):
+    if isinstance(op, FileWrite):
         return Record(Op.WRITE, ints=(op.offset,), strings=(path, op.data))
-    if isinstance(op, Truncate):
+    if isinstance(op, FileTruncate):
         return Record(Op.TRUNCATE, ints=(op.length,), strings=(path,))
     return Record(Op.REMOVE, strings=(path,))
 
@@ -73,12 +73,12 @@ def file_op(record: Record, paths: Paths = "safe") -> FileOp:
     raw = record.strings[0]
     path = safe_path(raw) if paths == "safe" else re_rooted(raw)
     if record.op is Op.REMOVE:
-        return Remove(path)
+        return FileRemove(path)
     at = record.ints[0]
     data = record.strings[1] if record.op is Op.WRITE else b""
     if at + len(data) > file_bytes_max:
         raise FileConflictError(path, f"it would have {at + len(data)} bytes, more than {file_bytes_max}")
-    return Write(path, at, data) if record.op is Op.WRITE else Truncate(path, at)
+    return FileWrite(path, at, data) if record.op is Op.WRITE else FileTruncate(path, at)
 
 
 def path_bytes(path: str) -> bytes:
@@ -130,7 +130,7 @@ def _below_the_root(raw: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ReplayStop:
     """Where a replay stops. `size`: no record that ends above; `wall_ms`: nothing recorded after that moment,
     as far as marks tell: to a second; `cut`, `step`: with the CUT record of that number, or of that step."""
 

@@ -71,7 +71,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     flags: int = 0
 
 
-class Parsed(NamedTuple):
+class ParseResult(NamedTuple):
     """What a run over a buffer found: where the whole records end, what the next one needs, or what is
     wrong.
     """
@@ -170,7 +170,7 @@ def _check_record(record: Record, body_bytes: int) -> None:
         )
 
 
-def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> Parsed:
+def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> ParseResult:
     """Take whole records of `data` from `at` on; append (stream offset of its end, record) to `out`.
 
     origin: stream offset of data[0], for the offsets in `out` and in faults. Never raises for bad data.
@@ -181,7 +181,7 @@ def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
     while True:
         at = _take_writes(data, view, at, out, origin)
         if size - at < 24:
-            return Parsed(at, 24, partial_fault_v1(data, at, origin, where))
+            return ParseResult(at, 24, partial_fault_v1(data, at, origin, where))
         magic, version, op, flags, n_ints, n_strings, tag, body, header_digest = unpack(data, at)
         words = n_ints + n_strings
         if (
@@ -194,12 +194,12 @@ def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
             or body < 8 * words
             or (op < 3 and (n_ints, n_strings) != ARITY[op])
         ):
-            return Parsed(at, 0, header_fault_v1(data, at, origin, where))
+            return ParseResult(at, 0, header_fault_v1(data, at, origin, where))
         last = at + 24 + body
         if last + 8 > size:
-            return Parsed(at, 24 + body + 8, None)
+            return ParseResult(at, 24 + body + 8, None)
         if xxh3(view[at:last]) != int.from_bytes(data[last : last + 8]):
-            return Parsed(at, 0, body_fault_v1(data, at, last, origin, where))
+            return ParseResult(at, 0, body_fault_v1(data, at, last, origin, where))
         numbers = WORDS[words].unpack_from(data, at + 24)
         start = at + 24 + 8 * words
         strings = []
@@ -207,7 +207,9 @@ def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
             strings.append(data[start : start + length])
             start += length
         if start != last:
-            return Parsed(at, 0, sizes_fault(at + 24 + 8 * n_ints, origin, where, body, numbers[n_ints:]))
+            return ParseResult(
+                at, 0, sizes_fault(at + 24 + 8 * n_ints, origin, where, body, numbers[n_ints:])
+            )
         at = last + 8
         out.append((origin + at, Record(OPS_BY_NUMBER[op], tag, numbers[:n_ints], tuple(strings), flags)))
 
@@ -235,14 +237,14 @@ def _take_writes(data: bytes, view: memoryview, at: int, out: list[tuple[int, Re
     return at
 
 
-class Header(NamedTuple):
+class RecordHeader(NamedTuple):
     """What a version 1 header says of its record: the op, and how many bytes it has in all."""
 
     op: Op
     bytes: int
 
 
-def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> Header:
+def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> RecordHeader:
     """The valid header at `at`, of 24 bytes that are there. Raises CorruptRecordError, UnknownRecordError."""
     magic, version, op, flags, n_ints, n_strings, _, body, digest = HEADER_V1.unpack_from(data, at)
     if (
@@ -254,16 +256,16 @@ def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> Header:
         or not 8 * (n_ints + n_strings) <= body <= record_body_bytes_max
     ):
         raise header_fault_v1(data, at, origin, where)
-    return Header(OPS_BY_NUMBER[op], HEADER_V1.size + body + DIGEST_BYTES)
+    return RecordHeader(OPS_BY_NUMBER[op], HEADER_V1.size + body + DIGEST_BYTES)
 
 
-def parse_v0(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> Parsed:
+def parse_v0(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> ParseResult:
     """As `parse_v1`, for version 0."""
     size = len(data)
     while True:
         left = size - at
         if left < 16:
-            return Parsed(at, 16, partial_fault_v0(data, at, origin, where))
+            return ParseResult(at, 16, partial_fault_v0(data, at, origin, where))
         length, version, op, n_ints, n_strings, tag = HEADER_V0.unpack_from(data, at)
         words = n_ints + n_strings
         if (
@@ -272,16 +274,18 @@ def parse_v0(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
             or (n_ints, n_strings) != ARITY[op]
             or not FIXED_BYTES_V0 + 8 * words <= length <= FIXED_BYTES_V0 + record_body_bytes_max
         ):
-            return Parsed(at, 0, header_fault_v0(data, at, origin, where))
+            return ParseResult(at, 0, header_fault_v0(data, at, origin, where))
         start = at + 16 + 8 * words
         if start > size:
-            return Parsed(at, 16 + 8 * words, None)
+            return ParseResult(at, 16 + 8 * words, None)
         numbers = WORDS[words].unpack_from(data, at + 16)
         if sum(numbers[n_ints:]) != length - FIXED_BYTES_V0 - 8 * words:
-            return Parsed(at, 0, sizes_fault(at, origin, where, length - FIXED_BYTES_V0, numbers[n_ints:]))
+            return ParseResult(
+                at, 0, sizes_fault(at, origin, where, length - FIXED_BYTES_V0, numbers[n_ints:])
+            )
         end = at + LENGTH_BYTES_V0 + length
         if end > size:
-            return Parsed(at, LENGTH_BYTES_V0 + length, None)
+            return ParseResult(at, LENGTH_BYTES_V0 + length, None)
         strings = []
         for count in numbers[n_ints:]:
             strings.append(data[start : start + count])

@@ -1,6 +1,6 @@
 """Looking over one segment: where its whole records end, and whether it holds a finished snapshot.
 
-Rules of this file: bytes of one segment go in from the front, one `Survey` comes out. A torn tail is an
+Rules of this file: bytes of one segment go in from the front, one `SegmentSurvey` comes out. A torn tail is an
 ordinary ending here (it is how a writer's death looks); everything else that is no record raises. What
 follows from a survey is `walk.py`'s.
 
@@ -26,7 +26,7 @@ _STRUCTURE: Final = frozenset({Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_
 """Records that cannot stand just anywhere in a segment."""
 
 
-class Mark(NamedTuple):
+class RecordBoundary(NamedTuple):
     """A boundary between records of a segment: bytes before it, and their prefix digest."""
 
     bytes: int = 0
@@ -34,7 +34,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SegmentSurvey:
     """What a segment's first bytes hold.
 
     start: None if not even the first record is whole. first: the end of the start record. last: the end of
@@ -45,10 +45,10 @@ class Survey:
     """
 
     start: SegmentStart | None
-    first: Mark
-    last: Mark
-    before_last: Mark
-    within: Mark
+    first: RecordBoundary
+    last: RecordBoundary
+    before_last: RecordBoundary
+    within: RecordBoundary
     torn_bytes: int
     snapshot_end: int
     digests: Mapping[int, int]
@@ -129,7 +129,7 @@ class SegmentSurveyor:
         self._lengths = deque(sorted(set(lengths)))
         self._digests: dict[int, int] = {}
         self._start: SegmentStart | None = None
-        self._first = self._last = self._before_last = self._within = Mark()
+        self._first = self._last = self._before_last = self._within = RecordBoundary()
 
     @property
     def snapshot_end(self) -> int:
@@ -165,17 +165,17 @@ class SegmentSurveyor:
         marks = {self._last.bytes: self._last}
         for end in sorted(wanted - marks.keys()):
             self._fold(view, offset, end)
-            marks[end] = Mark(end, self._digest.value)
+            marks[end] = RecordBoundary(end, self._digest.value)
         self._before_last, self._last = marks[before], marks[ends[-1]]
         if not self._first.bytes:
             self._first = marks[ends[0]]
         if inside:
             self._within = marks[ends[inside - 1]]
 
-    def finish(self) -> Survey:
+    def finish(self) -> SegmentSurvey:
         """No more bytes. Raises as `feed`."""
         torn = self._decoder.finish()
-        return Survey(
+        return SegmentSurvey(
             start=self._start,
             first=self._first,
             last=self._last,

@@ -14,7 +14,7 @@ from journal.limits import read_bytes_max, start_read_bytes_max
 from journal.ops import Op
 
 
-class Wanted(NamedTuple):
+class BytesWanted(NamedTuple):
     """Read at most so many bytes from that offset of the segment."""
 
     offset: int
@@ -38,11 +38,11 @@ class SnapshotSearch:
         self.snapshot_end = 0
 
     @property
-    def wanted(self) -> Wanted | None:
+    def wanted(self) -> BytesWanted | None:
         left = self._length - self._at
         if self.snapshot_end or left < HEADER_V1.size:
             return None
-        return Wanted(self._at, min(left, self._window))
+        return BytesWanted(self._at, min(left, self._window))
 
     def take(self, data: bytes) -> None:
         """Bytes from the offset that was wanted. With fewer than a record's header nothing moves on."""

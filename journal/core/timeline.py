@@ -22,7 +22,7 @@ EVENTS = {Op.SEGMENT_START: "segments", Op.CUT: "cuts", Op.DIVISION: "steps", Op
 
 
 @dataclass(slots=True)
-class Stretch:
+class TimelineInterval:
     """From `begin` on, in ms since 1970 or as a logical offset."""
 
     begin: int
@@ -30,7 +30,7 @@ class Stretch:
     bytes: int = 0
     events: Counter[str] = field(default_factory=Counter)
 
-    def take(self, other: "Stretch") -> None:
+    def take(self, other: "TimelineInterval") -> None:
         """Become one with the stretch behind."""
         self.records += other.records
         self.bytes += other.bytes
@@ -44,7 +44,7 @@ class Timeline:
         self._by_time = _Stretches(1000)
         self._by_offset = _Stretches(4096)
         self._now_ms: int | None = None
-        self._before_any: Stretch = Stretch(0)
+        self._before_any: TimelineInterval = TimelineInterval(0)
         self._epoch: int | None = None
 
     def take(self, located: Located) -> None:
@@ -52,7 +52,7 @@ class Timeline:
         clock = wall_ms(located.record)
         if clock is not None:
             self._now_ms = clock
-        one = Stretch(0, 1, located.end - located.offset)
+        one = TimelineInterval(0, 1, located.end - located.offset)
         if (event := EVENTS.get(located.record.op)) is not None:
             one.events[event] += 1
         if located.record.op is Op.SEGMENT_START and self._is_another_writers(located.segment):
@@ -73,7 +73,7 @@ class Timeline:
     def by_time(self) -> bool:
         return self._now_ms is not None
 
-    def stretches(self, count: int) -> list[Stretch]:
+    def stretches(self, count: int) -> list[TimelineInterval]:
         """At most so many, equally long, with those in which nothing came; the first begins with the first
         record.
         """
@@ -89,13 +89,13 @@ class _Stretches:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._found: dict[int, Stretch] = {}
+        self._found: dict[int, TimelineInterval] = {}
 
-    def add(self, at: int, one: Stretch) -> None:
+    def add(self, at: int, one: TimelineInterval) -> None:
         number = at // self._width
         into = self._found.get(number)
         if into is None:
-            into = self._found[number] = Stretch(number * self._width)
+            into = self._found[number] = TimelineInterval(number * self._width)
             into.take(one)
             while len(self._found) > timeline_stretches_max:
                 self._widen(2)
@@ -107,15 +107,15 @@ class _Stretches:
         before, self._found = self._found, {}
         for stretch in before.values():
             number = stretch.begin // self._width
-            into = self._found.setdefault(number, Stretch(number * self._width))
+            into = self._found.setdefault(number, TimelineInterval(number * self._width))
             into.take(stretch)
 
-    def equal(self, count: int) -> list[Stretch]:
+    def equal(self, count: int) -> list[TimelineInterval]:
         if not self._found:
             return []
         first, last = min(self._found), max(self._found)
         per = -(-(last - first + 1) // count)
-        found = [Stretch((first + n) * self._width) for n in range(0, last - first + 1, per)]
+        found = [TimelineInterval((first + n) * self._width) for n in range(0, last - first + 1, per)]
         for number, stretch in self._found.items():
             found[(number - first) // per].take(stretch)
         return found

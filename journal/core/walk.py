@@ -23,7 +23,7 @@ Taking over (R4-R7, R13), for one who holds the claim:
     SETTLING   every span found is synced on the quorum, the lowest first; before that nothing may be opened
     DONE
 
-A reader's walks are in `look.py`.
+A reader's walks are in `core/read_walk.py`.
 """
 
 from collections.abc import Mapping
@@ -40,25 +40,25 @@ from journal.core.chain import (
 )
 from journal.core.errors import ChainError, EpochUsedTwiceError, LostBytesError, NotEnoughAnswersError
 from journal.core.position import NO_FLOOR, ORIGIN, Position, base_of
-from journal.core.scan import Survey
+from journal.core.scan import SegmentSurvey
 from journal.core.segment import SegmentName, SegmentStart, check_chain_name, parse_segment_name
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
     FindSnapshot,
-    Found,
-    Phase,
     ReadStart,
     Settle,
     Settled,
     SnapshotFound,
     StartRead,
     SurveySegment,
+    WalkDone,
+    WalkPhase,
 )
 from journal.limits import segments_in_chain_max
 
 
-class Walk:
+class ChainWalk:
     """What both walks share: the candidates, and the way down. One walk, one use."""
 
     def __init__(self, chain: str, record: StoreRecord, answers: Answers, generation: int) -> None:
@@ -68,7 +68,7 @@ class Walk:
         self.answers = answers
         self.voters = {member.server_id: member.address for member in record.voters}
         self.n, self.qa = len(self.voters), record.ack_quorum
-        self.phase = Phase.CHOOSING
+        self.phase = WalkPhase.CHOOSING
         self._seen: list[SeenSegment] = []
         self._by_name: dict[str, SeenSegment] = {}
         self._spans: list[SegmentSpan] = []
@@ -110,7 +110,7 @@ class Walk:
 
     def _follow(self, span: SegmentSpan) -> list[Effect]:
         """Take `span` into the chain and ask for its start."""
-        self.phase = Phase.FOLLOWING
+        self.phase = WalkPhase.FOLLOWING
         seen = self._by_name.get(span.name)
         held = seen.longest if seen else 0
         if seen is None or held < span.length:
@@ -163,16 +163,16 @@ class Walk:
         raise NotImplementedError
 
     def _found(self, end: Position | None) -> list[Effect]:
-        self.phase = Phase.DONE
+        self.phase = WalkPhase.DONE
         spans = tuple(reversed(self._spans))
         seen = len(segments_seen(self.chain, self.answers))
-        return [Found(ChainState(self.chain, spans, end, seen, self._released))]
+        return [WalkDone(ChainState(self.chain, spans, end, seen, self._released))]
 
     _start: SegmentStart
     _released = NO_FLOOR
 
 
-class TakeOver(Walk):
+class TakeOver(ChainWalk):
     """The walk of one who holds the claim. answers: of the claim, trusted members only; at: the position
     ordered, if any.
 
@@ -212,7 +212,7 @@ class TakeOver(Walk):
         if isinstance(event, Settled):
             return self._settle_next()
         if isinstance(event, StartRead):
-            return self._started(event) if self.phase is Phase.FOLLOWING else self._head_started(event)
+            return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)
         if isinstance(event, SnapshotFound):
             return self._snapshot_known(event.end, self._start)
         return self._head_measured(event.survey)
@@ -248,11 +248,11 @@ class TakeOver(Walk):
             self._rank += 1
             return self._choose()
         self._require(len(self._trusted), claims_needed(self.n, self.qa), "taking it over", self._why)
-        self.phase = Phase.MEASURING
+        self.phase = WalkPhase.MEASURING
         lengths = tuple(sorted({copy.bytes for copy in seen.copies if copy.bytes}))
         return [SurveySegment(str(seen.name), seen.longest, seen.holders(seen.longest), lengths=lengths)]
 
-    def _check_one_line(self, seen: SeenSegment, survey: Survey) -> None:
+    def _check_one_line(self, seen: SeenSegment, survey: SegmentSurvey) -> None:
         """Refuse a head whose copies contradict each other: one writer wrote it, so every copy is a prefix of
         the longest. Otherwise its epoch was granted twice (decision 0205).
         """
@@ -267,7 +267,7 @@ class TakeOver(Walk):
                 " a member went back to an older state"
             )
 
-    def _head_measured(self, survey: Survey) -> list[Effect]:
+    def _head_measured(self, survey: SegmentSurvey) -> list[Effect]:
         self._check_one_line(self._seen[self._rank], survey)
         head = self._seen[self._rank].name
         assert survey.start is not None, "the start was read before"
@@ -276,11 +276,11 @@ class TakeOver(Walk):
             self.answers
         )  # below the head, a damaged copy is no doubt: its digest shows whether it will do
         self._spans = [SegmentSpan(str(head), head.base, survey.last.bytes, survey.last.digest)]
-        self.phase = Phase.FOLLOWING
+        self.phase = WalkPhase.FOLLOWING
         return self._snapshot_known(survey.snapshot_end, survey.start)
 
     def _bottom(self) -> list[Effect]:
-        self.phase = Phase.SETTLING
+        self.phase = WalkPhase.SETTLING
         self._to_settle = list(self._spans)
         return self._settle_next()
 

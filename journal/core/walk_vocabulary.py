@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from journal.core.chain import ChainState
-from journal.core.scan import Mark, Survey
+from journal.core.scan import RecordBoundary, SegmentSurvey
 from journal.core.segment import SegmentStart
 
 
-class Phase(Enum):
+class WalkPhase(Enum):
     """Where a walk is. See the head of this file."""
 
     CHOOSING = auto()
@@ -61,13 +61,13 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WalkDone:
     """The walk is done."""
 
     state: ChainState
 
 
-Effect = ReadStart | SurveySegment | FindSnapshot | Settle | Found
+Effect = ReadStart | SurveySegment | FindSnapshot | Settle | WalkDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class StartRead:
 
     segment: str
     start: SegmentStart | None
-    end: Mark = Mark()  # noqa: RUF009 - a NamedTuple is immutable
+    end: RecordBoundary = RecordBoundary()  # noqa: RUF009 - a NamedTuple is immutable
     snapshot_follows: bool = False
 
 
@@ -87,7 +87,7 @@ class Surveyed:
     """The answer to SurveySegment."""
 
     segment: str
-    survey: Survey
+    survey: SegmentSurvey
 
 
 @dataclass(frozen=True, slots=True)

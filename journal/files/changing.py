@@ -10,7 +10,15 @@ from pathlib import Path
 
 from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.core.errors import LocalFilesError
-from journal.core.file_ops import FileOp, Remove, Truncate, Write, path_bytes, record_of, safe_path
+from journal.core.file_ops import (
+    FileOp,
+    FileRemove,
+    FileTruncate,
+    FileWrite,
+    path_bytes,
+    record_of,
+    safe_path,
+)
 from journal.core.record import Record
 from journal.files.replaying import FileSizes
 from journal.files.tree import FileTree
@@ -33,14 +41,14 @@ class ChangingFiles:
         """Close what is open. Nothing can be changed any more."""
         self._tree.close()
 
-    def appending(self, name: str, data: bytes) -> Write:
+    def appending(self, name: str, data: bytes) -> FileWrite:
         """The change that adds to the end of a file, which need not be there."""
-        return Write(name, self._sizes.get(name, 0), data)
+        return FileWrite(name, self._sizes.get(name, 0), data)
 
-    def removing(self, name: str) -> Remove:
+    def removing(self, name: str) -> FileRemove:
         """Raises FileNotFoundError."""
         self._size(name)
-        return Remove(name)
+        return FileRemove(name)
 
     def renaming(self, old: str, new: str) -> Iterator[FileOp]:
         """The changes that give a file another name; each is to be made before the next is asked for. Raises
@@ -49,25 +57,25 @@ class ChangingFiles:
         size = self._size(old)
         if old == new:
             return
-        yield Truncate(new, 0)
+        yield FileTruncate(new, 0)
         for offset in range(0, size, file_copy_bytes_max):
-            yield Write(new, offset, _read(self.path, old, offset, size))
-        yield Remove(old)
+            yield FileWrite(new, offset, _read(self.path, old, offset, size))
+        yield FileRemove(old)
 
     def recorded(self, op: FileOp) -> Record:
         """The record of a change that can be made. Raises UnsafePathError, FileConflictError,
         LocalProtocolError; ClosedError once a change that was recorded could not be made.
         """
         safe_path(path_bytes(op.path))
-        if isinstance(op, Write) and op.offset < 0:
+        if isinstance(op, FileWrite) and op.offset < 0:
             raise LocalProtocolError(f"an offset is 0 or more: {op.offset}")
-        if isinstance(op, Truncate) and op.length < 0:
+        if isinstance(op, FileTruncate) and op.length < 0:
             raise LocalProtocolError(f"a length is 0 or more: {op.length}")
         if self._broken is not None:
             raise ClosedError(
                 f"{self.path} is behind its journal: {self._broken}", remedy=self._broken.remedy
             )
-        if isinstance(op, Write) and len(op.data) > file_write_bytes_max:
+        if isinstance(op, FileWrite) and len(op.data) > file_write_bytes_max:
             raise LocalProtocolError(
                 f"one write has at most {file_write_bytes_max} bytes, to be there whole or not at all: "
                 f"{len(op.data)}",
@@ -125,9 +133,9 @@ def snapshot_of(root: Path, sizes: Mapping[str, int]) -> Iterator[Record]:
     """
     for name in sorted(sizes):
         size = sizes[name]
-        yield record_of(Truncate(name, size))
+        yield record_of(FileTruncate(name, size))
         for offset in range(0, size, file_copy_bytes_max):
-            yield record_of(Write(name, offset, _read(root, name, offset, size)))
+            yield record_of(FileWrite(name, offset, _read(root, name, offset, size)))
 
 
 def _read(root: Path, name: str, offset: int, size: int) -> bytes:

@@ -28,7 +28,7 @@ from journal.cli_support import (
 from journal.core.errors import FileConflictError, TornRecordError, UnsafePathError
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
-from journal.files.comparing import Change, changes_between
+from journal.files.comparing import FileChange, changes_between
 from journal.files.moments import AGO, complete_moment, moment_here, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
@@ -238,7 +238,7 @@ def _printable(path: str) -> str:
     return path if path.isprintable() else repr(path)
 
 
-def _change_text(change: Change) -> str:
+def _change_text(change: FileChange) -> str:
     path = _printable(change.path)
     if change.before is None:
         return f"+ {path}  {change.after:,} bytes"

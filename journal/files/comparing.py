@@ -11,7 +11,7 @@ from journal.limits import file_copy_bytes_max
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """Of one file: its length before and after, None where it is not; the first byte that differs."""
 
     path: str
@@ -20,7 +20,7 @@ class Change:
     differs_at: int = 0
 
 
-def changes_between(before: Path, after: Path) -> list[Change]:
+def changes_between(before: Path, after: Path) -> list[FileChange]:
     """The files that came, went or changed, by name. Raises OSError."""
     with FileTree(before) as old, FileTree(after) as new:
         sizes = ({path: tree.size(path) for path in tree.paths()} for tree in (old, new))
@@ -28,9 +28,9 @@ def changes_between(before: Path, after: Path) -> list[Change]:
     changes = []
     for path in sorted(was.keys() | now.keys()):
         if path not in was or path not in now:
-            changes.append(Change(path, was.get(path), now.get(path)))
+            changes.append(FileChange(path, was.get(path), now.get(path)))
         elif (at := _first_difference(before / path, after / path)) is not None:
-            changes.append(Change(path, was[path], now[path], at))
+            changes.append(FileChange(path, was[path], now[path], at))
     return changes
 
 

@@ -19,15 +19,15 @@ import trio
 
 from dos_protocol.errors import LocalProtocolError
 from journal.chain import take_over
-from journal.core.file_ops import FileOp, Truncate, Write
+from journal.core.file_ops import FileOp, FileTruncate, FileWrite
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.files.changing import ChangingFiles
 from journal.files.local_journal import LocalJournal
-from journal.files.marks import Marks
+from journal.files.marks import TimeMarks
 from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
-from journal.files.trimming import Trim, trim
+from journal.files.trimming import TrimPlan, trim
 from journal.limits import files_segment_bytes_max, recovery_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
@@ -102,7 +102,7 @@ class Directory:
         self.writer = writer
         self._files = ChangingFiles(path)
         self._lock = trio.Lock()
-        self._marks = Marks(clock_ms)
+        self._marks = TimeMarks(clock_ms)
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
@@ -183,12 +183,12 @@ class Directory:
     async def write_at(self, name: str, offset: int, data: bytes) -> Position:
         """Write over what is at `offset`, and on past the end; a hole before it reads as zeros."""
         async with self._lock:
-            return await self._change(Write(name, offset, data))
+            return await self._change(FileWrite(name, offset, data))
 
     async def truncate(self, name: str, length: int = 0) -> Position:
         """Make the file that long: cut off, or filled with zeros; made if it is not there."""
         async with self._lock:
-            return await self._change(Truncate(name, length))
+            return await self._change(FileTruncate(name, length))
 
     async def remove(self, name: str) -> Position:
         """Remove a file. Raises FileNotFoundError, with nothing recorded, if it is not there."""
@@ -209,7 +209,7 @@ class Directory:
         await self.writer.wait_synced(position)
 
     async def cut(self, number: int, step: int = 0) -> Position:
-        """Give this moment a number, by which it can be gone back to: `restore(.., at=AtCut(number))`, or
+        """Give this moment a number, by which it can be gone back to: `restore(.., at=AtCheckpoint(number))`, or
         AtStep(step). Numbers rise, steps do not fall; they are the caller's. The position just past it.
 
         Raises LocalProtocolError for a number that does not rise, or a journal of version 0; as a change.
@@ -225,7 +225,7 @@ class Directory:
             self._cut = number, step
             return self.writer.append(Record(Op.CUT, ints=(number, step)))
 
-    async def trim(self, store: StorePort, name: str, before: Moment) -> Trim:
+    async def trim(self, store: StorePort, name: str, before: Moment) -> TrimPlan:
         """Let the history before a moment go, for ever; see `journal.files.trimming`. Everything from it on
         stays restorable. name: of this directory in the store.
 

@@ -11,16 +11,16 @@ from dos_protocol.errors import NotFoundError
 from journal.chain import look_chain_at, look_committed
 from journal.core.chain import ChainState
 from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
-from journal.core.file_ops import Stop
+from journal.core.file_ops import ReplayStop
 from journal.core.position import NO_FLOOR, ORIGIN, Position
 from journal.core.record import Record
 from journal.core.segment import parse_segment_name
 from journal.core.trimming import Floor
 from journal.ports import StorePort
-from journal.reading import Source, read_plain_batches, read_start
+from journal.reading import ChainSource, read_plain_batches, read_start
 
 
-async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -> ChainState:
+async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayStop) -> ChainState:
     """The stretch in which the stop lies; the first one if it lies before everything.
 
     Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if that stretch is not
@@ -37,7 +37,7 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: Stop) -
     return state
 
 
-async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: Stop) -> bool:
+async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop) -> bool:
     """Whether the cut that a stop names is in the stretch in which it would lie. Raises as reading does."""
     async with aclosing(read_plain_batches(store, stretch, directory=directory)) as batches:
         async for batch in batches:
@@ -69,7 +69,9 @@ async def stretch_below(
         ) from error
 
 
-async def _first_that_tells(store: StorePort, directory: str, state: ChainState, stop: Stop) -> Record | None:
+async def _first_that_tells(
+    store: StorePort, directory: str, state: ChainState, stop: ReplayStop
+) -> Record | None:
     """The first record of a stretch that says when it begins, or at which cut; None if none does."""
     tells = stop.tells
     if tells is None:
@@ -85,6 +87,6 @@ async def _first_that_tells(store: StorePort, directory: str, state: ChainState,
 async def _stands_on(store: StorePort, directory: str, state: ChainState) -> Position:
     """The end of the history below a stretch."""
     first = state.segments[0]
-    read = await read_start(Source(store, directory), first.name, first.length, ())
+    read = await read_start(ChainSource(store, directory), first.name, first.length, ())
     assert read.start is not None, "a walk has read it"
     return read.start.stands_on

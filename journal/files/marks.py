@@ -10,7 +10,7 @@ from journal.limits import file_marks_every_s
 from journal.ops import Op
 
 
-class Marks:
+class TimeMarks:
     """Of one journal. `clock_ms` says what time it is."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:

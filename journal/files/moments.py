@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from journal.core.file_ops import Stop
+from journal.core.file_ops import ReplayStop
 from journal.core.position import Position
 from journal.files.replaying import TO_THE_END
 
 
 @dataclass(frozen=True, slots=True)
-class AtCut:
+class AtCheckpoint:
     """The end of a cut."""
 
     number: int
@@ -31,7 +31,7 @@ class AtStep:
     number: int
 
 
-Moment: TypeAlias = int | datetime | AtCut | AtStep | None
+Moment: TypeAlias = int | datetime | AtCheckpoint | AtStep | None
 """Where a replay stops: at a logical offset, a moment (with a time zone), a cut, or the end."""
 
 
@@ -57,7 +57,7 @@ def moment(text: str, now: datetime) -> Moment:
     if text.isascii() and text.isdigit():
         return int(text)
     if numbered := _NUMBERED.fullmatch(text):
-        return (AtCut if numbered[1] == "cut" else AtStep)(int(numbered[2]))
+        return (AtCheckpoint if numbered[1] == "cut" else AtStep)(int(numbered[2]))
     if ago := AGO.fullmatch(text):
         try:
             return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
@@ -75,16 +75,16 @@ def moment(text: str, now: datetime) -> Moment:
     return told if told.tzinfo is not None else told.astimezone()
 
 
-def stop_at(at: Position | Moment) -> Stop:
+def stop_at(at: Position | Moment) -> ReplayStop:
     """The stop. Raises ValueError for a moment without a time zone."""
     if isinstance(at, Position):
         return TO_THE_END  # the chain is read to there and no further
     if isinstance(at, datetime):
         if at.tzinfo is None:
             raise ValueError(f"a moment needs a time zone: {at.isoformat()} has none; say +00:00 for UTC")
-        return Stop(wall_ms=int(at.timestamp() * 1000))
-    if isinstance(at, AtCut):
-        return Stop(cut=at.number)
+        return ReplayStop(wall_ms=int(at.timestamp() * 1000))
+    if isinstance(at, AtCheckpoint):
+        return ReplayStop(cut=at.number)
     if isinstance(at, AtStep):
-        return Stop(step=at.number)
-    return Stop(size=at)
+        return ReplayStop(step=at.number)
+    return ReplayStop(size=at)

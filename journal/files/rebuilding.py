@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from journal.core.file_ops import Paths, Stop
+from journal.core.file_ops import Paths, ReplayStop
 from journal.files.replaying import TO_THE_END, FilesReplay
 from journal.files.tree import FileTree
 from journal.limits import file_gather_bytes
@@ -22,7 +22,7 @@ class Rebuilding:
     """
 
     def __init__(
-        self, target: Path, *, stop: Stop = TO_THE_END, only: str | None = None, paths: Paths = "safe"
+        self, target: Path, *, stop: ReplayStop = TO_THE_END, only: str | None = None, paths: Paths = "safe"
     ) -> None:
         self.target = target.absolute()
         self._beside = self.target.parent / f".{self.target.name}.rebuilding"

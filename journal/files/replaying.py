@@ -11,11 +11,11 @@ from journal.core.errors import StopNotFoundError
 from journal.core.file_ops import (
     FILE_OPS,
     FileOp,
+    FileRemove,
+    FileTruncate,
+    FileWrite,
     Paths,
-    Remove,
-    Stop,
-    Truncate,
-    Write,
+    ReplayStop,
     file_op,
     re_rooted,
     safe_path,
@@ -24,17 +24,17 @@ from journal.core.record import Record
 from journal.limits import file_bytes_max
 from journal.ops import Op
 
-TO_THE_END: Final = Stop()
+TO_THE_END: Final = ReplayStop()
 _WRITE: Final = Op.WRITE
 
 
-class Files(Protocol):
+class FileOperations(Protocol):
     """What operations are applied to."""
 
     def apply(self, op: FileOp) -> None: ...
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """`apply(Write(path, offset, data))`: the one that comes a million times."""
+        """`apply(FileWrite(path, offset, data))`: the one that comes a million times."""
         ...
 
 
@@ -46,9 +46,9 @@ class FilesReplay:
 
     def __init__(
         self,
-        files: Files,
+        files: FileOperations,
         *,
-        stop: Stop = TO_THE_END,
+        stop: ReplayStop = TO_THE_END,
         only: str | None = None,
         paths: Paths = "safe",
     ) -> None:
@@ -132,12 +132,12 @@ class FileSizes:
 
     def apply(self, op: FileOp) -> None:
         """As `FileTree.apply` would, except that conflicts are not seen."""
-        if isinstance(op, Write):
+        if isinstance(op, FileWrite):
             self.write(op.path, op.offset, op.data)
-        elif isinstance(op, Truncate):
+        elif isinstance(op, FileTruncate):
             self.sizes[op.path] = op.length
         else:
-            assert isinstance(op, Remove)
+            assert isinstance(op, FileRemove)
             self.sizes.pop(op.path, None)
 
     def write(self, path: str, offset: int, data: bytes) -> None:

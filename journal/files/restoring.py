@@ -28,7 +28,7 @@ Progress: TypeAlias = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreResult:
     """What a restore did. `end`: logical offset just past the last record taken; `wall_ms`: the last mark
     below it, None if there is none; `bytes_read`: of the journal."""
 
@@ -49,11 +49,11 @@ async def restore(
     paths: Paths = "safe",
     scratch: Scratch | None = None,
     progress: Progress = lambda _done, _total: None,
-) -> Restored:
+) -> RestoreResult:
     """Make the files of that chain at `into`, which must not exist or be an empty directory.
 
     at: a position, a logical offset on the chain's present line of history (the last record that ends at or
-    below it is the last one taken), a moment, `AtCut(7)` or `AtStep(41)` (what `Directory.cut` recorded), or
+    below it is the last one taken), a moment, `AtCheckpoint(7)` or `AtStep(41)` (what `Directory.cut` recorded), or
     None for the end. only: that file alone. progress: told
     (bytes read, bytes in all). Memory does not grow with the journal.
 
@@ -68,7 +68,7 @@ async def restore(
             replay, store, directory, chain, at=at, scratch=scratch, progress=progress
         )
         rebuilding.put()
-    return Restored(replay.end, replay.wall_ms, replay.records, bytes_read)
+    return RestoreResult(replay.end, replay.wall_ms, replay.records, bytes_read)
 
 
 async def replay_chain(

@@ -12,10 +12,19 @@ from journal.cli_support import journal_file
 from journal.core.inspection import Located
 from journal.files.replaying import FilesReplay
 from journal.files.restoring import replay_chain
-from journal.inspecting import Outcome, Progress, found_in_store, inspect_object, is_url, replay_file
+from journal.inspecting import (
+    InspectionOutcome,
+    Progress,
+    found_in_store,
+    inspect_object,
+    is_url,
+    replay_file,
+)
 
 
-def replay_target(target: str, replay: FilesReplay, token: bytes, progress: Progress) -> Outcome | None:
+def replay_target(
+    target: str, replay: FilesReplay, token: bytes, progress: Progress
+) -> InspectionOutcome | None:
     """Have `replay` take the records of FILE or URL, to its stop. The outcome; None for a chain, all of which
     is proved.
 
@@ -27,7 +36,9 @@ def replay_target(target: str, replay: FilesReplay, token: bytes, progress: Prog
     return trio.run(_replay_url, target, replay, token, progress)
 
 
-async def _replay_url(url: str, replay: FilesReplay, token: bytes, progress: Progress) -> Outcome | None:
+async def _replay_url(
+    url: str, replay: FilesReplay, token: bytes, progress: Progress
+) -> InspectionOutcome | None:
     async with found_in_store(url, token) as (store, directory, name, size):
         if size is not None:
             return _whole(
@@ -37,7 +48,7 @@ async def _replay_url(url: str, replay: FilesReplay, token: bytes, progress: Pro
         return None
 
 
-def _whole(outcome: Outcome, replay: FilesReplay) -> Outcome:
+def _whole(outcome: InspectionOutcome, replay: FilesReplay) -> InspectionOutcome:
     """The outcome. Raises StopNotFoundError if all is sound, and the replay was to end elsewhere."""
     if outcome.fault is None:
         replay.finish()

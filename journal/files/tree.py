@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from journal.core.errors import FileConflictError
-from journal.core.file_ops import FileOp, Remove, Truncate, Write
+from journal.core.file_ops import FileOp, FileRemove, FileTruncate, FileWrite
 from journal.limits import file_gather_part_bytes, files_open_max
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,19 +69,19 @@ class FileTree:
 
     def apply(self, op: FileOp) -> None:
         """Do it."""
-        if isinstance(op, Write):
+        if isinstance(op, FileWrite):
             self.write(op.path, op.offset, op.data)
             return
         self._flush(op.path)
-        if isinstance(op, Truncate):
+        if isinstance(op, FileTruncate):
             with _as_long_as_files_can_be(op.path, op.length):
                 os.ftruncate(self._file(op.path), op.length)
         else:
-            assert isinstance(op, Remove)
+            assert isinstance(op, FileRemove)
             self._remove(op.path)
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """A `Write`, without one being made: replays are nearly nothing else."""
+        """A `FileWrite`, without one being made: replays are nearly nothing else."""
         if not self._gather_bytes:
             self._write(path, offset, data)
             return
@@ -126,7 +126,7 @@ class FileTree:
 
     def check(self, op: FileOp) -> None:
         """Raise FileConflictError for an operation that does not fit what is there; change nothing."""
-        if isinstance(op, Remove):
+        if isinstance(op, FileRemove):
             return
         self.size(op.path)
         for parent in Path(op.path).parents[:-1]:

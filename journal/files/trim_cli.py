@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from dos_client import chance
+from dos_client import randomness
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
 from journal.archive.bucket import SCHEME as S3_SCHEME
@@ -25,10 +25,10 @@ from journal.cli_support import (
     token_of,
 )
 from journal.core.errors import HistoryTrimmedError
-from journal.core.file_ops import Stop
+from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
 from journal.files.moments import complete_moment, moment_here, stop_at
-from journal.files.trimming import Trim, plan_trim, trim_stopped
+from journal.files.trimming import TrimPlan, plan_trim, trim_stopped
 from journal.inspecting import found_in_store
 from journal.limits import trim_wait_s
 
@@ -85,7 +85,7 @@ def trim(
         refuse("released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE)
 
 
-async def _work(url: str, before: Stop, token: bytes, *, apply: bool) -> tuple[Trim, bool]:
+async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
     async with found_in_store(url, token) as (store, directory, name, size):
         if S3_SCHEME in url or not isinstance(store, Store):
             raise LocalProtocolError(f"{url} is no chain of a store that runs: nothing is deleted elsewhere")
@@ -99,7 +99,7 @@ async def _work(url: str, before: Stop, token: bytes, *, apply: bool) -> tuple[T
         view = await store.look(directory)
         names = (parse_segment_name(one) for objects in view.answers.values() for one in objects)
         epoch = max([view.epoch_seen, *(one.epoch for one in names if one is not None)]) + 1
-        async with await store.claim(directory, epoch, chance.fresh_id()) as claim:
+        async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
             plan, writer = await trim_stopped(store, directory, claim, name, before)
             try:
                 return plan, await claim.wait_collected(trim_wait_s)
@@ -107,7 +107,7 @@ async def _work(url: str, before: Stop, token: bytes, *, apply: bool) -> tuple[T
                 await writer.aclose()
 
 
-def _json(plan: Trim, applied: bool) -> str:
+def _json(plan: TrimPlan, applied: bool) -> str:
     told: dict[str, Any] = {
         "chain": plan.chain,
         "keepsFrom": plan.keeps_from,
@@ -118,7 +118,7 @@ def _json(plan: Trim, applied: bool) -> str:
     return json.dumps(told)
 
 
-def _text(plan: Trim, applied: bool) -> str:
+def _text(plan: TrimPlan, applied: bool) -> str:
     lines = [f"{size:>14,} {name}" for name, size in plan.segments]
     what = f"{len(plan.segments)} segments, {plan.bytes:,} bytes"
     kept = f"everything from offset {plan.keeps_from:,} on stays restorable"

@@ -16,7 +16,7 @@ from dos_protocol.errors import LocalProtocolError
 from journal.chain import look_committed, take_over
 from journal.core.chain import ChainState, segments_seen
 from journal.core.errors import StopNotFoundError
-from journal.core.file_ops import Stop
+from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
 from journal.core.trimming import Floor
 from journal.files.history import has_cut, stretch_at
@@ -25,7 +25,7 @@ from journal.writer import ChainWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
+class TrimPlan:
     """What a trimming takes away, or would: segments below `floor`, (epoch, base).
 
     keeps_from: the logical offset from which on everything stays restorable. segments: (name, bytes of the
@@ -43,7 +43,7 @@ class Trim:
         return sum(size for _, size in self.segments)
 
 
-async def plan_trim(store: StorePort, directory: str, chain: str, before: Stop) -> Trim:
+async def plan_trim(store: StorePort, directory: str, chain: str, before: ReplayStop) -> TrimPlan:
     """What may go when nobody goes back beyond that moment. Claims nothing, changes nothing.
 
     Raises NotFoundError, LocalProtocolError for a directory with other chains, HistoryTrimmedError for a
@@ -58,7 +58,7 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Stop) 
         raise StopNotFoundError(f"{directory} has not {before}: nothing is let go")
     floor, base = _lowest(state)
     seen = [one for one in segments_seen(chain, view.answers) if one.name.order < floor]
-    return Trim(
+    return TrimPlan(
         chain=chain,
         floor=floor,
         keeps_from=base,
@@ -67,7 +67,9 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Stop) 
     )
 
 
-async def trim(store: StorePort, directory: str, writer: ChainWriter, chain: str, before: Stop) -> Trim:
+async def trim(
+    store: StorePort, directory: str, writer: ChainWriter, chain: str, before: ReplayStop
+) -> TrimPlan:
     """Let go of what `plan_trim` says, by who writes the chain; what goes is deleted in the background.
 
     The plan is made while the claim is held, so that nobody goes back below the floor meanwhile. Raises as
@@ -82,8 +84,8 @@ async def trim(store: StorePort, directory: str, writer: ChainWriter, chain: str
 
 
 async def trim_stopped(
-    store: StorePort, directory: str, claim: ClaimPort, chain: str, before: Stop
-) -> tuple[Trim, ChainWriter]:
+    store: StorePort, directory: str, claim: ClaimPort, chain: str, before: ReplayStop
+) -> tuple[TrimPlan, ChainWriter]:
     """The same, of a chain that nobody writes, under a claim of its own: takes the chain over, which fences a
     writer that is alive after all. The deletion goes on as long as the claim is held; close the writer after.
     """

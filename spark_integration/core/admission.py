@@ -12,15 +12,15 @@ starves another.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_integration.core.source_offsets import Point
+from spark_integration.core.source_offsets import SplitPoint
 
 
-class Piece(NamedTuple):
+class StreamPiece(NamedTuple):
     """`end`: the point just past it. `order`: by what the oldest is found, a step as a rule; `time_ms`: when
     it was written, 0: not known.
     """
 
-    end: Point
+    end: SplitPoint
     rows: int
     bytes: int
     order: int
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """Of one micro-batch; None: none."""
 
     rows: int | None = None
@@ -38,19 +38,19 @@ class Limits:
         return self.rows is not None or self.bytes is not None
 
 
-class Admission:
+class BatchAdmission:
     """Chooses for one micro-batch. `need()` says of which split the next piece is wanted; give it by `offer`,
     or None if there is none now. When `need` says None, `taken` has the last piece taken of each split.
     """
 
-    def __init__(self, splits: list[str], limits: Limits) -> None:
+    def __init__(self, splits: list[str], limits: BatchLimits) -> None:
         self._limits = limits
-        self._heads: dict[str, Piece] = {}
+        self._heads: dict[str, StreamPiece] = {}
         self._unknown = sorted(splits)
         self._rows = 0
         self._bytes = 0
         self._full = False
-        self.taken: dict[str, Piece] = {}
+        self.taken: dict[str, StreamPiece] = {}
 
     def need(self) -> str | None:
         """The split whose next piece must be known to go on."""
@@ -66,18 +66,18 @@ class Admission:
             self._unknown.append(split)
         return self._unknown[0] if self._unknown and not self._full else None
 
-    def offer(self, split: str, piece: Piece | None) -> None:
+    def offer(self, split: str, piece: StreamPiece | None) -> None:
         """The next piece of that split."""
         self._unknown.remove(split)
         if piece is not None:
             self._heads[split] = piece
 
     @property
-    def left(self) -> dict[str, Piece]:
+    def left(self) -> dict[str, StreamPiece]:
         """Pieces that were offered and not taken: the first ones of the next micro-batch."""
         return dict(self._heads)
 
-    def _fits(self, piece: Piece) -> bool:
+    def _fits(self, piece: StreamPiece) -> bool:
         if not self.taken:
             return True
         rows, size = self._limits.rows, self._limits.bytes

@@ -39,7 +39,7 @@ class MessageKind(IntEnum):
     BATCH = 3
 
 
-class Message(NamedTuple):
+class ArrowMessage(NamedTuple):
     """Bytes `begin` to `end` of the object."""
 
     kind: MessageKind
@@ -56,14 +56,14 @@ class ArrowMessages:
         self._at = self._fed = at
         self._held = b""
         """From `_at` on, where the next message begins."""
-        self._awaited: Message | None = None
+        self._awaited: ArrowMessage | None = None
         """Instead: the message whose body is not all there yet."""
         self._within = False
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[ArrowMessage]:
         """The messages that are whole by now. Raises NotReadableError."""
         self._fed += len(data)
-        found: list[Message] = []
+        found: list[ArrowMessage] = []
         rest = self._held + data
         if self._awaited is not None:
             if self._awaited.end > self._fed:
@@ -81,7 +81,7 @@ class ArrowMessages:
         self._held = rest
         return found
 
-    def _first(self, data: bytes) -> Message | None:
+    def _first(self, data: bytes) -> ArrowMessage | None:
         """The message that begins here, if all of its metadata is there."""
         if len(data) < _PREFIX.size:
             return None
@@ -90,7 +90,7 @@ class ArrowMessages:
             raise self._wrong("no Arrow stream, or one from before Arrow 0.15")
         if not size:
             self._within = False
-            return Message(MessageKind.END, self._at, self._at + _PREFIX.size)
+            return ArrowMessage(MessageKind.END, self._at, self._at + _PREFIX.size)
         if len(data) < _PREFIX.size + size:
             return None
         try:
@@ -102,7 +102,7 @@ class ArrowMessages:
                 "a schema in the midst of an Arrow stream" if self._within else "no schema first"
             )
         self._within = True
-        return Message(kind, self._at, self._at + _PREFIX.size + size + body, rows)
+        return ArrowMessage(kind, self._at, self._at + _PREFIX.size + size + body, rows)
 
     def _wrong(self, what: str) -> NotReadableError:
         return NotReadableError(f"{self._where} has at byte {self._at} {what}", remedy=_REMEDY)

@@ -9,7 +9,7 @@ Rules:
   process below it may live a little longer. It is fenced by its epoch, so that is a question of slots, not
   of safety.)
 - A cancel reaches only a job that Spark knows. Between our thread's start and Spark's hearing of the job a
-  cancel is lost, so it is repeated at each `Tick` until the job has ended.
+  cancel is lost, so it is repeated at each `LauncherTick` until the job has ended.
 - Every attempt that was submitted is reported ended exactly once; one that never was is not reported.
 
 | state      | StartAsked            | CancelAsked   | JobEnded                      | Tick         |
@@ -46,30 +46,30 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class LauncherTick:
     pass
 
 
-Event = StartAsked | CancelAsked | JobEnded | Tick
+Event = StartAsked | CancelAsked | JobEnded | LauncherTick
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
+class SubmitJob:
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelJob:
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportEnd:
     attempt: int
     error: str | None
 
 
-Effect = Submit | Cancel | Report
+Effect = SubmitJob | CancelJob | ReportEnd
 
 
 class WorkerJobs:
@@ -92,13 +92,13 @@ class WorkerJobs:
                 return self._cancel()
             case JobEnded(attempt, error):
                 return self._ended(attempt, error)
-            case Tick():
+            case LauncherTick():
                 return self._cancel() if self.state is JobState.CANCELLING else []
 
     def _start(self, attempt: int) -> list[Effect]:
         if self.attempt is None:
             self.state, self.attempt = JobState.RUNNING, attempt
-            return [Submit(attempt)]
+            return [SubmitJob(attempt)]
         self.next_attempt = attempt
         return self._cancel()
 
@@ -106,11 +106,11 @@ class WorkerJobs:
         if self.attempt is None:
             return []
         self.state = JobState.CANCELLING
-        return [Cancel(self.attempt)]
+        return [CancelJob(self.attempt)]
 
     def _ended(self, attempt: int, error: str | None) -> list[Effect]:
         assert attempt == self.attempt, f"attempt {attempt} ended while {self.attempt} was the one that ran"
         following, self.next_attempt = self.next_attempt, None
         self.state, self.attempt = JobState.IDLE, None
-        effects: list[Effect] = [Report(attempt, error)]
+        effects: list[Effect] = [ReportEnd(attempt, error)]
         return effects if following is None else effects + self._start(following)

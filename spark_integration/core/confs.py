@@ -8,7 +8,7 @@ lost is no matter of confs: a worker that is lost comes back.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from spark_integration.core.slots import Master
+from spark_integration.core.slots import SparkMaster
 
 Get = Callable[[str], str | None]
 """The value of a conf, None where nobody set it."""
@@ -31,19 +31,19 @@ LOST_FORGIVEN_AFTER: Final = "spark.executor.failuresValidityInterval"
 DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 
 
-class Judgement(NamedTuple):
+class ConfCheck(NamedTuple):
     """refused: the first reason not to start, with its remedy; warnings: what may surprise."""
 
     refused: str | None
     warnings: list[str]
 
 
-def judge_confs(get: Get, master: Master) -> Judgement:
+def judge_confs(get: Get, master: SparkMaster) -> ConfCheck:
     """Whether workers can live with the session's confs."""
-    return Judgement(_refused(get), _warnings(get, master))
+    return ConfCheck(_refused(get), _warnings(get, master))
 
 
-def grows(get: Get, master: Master) -> bool:
+def grows(get: Get, master: SparkMaster) -> bool:
     """Whether executors come only when tasks wait for them."""
     return master.slots_fixed is None and _true(get(DYNAMIC))
 
@@ -64,7 +64,7 @@ def _refused(get: Get) -> str | None:
     return None
 
 
-def _warnings(get: Get, master: Master) -> list[str]:
+def _warnings(get: Get, master: SparkMaster) -> list[str]:
     found = []
     if _true(get(REAPER)) and get(REAPER_AFTER) not in (None, "-1"):
         found.append(

@@ -1,4 +1,4 @@
-"""The options of the formats that look inside: `dos-journal`, `dos-cuts` and `dos-state`.
+"""The options of the formats that look inside: `dos-journal`, `dos-checkpoints` and `dos-state`.
 
 Rules of this file: a table of options for each, and text to a struct. What an option *does* is said where it
 is used, and in docs/spark.md.
@@ -14,7 +14,7 @@ from dos_client.urls import DosUrl
 from spark_integration.core.option_texts import (
     READ,
     STORE,
-    Option,
+    ReaderOption,
     ReadOptions,
     parsed,
     servers_of,
@@ -27,11 +27,11 @@ from spark_integration.errors import BadOptionError
 from spark_integration.limits import TASKS_PER_WORKER_MAX
 
 JOURNAL: Final = "dos-journal"
-CUTS: Final = "dos-cuts"
+CUTS: Final = "dos-checkpoints"
 STATE: Final = "dos-state"
 
 
-class Place(msgspec.Struct, frozen=True):
+class JournalPoint(msgspec.Struct, frozen=True):
     """A place in a journal: a logical offset, or where a committed cut has it."""
 
     number: int
@@ -46,12 +46,12 @@ class JournalOptions(ReadOptions, frozen=True, kw_only=True):
 
     directory: str
     name: str
-    begin: Place | None = None
-    end: Place | None = None
+    begin: JournalPoint | None = None
+    end: JournalPoint | None = None
     fail_on_fault: bool = True
 
 
-class CutsOptions(ReadOptions, frozen=True, kw_only=True):
+class CheckpointsOptions(ReadOptions, frozen=True, kw_only=True):
     """Of a region."""
 
     region: str
@@ -69,13 +69,13 @@ class StateOptions(ReadOptions, frozen=True, kw_only=True):
     tasks_per_worker: int = 1
 
 
-def _place(name: str, value: str) -> Place:
+def _place(name: str, value: str) -> JournalPoint:
     found = re.fullmatch(r"(cut:)?(\d{1,18})", value.strip(), re.IGNORECASE)
     if found is None:
         raise BadOptionError(
             f"option {name!r} is a logical offset, as `dos journal dump` shows it, or cut:12, not {value!r}"
         )
-    return Place(int(found[2]), found[1] is not None)
+    return JournalPoint(int(found[2]), found[1] is not None)
 
 
 def _tasks(name: str, value: str) -> int:
@@ -85,21 +85,21 @@ def _tasks(name: str, value: str) -> int:
     return number
 
 
-JOURNAL_OPTIONS: Final[dict[str, Option]] = {
+JOURNAL_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     **READ,
-    "from": Option("begin", _place),
-    "to": Option("end", _place),
-    "failOnFault": Option("fail_on_fault", truth),
+    "from": ReaderOption("begin", _place),
+    "to": ReaderOption("end", _place),
+    "failOnFault": ReaderOption("fail_on_fault", truth),
 }
-CUTS_OPTIONS: Final[dict[str, Option]] = {**STORE, **READ}
-STATE_OPTIONS: Final[dict[str, Option]] = {
+CUTS_OPTIONS: Final[dict[str, ReaderOption]] = {**STORE, **READ}
+STATE_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     **READ,
-    "operator": Option("operator", text),
-    "cut": Option("cut", whole),
-    "since": Option("since", whole),
-    "tasksPerWorker": Option("tasks_per_worker", _tasks),
+    "operator": ReaderOption("operator", text),
+    "cut": ReaderOption("cut", whole),
+    "since": ReaderOption("since", whole),
+    "tasksPerWorker": ReaderOption("tasks_per_worker", _tasks),
 }
 
 
@@ -115,10 +115,10 @@ def parse_journal(given: Mapping[str, str]) -> JournalOptions:
     return JournalOptions(servers=servers_of(url), directory=str(url.directory), name=url.object, **fields)
 
 
-def parse_cuts(given: Mapping[str, str]) -> CutsOptions:
+def parse_cuts(given: Mapping[str, str]) -> CheckpointsOptions:
     """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
     fields, url = _fields(given, CUTS_OPTIONS, CUTS, _REGION)
-    return CutsOptions(servers=servers_of(url), region=_region(url), **fields)
+    return CheckpointsOptions(servers=servers_of(url), region=_region(url), **fields)
 
 
 def parse_state(given: Mapping[str, str]) -> StateOptions:
@@ -127,7 +127,7 @@ def parse_state(given: Mapping[str, str]) -> StateOptions:
     if "operator" not in fields:
         raise BadOptionError(
             "the option 'operator' says whose state is read",
-            remedy="`dos cuts diff` lists the operators that keep state",
+            remedy="`dos checkpoint diff` lists the operators that keep state",
         )
     cut, since = fields.get("cut"), fields.get("since")
     if cut is not None and since is not None and since >= cut:
@@ -139,7 +139,7 @@ _REGION: Final = "for example .load('dos://h1,h2,h3/wordcount'): a store and a r
 
 
 def _fields(
-    given: Mapping[str, str], table: Mapping[str, Option], source: str, remedy: str
+    given: Mapping[str, str], table: Mapping[str, ReaderOption], source: str, remedy: str
 ) -> tuple[dict[str, Any], DosUrl]:
     fields = parsed(given, table, source)
     return fields, url_of(fields.pop("path", None), remedy)

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dos_client.urls import DosUrl, parse_url
-from spark_integration.core.row_filter import Comparison, parse_filter
+from spark_integration.core.row_filter import ColumnCondition, parse_filter
 from spark_integration.core.wording import nearest
 from spark_integration.errors import BadOptionError, UnknownOptionError
 
 
-class Option(NamedTuple):
+class ReaderOption(NamedTuple):
     """`field`: of the struct that holds it; `parse` takes the option's name, for errors, and its text."""
 
     field: str
@@ -35,7 +35,7 @@ class ReadOptions(StoreOptions, frozen=True, kw_only=True):
     """What all readers have besides: which columns, and which rows."""
 
     columns: tuple[str, ...] = ()
-    filter: tuple[Comparison, ...] = ()
+    filter: tuple[ColumnCondition, ...] = ()
 
 
 def text(name: str, value: str) -> str:
@@ -80,21 +80,21 @@ def names(name: str, value: str) -> tuple[str, ...]:
     return found
 
 
-STORE: Final[dict[str, Option]] = {
-    "path": Option("path", text),
-    "token": Option("token", lambda name, value: text(name, value).encode()),
-    "tokenFile": Option("token_file", text),
+STORE: Final[dict[str, ReaderOption]] = {
+    "path": ReaderOption("path", text),
+    "token": ReaderOption("token", lambda name, value: text(name, value).encode()),
+    "tokenFile": ReaderOption("token_file", text),
 }
 """Of every format."""
 
-READ: Final[dict[str, Option]] = {
-    "columns": Option("columns", names),
-    "filter": Option("filter", lambda name, value: parse_filter(text(name, value))),
+READ: Final[dict[str, ReaderOption]] = {
+    "columns": ReaderOption("columns", names),
+    "filter": ReaderOption("filter", lambda name, value: parse_filter(text(name, value))),
 }
 """Of every format that is read."""
 
 
-def parsed(given: Mapping[str, str], table: Mapping[str, Option], source: str) -> dict[str, Any]:
+def parsed(given: Mapping[str, str], table: Mapping[str, ReaderOption], source: str) -> dict[str, Any]:
     """The fields that the options were given for. `source`: the format's name.
 
     Raises UnknownOptionError, BadOptionError, and what the options' parsers raise.

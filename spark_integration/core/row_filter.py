@@ -30,7 +30,7 @@ _ALIKE: Final = {"==": "=", "!=": "<>"}
 _OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=")
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class ColumnCondition(msgspec.Struct, frozen=True):
     """One condition on one column. operator: `= <> < <= > >=`, `in`, `is null`; or, from Spark alone,
     `starts`, `ends`, `contains`. negated: its opposite; of NULL neither is true.
     """
@@ -41,12 +41,12 @@ class Comparison(msgspec.Struct, frozen=True):
     negated: bool = False
 
 
-def parse_filter(text: str) -> tuple[Comparison, ...]:
+def parse_filter(text: str) -> tuple[ColumnCondition, ...]:
     """The comparisons of a filter. Raises FilterError."""
     return tuple(_Parser(text).all())
 
 
-def check_filter(comparisons: Sequence[Comparison], schema: pa.Schema) -> None:
+def check_filter(comparisons: Sequence[ColumnCondition], schema: pa.Schema) -> None:
     """Raises FilterError for a column that is not there, or a value that is none of its type."""
     for one in comparisons:
         if one.column not in schema.names:
@@ -58,7 +58,7 @@ def check_filter(comparisons: Sequence[Comparison], schema: pa.Schema) -> None:
             _scalar(value, schema.field(one.column))
 
 
-def passing(batch: pa.RecordBatch, comparisons: Sequence[Comparison]) -> pa.RecordBatch:
+def passing(batch: pa.RecordBatch, comparisons: Sequence[ColumnCondition]) -> pa.RecordBatch:
     """The rows for which all are true."""
     for one in comparisons:
         field = batch.schema.field(one.column)
@@ -66,12 +66,12 @@ def passing(batch: pa.RecordBatch, comparisons: Sequence[Comparison]) -> pa.Reco
     return batch
 
 
-def _mask(column: pa.Array, one: Comparison, field: pa.Field) -> pa.Array:
+def _mask(column: pa.Array, one: ColumnCondition, field: pa.Field) -> pa.Array:
     mask = _true_where(column, one, [_scalar(value, field) for value in one.values])
     return pc.invert(mask) if one.negated else mask
 
 
-def _true_where(column: pa.Array, one: Comparison, values: list[pa.Scalar]) -> pa.Array:
+def _true_where(column: pa.Array, one: ColumnCondition, values: list[pa.Scalar]) -> pa.Array:
     if one.operator == "is null":
         return pc.is_null(column)
     if one.operator == "in":
@@ -135,7 +135,7 @@ class _Parser:
         self._tokens = list(self._split(text.rstrip()))
         self._at = 0
 
-    def all(self) -> Iterator[Comparison]:
+    def all(self) -> Iterator[ColumnCondition]:
         yield self._comparison()
         while self._at < len(self._tokens):
             if not self._word("and"):
@@ -171,7 +171,7 @@ class _Parser:
             remedy="write it like: word <> 'the' AND count >= 10 AND day IS NOT NULL AND shop IN (1, 2)",
         )
 
-    def _comparison(self) -> Comparison:
+    def _comparison(self) -> ColumnCondition:
         column = self._take()
         if column.startswith("`"):
             column = column[1:-1].replace("``", "`")
@@ -180,15 +180,15 @@ class _Parser:
         if self._word("is"):
             negated = self._word("not")
             self._expect("null")
-            return Comparison(column, "is null", negated=negated)
+            return ColumnCondition(column, "is null", negated=negated)
         negated = self._word("not")
         if self._word("in"):
-            return Comparison(column, "in", self._list(), negated)
+            return ColumnCondition(column, "in", self._list(), negated)
         operator = self._take()
         operator = _ALIKE.get(operator, operator)
         if negated or operator not in _OPERATORS:
             raise self._error(f"a comparison was expected behind {column!r}, not {operator!r}")
-        return Comparison(column, operator, (self._value(),))
+        return ColumnCondition(column, operator, (self._value(),))
 
     def _list(self) -> tuple[Value, ...]:
         self._expect("(")

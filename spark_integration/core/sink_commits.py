@@ -20,12 +20,12 @@ Abort decides nothing: what is not recorded was never there, and Spark may abort
 from enum import Enum, auto
 from typing import Final
 
-from checkpoint.core.staged import Kind, Mark, Unit, decode_mark
+from checkpoint.core.staged import BatchMark, CommitUnit, WriteKind, decode_mark
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.errors import OtherCheckpointError, OtherWriterError
 
 
-class Whose(Enum):
+class BatchOwner(Enum):
     """Who recorded the last batch of the producer."""
 
     NOBODY = auto()
@@ -35,7 +35,7 @@ class Whose(Enum):
     ANOTHER_PROGRAM = auto()
 
 
-class Place(Enum):
+class BatchPlace(Enum):
     """Where the unit's number lies."""
 
     RECORDED = auto()
@@ -46,7 +46,7 @@ class Place(Enum):
     """It has none: the next is meant."""
 
 
-class Verdict(Enum):
+class CommitDecision(Enum):
     """What becomes of a commit."""
 
     APPEND = auto()
@@ -58,35 +58,40 @@ class Verdict(Enum):
     """Batches before it are not here."""
 
 
-_A, _D, _W, _H = Verdict.APPEND, Verdict.DONE, Verdict.REFUSE_WRITER, Verdict.REFUSE_HOLE
+_A, _D, _W, _H = (
+    CommitDecision.APPEND,
+    CommitDecision.DONE,
+    CommitDecision.REFUSE_WRITER,
+    CommitDecision.REFUSE_HOLE,
+)
 _STRANGERS: Final = {
-    (kind, whose, place): _W
-    for kind in Kind
-    for whose in (Whose.ANOTHER_STREAM, Whose.ANOTHER_JOB, Whose.ANOTHER_PROGRAM)
-    for place in Place
+    (kind, owner_of, place): _W
+    for kind in WriteKind
+    for owner_of in (BatchOwner.ANOTHER_STREAM, BatchOwner.ANOTHER_JOB, BatchOwner.ANOTHER_PROGRAM)
+    for place in BatchPlace
 }
-TABLE: Final[dict[tuple[Kind, Whose, Place], Verdict]] = _STRANGERS | {
-    (Kind.STREAM, Whose.NOBODY, Place.NEXT): _A,
-    (Kind.STREAM, Whose.NOBODY, Place.BEYOND): _H,
-    (Kind.STREAM, Whose.OURS, Place.RECORDED): _D,
-    (Kind.STREAM, Whose.OURS, Place.NEXT): _A,
-    (Kind.STREAM, Whose.OURS, Place.BEYOND): _H,
-    (Kind.JOB, Whose.NOBODY, Place.ANY): _A,
-    (Kind.JOB, Whose.NOBODY, Place.NEXT): _A,
-    (Kind.JOB, Whose.NOBODY, Place.BEYOND): _H,
-    (Kind.JOB, Whose.OURS, Place.ANY): _D,
-    (Kind.JOB, Whose.OURS, Place.RECORDED): _D,
-    (Kind.JOB, Whose.ANOTHER_JOB, Place.ANY): _A,
-    (Kind.JOB, Whose.ANOTHER_JOB, Place.RECORDED): _D,
-    (Kind.JOB, Whose.ANOTHER_JOB, Place.NEXT): _A,
-    (Kind.JOB, Whose.ANOTHER_JOB, Place.BEYOND): _H,
+TABLE: Final[dict[tuple[WriteKind, BatchOwner, BatchPlace], CommitDecision]] = _STRANGERS | {
+    (WriteKind.STREAM, BatchOwner.NOBODY, BatchPlace.NEXT): _A,
+    (WriteKind.STREAM, BatchOwner.NOBODY, BatchPlace.BEYOND): _H,
+    (WriteKind.STREAM, BatchOwner.OURS, BatchPlace.RECORDED): _D,
+    (WriteKind.STREAM, BatchOwner.OURS, BatchPlace.NEXT): _A,
+    (WriteKind.STREAM, BatchOwner.OURS, BatchPlace.BEYOND): _H,
+    (WriteKind.JOB, BatchOwner.NOBODY, BatchPlace.ANY): _A,
+    (WriteKind.JOB, BatchOwner.NOBODY, BatchPlace.NEXT): _A,
+    (WriteKind.JOB, BatchOwner.NOBODY, BatchPlace.BEYOND): _H,
+    (WriteKind.JOB, BatchOwner.OURS, BatchPlace.ANY): _D,
+    (WriteKind.JOB, BatchOwner.OURS, BatchPlace.RECORDED): _D,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.ANY): _A,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.RECORDED): _D,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.NEXT): _A,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.BEYOND): _H,
 }
 """What cannot be is not in it: nobody has no last batch, a stream is always numbered, and a batch write is
 one batch.
 """
 
 
-def judge_commit(unit: Unit, last: int, mark: bytes, where: str) -> Verdict:
+def judge_commit(unit: CommitUnit, last: int, mark: bytes, where: str) -> CommitDecision:
     """APPEND or DONE, when the producer's last batch is `last` (0: none) with that mark.
 
     Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then. where:
@@ -94,37 +99,37 @@ def judge_commit(unit: Unit, last: int, mark: bytes, where: str) -> Verdict:
     """
     told = decode_mark(mark)
     verdict = TABLE[unit.kind, _whose(unit, last, told), _place(unit, last)]
-    if verdict is Verdict.REFUSE_WRITER:
+    if verdict is CommitDecision.REFUSE_WRITER:
         raise OtherWriterError(where, _named(told), f"{unit.kind} {unit.key}")
-    if verdict is Verdict.REFUSE_HOLE:
+    if verdict is CommitDecision.REFUSE_HOLE:
         raise _hole(unit, last, where)
     return verdict
 
 
-def _whose(unit: Unit, last: int, mark: Mark | None) -> Whose:
+def _whose(unit: CommitUnit, last: int, mark: BatchMark | None) -> BatchOwner:
     if not last:
-        return Whose.NOBODY
+        return BatchOwner.NOBODY
     if mark is None:
-        return Whose.ANOTHER_PROGRAM
+        return BatchOwner.ANOTHER_PROGRAM
     if (mark.spark, mark.key) == (unit.kind, unit.key):
-        return Whose.OURS
-    return Whose.ANOTHER_STREAM if mark.spark is Kind.STREAM else Whose.ANOTHER_JOB
+        return BatchOwner.OURS
+    return BatchOwner.ANOTHER_STREAM if mark.spark is WriteKind.STREAM else BatchOwner.ANOTHER_JOB
 
 
-def _place(unit: Unit, last: int) -> Place:
+def _place(unit: CommitUnit, last: int) -> BatchPlace:
     if unit.number is None:
-        return Place.ANY
+        return BatchPlace.ANY
     if unit.number <= last:
-        return Place.RECORDED
-    return Place.NEXT if unit.number == last + 1 else Place.BEYOND
+        return BatchPlace.RECORDED
+    return BatchPlace.NEXT if unit.number == last + 1 else BatchPlace.BEYOND
 
 
-def _named(mark: Mark | None) -> str:
+def _named(mark: BatchMark | None) -> str:
     return "another program" if mark is None else f"{mark.spark} {mark.key}"
 
 
-def _hole(unit: Unit, last: int, where: str) -> Exception:
-    if unit.kind is Kind.JOB:
+def _hole(unit: CommitUnit, last: int, where: str) -> Exception:
+    if unit.kind is WriteKind.JOB:
         return LocalProtocolError(
             f"{where}: batch {unit.number} cannot come after batch {last}",
             remedy="give the option 'batch' the number that follows, or leave it out",

@@ -12,7 +12,7 @@ from checkpoint.core.staged import staging_directory
 from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     STORE,
-    Option,
+    ReaderOption,
     StoreOptions,
     parsed,
     servers_of,
@@ -43,13 +43,13 @@ class SinkOptions(StoreOptions, frozen=True, kw_only=True):
         return f"input {self.application}/{self.input}"
 
 
-SINK_OPTIONS: Final[dict[str, Option]] = {
+SINK_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
-    "input": Option("input", text),
-    "producer": Option("producer", text),
-    "batch": Option("batch", whole),
-    "checkpointLocation": Option("", text),
-    "queryName": Option("", text),
+    "input": ReaderOption("input", text),
+    "producer": ReaderOption("producer", text),
+    "batch": ReaderOption("batch", whole),
+    "checkpointLocation": ReaderOption("", text),
+    "queryName": ReaderOption("", text),
 }
 """Every option there is, as users write it. Those without a field are Spark's own."""
 

@@ -14,7 +14,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class SparkMaster:
     """What a Spark master URL says of where tasks run."""
 
     url: str
@@ -24,45 +24,45 @@ class Master:
     """The slots that there will ever be; None where executors may come and go."""
 
 
-def read_master(url: str, *, cores: int) -> Master:
+def read_master(url: str, *, cores: int) -> SparkMaster:
     """Read a master URL. `cores` is what `local[*]` stands for on this machine."""
     if cluster := _LOCAL_CLUSTER.fullmatch(url):
-        return Master(url, one_machine=True, slots_fixed=int(cluster[1]) * int(cluster[2]))
+        return SparkMaster(url, one_machine=True, slots_fixed=int(cluster[1]) * int(cluster[2]))
     if local := _LOCAL.fullmatch(url):
         threads = local["threads"] or "1"
-        return Master(url, one_machine=True, slots_fixed=cores if threads == "*" else int(threads))
-    return Master(url, one_machine=False, slots_fixed=None)
+        return SparkMaster(url, one_machine=True, slots_fixed=cores if threads == "*" else int(threads))
+    return SparkMaster(url, one_machine=False, slots_fixed=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Enough:
+class EnoughSlots:
     """The region may start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForExecutors:
     """Executors may still come. `missing` says what is not there yet."""
 
     missing: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseToStart:
     """It can never start here. `reason` says why and what would do."""
 
     reason: str
 
 
 def judge_slots(
-    master: Master, *, registered: int, busy: int, workers: int, spare: int
-) -> Enough | Wait | Refuse:
+    master: SparkMaster, *, registered: int, busy: int, workers: int, spare: int
+) -> EnoughSlots | WaitForExecutors | RefuseToStart:
     """Whether a region of `workers` may start with `registered` slots now there, `busy` of them at work.
 
-    `spare` slots are left to other jobs. Invariant: `Refuse` only when waiting cannot help, which is on a
+    `spare` slots are left to other jobs. Invariant: `RefuseToStart` only when waiting cannot help, which is on a
     master of fixed size alone.
     """
     if master.slots_fixed is not None and master.slots_fixed < workers + spare:
-        return Refuse(
+        return RefuseToStart(
             f"{workers} workers hold {workers} slots for as long as the region lives, and {spare} must be"
             f" left for other jobs, but {master.url} has {master.slots_fixed} in all: use"
             f" {larger_master(master, workers)}, or fewer workers"
@@ -70,11 +70,11 @@ def judge_slots(
     free = registered - busy
     if free < workers:
         missing = f"{workers} free slots are needed, {max(free, 0)} are there ({registered}, {busy} busy)"
-        return Wait(missing)
-    return Enough()
+        return WaitForExecutors(missing)
+    return EnoughSlots()
 
 
-def larger_master(master: Master, workers: int) -> str:
+def larger_master(master: SparkMaster, workers: int) -> str:
     """A master of the same kind on which `workers` run with two slots left over."""
     if cluster := _LOCAL_CLUSTER.fullmatch(master.url):
         executors, _, memory_mb = (int(cluster[n]) for n in (1, 2, 3))

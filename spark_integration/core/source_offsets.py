@@ -31,15 +31,15 @@ _REMEDY: Final = (
 )
 
 
-class Point(NamedTuple):
+class SplitPoint(NamedTuple):
     """See the top of this file."""
 
     epoch: int = 0
     size: int = 0
 
 
-BEGINNING: Final = Point()
-Vector = Mapping[str, Point]
+BEGINNING: Final = SplitPoint()
+Vector = Mapping[str, SplitPoint]
 
 
 class _Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ def offset_of(store: str, what: str, points: Vector) -> dict[str, Any]:
     return {"version": VERSION, "store": store, "what": what, "splits": splits}
 
 
-def points_of(offset: Any, store: str, what: str) -> dict[str, Point]:
+def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
     """The points of an offset of this store and source. Raises MalformedOffsetError, OtherSourceError."""
     found = _offset(offset)
     if found.store != store:
@@ -70,7 +70,7 @@ def points_of(offset: Any, store: str, what: str) -> dict[str, Point]:
         )
     if found.what != what:
         raise OtherSourceError(f"the offset is of {found.what}, and this query reads {what}")
-    return {split: Point(at.epoch, at.size) for split, at in found.splits.items()}
+    return {split: SplitPoint(at.epoch, at.size) for split, at in found.splits.items()}
 
 
 def _offset(offset: Any) -> _Offset:

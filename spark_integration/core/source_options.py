@@ -14,7 +14,7 @@ from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     READ,
     STORE,
-    Option,
+    ReaderOption,
     ReadOptions,
     one_of,
     parsed,
@@ -29,14 +29,14 @@ from spark_integration.errors import BadOptionError
 from spark_integration.limits import PARTITION_BYTES
 
 
-class Read(StrEnum):
+class ReadGuarantee(StrEnum):
     """How sure what is read must be."""
 
     COMMITTED = "committed"
     SYNCED = "synced"
 
 
-class Content(StrEnum):
+class ObjectContent(StrEnum):
     """What an object holds."""
 
     LINES = "lines"
@@ -55,9 +55,9 @@ class SourceOptions(ReadOptions, frozen=True, kw_only=True):
     object: str | None = None
     output: str | None = None
     input: str | None = None
-    content: Content | None = None
+    content: ObjectContent | None = None
     objects: str | None = None
-    read: Read = Read.COMMITTED
+    read: ReadGuarantee = ReadGuarantee.COMMITTED
     starting: Starting | None = None
     fail_on_data_loss: bool = True
     rows_max: int | None = None
@@ -75,19 +75,19 @@ class SourceOptions(ReadOptions, frozen=True, kw_only=True):
         return f"objects {self.directory}/{names} ({self.content})"
 
 
-OPTIONS: Final[dict[str, Option]] = {
+OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
-    "output": Option("output", text),
-    "input": Option("input", text),
-    "content": Option("content", one_of(Content)),
-    "objects": Option("objects", text),
-    "read": Option("read", one_of(Read)),
+    "output": ReaderOption("output", text),
+    "input": ReaderOption("input", text),
+    "content": ReaderOption("content", one_of(ObjectContent)),
+    "objects": ReaderOption("objects", text),
+    "read": ReaderOption("read", one_of(ReadGuarantee)),
     **READ,
-    "startingOffset": Option("starting", lambda name, value: parse_starting(text(name, value))),
-    "failOnDataLoss": Option("fail_on_data_loss", truth),
-    "maxRowsPerTrigger": Option("rows_max", whole),
-    "maxBytesPerTrigger": Option("bytes_max", whole),
-    "partitionBytes": Option("partition_bytes", whole),
+    "startingOffset": ReaderOption("starting", lambda name, value: parse_starting(text(name, value))),
+    "failOnDataLoss": ReaderOption("fail_on_data_loss", truth),
+    "maxRowsPerTrigger": ReaderOption("rows_max", whole),
+    "maxBytesPerTrigger": ReaderOption("bytes_max", whole),
+    "partitionBytes": ReaderOption("partition_bytes", whole),
 }
 """Every option there is, as users write it."""
 
@@ -128,7 +128,7 @@ def check_batch(options: SourceOptions, given: Mapping[str, str]) -> None:
 
 def check_streaming(options: SourceOptions) -> None:
     """Raises BadOptionError for what cannot be followed."""
-    if options.read is not Read.COMMITTED:
+    if options.read is not ReadGuarantee.COMMITTED:
         raise BadOptionError(
             "spark.readStream gives what is committed alone: what is only synced may be taken back, and a"
             " stream cannot take back what it gave; leave out the option 'read'"
@@ -152,7 +152,7 @@ def _check_together(options: SourceOptions) -> None:
         check_name(output_chain(options.output))
     if options.input is not None:
         check_input_name("an input handle", options.input)
-        if options.read is not Read.COMMITTED:
+        if options.read is not ReadGuarantee.COMMITTED:
             raise BadOptionError(
                 "of an input handle committed batches are read, and no others: leave out 'read'"
             )

@@ -25,6 +25,6 @@ def type_text(kind: pa.DataType) -> str:
 
 def is_control(description: str) -> bool:
     """Whether a cut's description of an operator is that of a control table, which each worker has whole."""
-    from dataflow.core.plan import Kind
+    from dataflow.core.plan import OperatorKind
 
-    return description.partition(" ")[0] == Kind.CONTROL
+    return description.partition(" ")[0] == OperatorKind.CONTROL

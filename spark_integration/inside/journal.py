@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from checkpoint.chains.directory_store import directory_chain
+from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.state_reading import STATE_CHAIN
+from checkpoint.chains.steps_log import STEPS_CHAIN
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import region_of_worker
-from checkpoint.directory_store import directory_chain
-from checkpoint.manifest_reading import read_manifest
-from checkpoint.state_reading import STATE_CHAIN
-from checkpoint.steps_log import STEPS_CHAIN
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import CorruptDataError
@@ -35,10 +35,10 @@ from journal import (
 )
 from journal.core.inspection import Located
 from journal.inspecting import object_records, span_records
-from spark_integration.core.inside_options import JournalOptions, Place
+from spark_integration.core.inside_options import JournalOptions, JournalPoint
 from spark_integration.core.wording import nearest
 from spark_integration.errors import BadOptionError, DataLossError, NothingThereError
-from spark_integration.inside.table import Columns
+from spark_integration.inside.table import TableColumns
 from spark_integration.limits import BATCH_ROWS
 from spark_integration.reading.decoding import signed
 
@@ -76,7 +76,7 @@ class JournalPart(NamedTuple):
 
 
 class JournalTable:
-    """See the head of this file; the methods are those of `Table`."""
+    """See the head of this file; the methods are those of `InsideTable`."""
 
     def __init__(self, options: JournalOptions) -> None:
         self.options = options
@@ -85,9 +85,11 @@ class JournalTable:
     def what(self) -> str:
         return f"journal {self.options.directory}/{self.options.name}"
 
-    async def columns(self, store: Store) -> Columns:
+    async def columns(self, store: Store) -> TableColumns:
         del store
-        return Columns(pa.schema([(name, column.kind) for name, column in _COLUMNS.items()]), pa.schema([]))
+        return TableColumns(
+            pa.schema([(name, column.kind) for name, column in _COLUMNS.items()]), pa.schema([])
+        )
 
     async def parts(self, store: Store) -> Sequence[JournalPart]:
         directory, name = self.options.directory, self.options.name
@@ -166,7 +168,7 @@ class JournalTable:
             )
         return chain, first or 0, end.size if isinstance(end, Position) else end
 
-    async def _position(self, store: Store, place: Place | None) -> Position | int | None:
+    async def _position(self, store: Store, place: JournalPoint | None) -> Position | int | None:
         if place is None or not place.is_cut:
             return None if place is None else place.number
         options = self.options

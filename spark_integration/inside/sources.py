@@ -12,10 +12,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_integration.core.inside_options import CUTS, JOURNAL, STATE, parse_cuts, parse_journal, parse_state
-from spark_integration.inside.cuts import CutsTable
+from spark_integration.inside.checkpoints import CheckpointsTable
 from spark_integration.inside.journal import JournalTable
-from spark_integration.inside.state import StateTable
-from spark_integration.inside.table import InsideReader, Table, columns_of
+from spark_integration.inside.state import OperatorStateTable
+from spark_integration.inside.table import InsideReader, InsideTable, columns_of
 from spark_integration.reading.planning import check_once
 from spark_integration.reading.session import with_token
 
@@ -24,11 +24,11 @@ class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
     """What they share."""
 
     _name: str
-    table_of: Callable[[Mapping[str, str]], Table]
+    table_of: Callable[[Mapping[str, str]], InsideTable]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self._read: Table = type(self).table_of(dict(options))
+        self._read: InsideTable = type(self).table_of(dict(options))
 
     @classmethod
     def name(cls) -> str:
@@ -48,11 +48,11 @@ def _journal(given: Mapping[str, str]) -> Any:
 
 
 def _cuts(given: Mapping[str, str]) -> Any:
-    return CutsTable(with_token(parse_cuts(given)))
+    return CheckpointsTable(with_token(parse_cuts(given)))
 
 
 def _state(given: Mapping[str, str]) -> Any:
-    return StateTable(with_token(parse_state(given)))
+    return OperatorStateTable(with_token(parse_state(given)))
 
 
 class JournalSource(_Source):
@@ -62,7 +62,7 @@ class JournalSource(_Source):
     table_of = staticmethod(_journal)
 
 
-class CutsSource(_Source):
+class CheckpointsSource(_Source):
     """The committed cuts of a region. Raises as `JournalSource`."""
 
     _name = CUTS
@@ -76,4 +76,4 @@ class StateSource(_Source):
     table_of = staticmethod(_state)
 
 
-SOURCES = (JournalSource, CutsSource, StateSource)
+SOURCES = (JournalSource, CheckpointsSource, StateSource)

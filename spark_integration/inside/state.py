@@ -1,7 +1,7 @@
 """`dos-state`: what an operator keeps, at a committed cut; or what of it was written between two.
 
 Rules of this file: which blocks a task folds, and the columns of what comes out. What is in a block is
-`checkpoint.state_blocks`'s, which blocks make a cut `checkpoint.state_reading`'s.
+`checkpoint.chains.state_blocks`'s, which blocks make a cut `checkpoint.chains.state_reading`'s.
 
 Each worker's part is a task, or several that share its range of the key hash (`tasksPerWorker`). A task reads
 the worker's whole state chain from its newest snapshot on, blocks of all operators, because they lie in one
@@ -17,20 +17,20 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
+from checkpoint.chains.state_reading import StoredStateBlock, blocks_at, blocks_between
 from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut
-from checkpoint.errors import StateNotToldError
+from checkpoint.errors import StateNotRecordedError
 from checkpoint.key_hash import HASH_COLUMN
-from checkpoint.manifest_reading import ManifestView, read_manifest
-from checkpoint.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
-from checkpoint.state_reading import StateBlock, blocks_at, blocks_between
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from journal import LostBytesError, Position
 from spark_integration.core.inside_options import StateOptions
 from spark_integration.core.wording import is_control, nearest
 from spark_integration.errors import DataLossError, NoSchemaError, NothingThereError, SchemaMismatchError
-from spark_integration.inside.table import Columns
+from spark_integration.inside.table import TableColumns
 from spark_integration.limits import BATCH_ROWS
 
 _HASHES: Final = 1 << 64
@@ -49,8 +49,8 @@ class StatePart(NamedTuple):
     end: int
 
 
-class StateTable:
-    """See the head of this file; the methods are those of `Table`."""
+class OperatorStateTable:
+    """See the head of this file; the methods are those of `InsideTable`."""
 
     def __init__(self, options: StateOptions) -> None:
         self.options = options
@@ -60,7 +60,7 @@ class StateTable:
         cut = "" if self.options.cut is None else f" at cut {self.options.cut}"
         return f"state of operator {self.options.operator} of region {self.options.region}{cut}"
 
-    async def columns(self, store: Store) -> Columns:
+    async def columns(self, store: Store) -> TableColumns:
         """Those of the first block that is found; where nothing was written since, of the state itself."""
         parts, tables = await self._parts(store), set[str]()
         whole = [part._replace(since=None) for part in parts if part.since is not None]
@@ -87,7 +87,7 @@ class StateTable:
         found = []
         for worker, part in sorted(cut.workers.items()):
             if since is not None and worker not in since.workers:
-                raise StateNotToldError(worker, f"it was not there in cut {since.cut}")
+                raise StateNotRecordedError(worker, f"it was not there in cut {since.cut}")
             for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
                 before = None if since is None else since.workers[worker].state
                 found.append(StatePart(worker, part.state, before, begin, end))
@@ -138,7 +138,7 @@ class StateTable:
                 view.restorable(number)
         raise DataLossError(
             f"{self.what} is not all there any more: {error}",
-            remedy="read a cut that is retained; `dos cuts ls` lists them",
+            remedy="read a cut that is retained; `dos checkpoint ls` lists them",
         ) from error
 
 
@@ -163,13 +163,13 @@ def _hash_ranges(layout: Layout, worker: int, operator: str, count: int) -> list
     return list(pairwise(bounds))
 
 
-def _blocks(store: Store, region: str, part: StatePart) -> AsyncGenerator[StateBlock]:
+def _blocks(store: Store, region: str, part: StatePart) -> AsyncGenerator[StoredStateBlock]:
     if part.since is None:
         return blocks_at(store, region, part.worker, part.at)
     return blocks_between(store, region, part.worker, part.since, part.at)
 
 
-def _schema_of(block: StateBlock) -> pa.Schema:
+def _schema_of(block: StoredStateBlock) -> pa.Schema:
     with pa.ipc.open_stream(block.data) as reader:
         return reader.schema
 
@@ -178,7 +178,7 @@ def _listed(block: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in block if field.name != HASH_COLUMN)
 
 
-def _columns(block: pa.Schema, *, difference: bool) -> Columns:
+def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
     """Those that the operator declared; its own, which begin with `_`, when they are named. Of a difference
     also whether a key was deleted.
     """
@@ -187,7 +187,7 @@ def _columns(block: pa.Schema, *, difference: bool) -> Columns:
     deleted = [pa.field(DELETED_COLUMN, pa.bool_())] if difference else []
     extra = [field for field in fields if field not in shown]
     told = [pa.field(_WORKER, pa.int32()), pa.field(HASH_COLUMN, pa.int64())]
-    return Columns(pa.schema([*shown, *deleted]), pa.schema([*extra, *told]))
+    return TableColumns(pa.schema([*shown, *deleted]), pa.schema([*extra, *told]))
 
 
 def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
@@ -198,4 +198,4 @@ def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
         yield piece.append_column(_WORKER, pa.repeat(pa.scalar(worker, pa.int32()), piece.num_rows))
 
 
-__all__ = ["StatePart", "StateTable"]
+__all__ = ["OperatorStateTable", "StatePart"]

@@ -15,12 +15,12 @@ from dos_client.blocking import BlockingStore
 from spark_integration.core.option_texts import ReadOptions
 from spark_integration.core.row_filter import check_filter
 from spark_integration.on_executor import expected_of_driver
-from spark_integration.reading.kept_stores import KEPT
-from spark_integration.reading.rows import Shaper, check_columns, chosen
+from spark_integration.reading.rows import BatchShaper, check_columns, chosen
 from spark_integration.reading.session import check_executor, opened
+from spark_integration.reading.store_cache import KEPT
 
 
-class Columns(NamedTuple):
+class TableColumns(NamedTuple):
     """shown: without being asked for; extra: when they are named."""
 
     shown: pa.Schema
@@ -31,11 +31,11 @@ class Columns(NamedTuple):
         return pa.schema([*self.shown, *self.extra])
 
 
-class Part(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+class TablePart(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
     """What one task reads."""
 
 
-class Table(Protocol):
+class InsideTable(Protocol):
     """One format, with its options. Pickled."""
 
     @property
@@ -46,7 +46,7 @@ class Table(Protocol):
         """What is read, for people."""
         ...
 
-    async def columns(self, store: Store) -> Columns:
+    async def columns(self, store: Store) -> TableColumns:
         """Raises what is wrong with what was named."""
         ...
 
@@ -59,7 +59,7 @@ class Table(Protocol):
         ...
 
 
-def columns_of(table: Table) -> pa.Schema:
+def columns_of(table: InsideTable) -> pa.Schema:
     """The columns of a DataFrame for which none were said."""
     with opened(table.options) as store:
         found = store.portal.call(table.columns, store.store)
@@ -69,7 +69,7 @@ def columns_of(table: Table) -> pa.Schema:
 class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
     """Reads what there is when Spark plans the query."""
 
-    def __init__(self, table: Table, wanted: pa.Schema) -> None:
+    def __init__(self, table: InsideTable, wanted: pa.Schema) -> None:
         self._table = table
         self._wanted = wanted
         self._expected = expected_of_driver()
@@ -84,14 +84,14 @@ class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
             return await table.parts(store)
 
         with opened(table.options) as store:
-            return [Part(one) for one in store.portal.call(plan, store.store)]
+            return [TablePart(one) for one in store.portal.call(plan, store.store)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Part):
+        if not isinstance(partition, TablePart):
             return  # Spark's own, where there are none of ours
         check_executor(self._expected)
         table, comparisons = self._table, self._table.options.filter
         names = frozenset([*self._wanted.names, *(one.column for one in comparisons)])
         with KEPT.lent(table.options) as store:
             rows = table.read(store, partition.value, names)
-            yield from Shaper(self._wanted, comparisons, table.what).shape(rows)
+            yield from BatchShaper(self._wanted, comparisons, table.what).shape(rows)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_integration.core.row_filter import Comparison
+from spark_integration.core.row_filter import ColumnCondition
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.on_executor import expected_of_driver
 from spark_integration.reading.planning import plan_batch
@@ -68,7 +68,7 @@ _OPERATORS = {
 }
 
 
-def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> Comparison | None:
+def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> ColumnCondition | None:
     """The same condition here; None if it is not known to mean exactly the same."""
     negated = isinstance(spark_filter, datasource.Not)
     inner = spark_filter.child if negated else spark_filter
@@ -77,14 +77,14 @@ def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> Comp
         return None
     column, kind = attribute[0], columns.field(attribute[0]).type
     if type(inner) in (datasource.IsNull, datasource.IsNotNull):
-        return Comparison(column, "is null", negated=negated != (type(inner) is datasource.IsNotNull))
+        return ColumnCondition(column, "is null", negated=negated != (type(inner) is datasource.IsNotNull))
     operator = _OPERATORS.get(type(inner))
     if operator is None:
         return None
     values = tuple(inner.value) if operator == "in" else (inner.value,)
     if not values or not all(_alike(value, kind) for value in values):
         return None
-    return Comparison(column, operator, values, negated)
+    return ColumnCondition(column, operator, values, negated)
 
 
 def _alike(value: Any, kind: pa.DataType) -> bool:

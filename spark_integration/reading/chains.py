@@ -19,13 +19,13 @@ import pyarrow as pa
 from dos_client import Store
 from journal import ChainFollower, ChainState, LostBytesError, Position, Record, look_chain, look_chain_at
 from journal.core.chain import SegmentSpan, segments_seen
-from spark_integration.core.admission import Piece
+from spark_integration.core.admission import StreamPiece
 from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.core.source_offsets import BEGINNING, Point
+from spark_integration.core.source_offsets import BEGINNING, SplitPoint
 from spark_integration.errors import DataLossError
 from spark_integration.limits import HANDED_BYTES_KEPT, HANDED_BYTES_MAX
 from spark_integration.reading.origin import Scan
-from spark_integration.reading.ranges import Range, base_of, end_of, epoch_of, follows, ranges_of, resumed
+from spark_integration.reading.ranges import ByteRange, base_of, end_of, epoch_of, follows, ranges_of, resumed
 
 log = logging.getLogger("dos.spark_integration")
 
@@ -48,7 +48,7 @@ class PieceReader(ABC):
 class ChainScan(Scan):
     """One chain from a point on. `at`: just past the last piece."""
 
-    def __init__(self, origin: "ChainOrigin", split: str, start: Point) -> None:
+    def __init__(self, origin: "ChainOrigin", split: str, start: SplitPoint) -> None:
         self.at = start
         self._origin = origin
         self._split = split
@@ -58,7 +58,7 @@ class ChainScan(Scan):
         self._follower = ChainFollower(origin.store, directory, chain, at=start.size, tap=recent.take)
         self._poll: AsyncGenerator[tuple[int, Record]] | None = None
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> StreamPiece | None:
         begin = self._follower.at
         if self._poll is None:
             shown = await self._origin.shown(self._split)
@@ -72,10 +72,10 @@ class ChainScan(Scan):
             if self._pieces.take(begin, end, record):
                 segment = self._follower.segment
                 assert segment is not None, "a record was given"
-                self.at = Point(epoch_of(segment), end)
+                self.at = SplitPoint(epoch_of(segment), end)
                 self._origin.ends[self._split] = self.at, segment
                 pieces = self._pieces
-                return Piece(self.at, pieces.rows, pieces.bytes, pieces.order, pieces.time_ms)
+                return StreamPiece(self.at, pieces.rows, pieces.bytes, pieces.order, pieces.time_ms)
             begin = end
         self._poll = None
         return None
@@ -99,7 +99,7 @@ class ChainOrigin(ABC):
         self.store = store
         self._fail_on_loss = fail_on_loss
         self._tails: dict[str, ChainScan] = {}
-        self.ends: dict[str, tuple[Point, str]] = {}
+        self.ends: dict[str, tuple[SplitPoint, str]] = {}
         """Where the last piece of a split ends that was scanned, and in which segment."""
         self.recent: dict[str, RecentBytes] = {}
         """Of each split, what its scan read last."""
@@ -109,7 +109,7 @@ class ChainOrigin(ABC):
         """Where the chain of a split lies."""
 
     @abstractmethod
-    def piece_reader(self, split: str, start: Point) -> PieceReader:
+    def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         """A new one that begins there."""
 
     @abstractmethod
@@ -131,23 +131,23 @@ class ChainOrigin(ABC):
     def extra(self) -> pa.Schema:
         """See `Origin`."""
 
-    async def whole(self, split: str) -> list[Range]:
+    async def whole(self, split: str) -> list[ByteRange]:
         shown = await self.shown(split)
         ranges = ranges_of(self.directory(split), (await self._look(split, shown)).segments, BEGINNING)
         return [*ranges[:-1], *(one._replace(at_head=shown is ALL) for one in ranges[-1:])]
 
-    async def begin(self, split: str) -> Point:
+    async def begin(self, split: str) -> SplitPoint:
         spans = (await self._now(split)).segments
         if not spans or not spans[0].base:
             return BEGINNING
-        return Point(epoch_of(spans[0].name), spans[0].base)
+        return SplitPoint(epoch_of(spans[0].name), spans[0].base)
 
-    async def end(self, split: str) -> Point:
+    async def end(self, split: str) -> SplitPoint:
         shown = await self.shown(split)
         if shown is None:
             return BEGINNING
         if shown is not ALL:
-            return Point(shown.epoch, shown.size)
+            return SplitPoint(shown.epoch, shown.size)
         tail = self._tails.get(split)
         if tail is None:
             spans = (await self._now(split)).segments
@@ -156,20 +156,20 @@ class ChainOrigin(ABC):
             pass
         return tail.at
 
-    async def seen(self, split: str) -> Point:
+    async def seen(self, split: str) -> SplitPoint:
         shown = await self.shown(split)
         if shown is None:
             return BEGINNING
         if shown is not ALL:
-            return Point(shown.epoch, shown.size)
+            return SplitPoint(shown.epoch, shown.size)
         view = await self.store.look(self.directory(split))
         found = [
-            Point(seen.name.epoch, seen.name.base + seen.longest)
+            SplitPoint(seen.name.epoch, seen.name.base + seen.longest)
             for seen in segments_seen(self.chain, view.answers)
         ]
         return max(found, default=BEGINNING)
 
-    async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
+    async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
         if end == start or end.size == 0:
             return []
         if (known := self._known_range(split, start, end)) is not None:
@@ -187,7 +187,7 @@ class ChainOrigin(ABC):
             return []
         return ranges_of(self.directory(split), state.segments, self._joined(split, state.segments, start))
 
-    def _known_range(self, split: str, start: Point, end: Point) -> Range | None:
+    def _known_range(self, split: str, start: SplitPoint, end: SplitPoint) -> ByteRange | None:
         """What lies between, where a scan has just shown that it is of one segment: nobody need be asked."""
         if split not in self.ends or start.epoch != end.epoch:
             return None  # of another writer's bytes the chain has to say whether they are on this line
@@ -198,9 +198,9 @@ class ChainOrigin(ABC):
         begin, last = start.size - base, end.size - base
         few = last - begin <= HANDED_BYTES_MAX
         data = self.recent[split].given(segment, begin, last) if few else None
-        return Range(self.directory(split), segment, begin, last, base, data=data)
+        return ByteRange(self.directory(split), segment, begin, last, base, data=data)
 
-    async def scan(self, split: str, start: Point) -> ChainScan:
+    async def scan(self, split: str, start: SplitPoint) -> ChainScan:
         state = await self._now(split)
         if not follows(state.segments, start):  # it may go on at the end, which has to be known exactly then
             state = await self._look(split, await self.shown(split), measured=True)
@@ -237,7 +237,7 @@ class ChainOrigin(ABC):
             return await look_chain(self.store, directory, self.chain, measured=measured, proved=proved)
         return await look_chain_at(self.store, directory, self.chain, shown)
 
-    async def _read_before(self, split: str, start: Point) -> ChainState:
+    async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
         """The chain to where it was read before, which was committed then. A take-over that did not complete
         keeps that from being proved again: nothing is lost, and there is nothing new (decision 0216).
         """
@@ -245,7 +245,7 @@ class ChainOrigin(ABC):
         floor = max(start.size - 1, 0)
         return await look_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
 
-    def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: Point) -> Point:
+    def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: SplitPoint) -> SplitPoint:
         """Where reading goes on behind `start`, on these spans."""
         if follows(spans, start):
             return start
@@ -266,8 +266,8 @@ class ChainOrigin(ABC):
         log.warning("%s; going on, as failOnDataLoss=false allows", text)
 
 
-def _head_begin(spans: tuple[SegmentSpan, ...]) -> Point:
+def _head_begin(spans: tuple[SegmentSpan, ...]) -> SplitPoint:
     """Where the newest segment begins: no piece reaches over it."""
     if len(spans) > 1:
         return end_of(spans[:-1])
-    return Point(epoch_of(spans[0].name), spans[0].base) if spans and spans[0].base else BEGINNING
+    return SplitPoint(epoch_of(spans[0].name), spans[0].base) if spans and spans[0].base else BEGINNING

@@ -12,15 +12,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from checkpoint.core.inputs import InputLine, InputPiece, decode_part
+from checkpoint.core.inputs import InputPiece, InputSequence, decode_part
 from checkpoint.core.outputs import decode_output
 from journal import Op
 from journal.core.decoder import RecordDecoder
 from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, MessageKind
 from spark_integration.core.framing import PREFIX_BYTES, PrefixFramer
-from spark_integration.core.source_options import Content, SourceOptions
+from spark_integration.core.source_options import ObjectContent, SourceOptions
 from spark_integration.errors import NotReadableError
-from spark_integration.reading.ranges import Range
+from spark_integration.reading.ranges import ByteRange
 
 LINES: Final = pa.schema([("value", pa.string())])
 PREFIXED: Final = pa.schema([("value", pa.binary())])
@@ -32,18 +32,22 @@ JOURNAL: Final = pa.schema(
         ("strings", pa.list_(pa.binary())),
     ]
 )
-_PLAIN: Final = {Content.LINES: LINES, Content.LENGTH_PREFIXED: PREFIXED, Content.JOURNAL: JOURNAL}
+_PLAIN: Final = {
+    ObjectContent.LINES: LINES,
+    ObjectContent.LENGTH_PREFIXED: PREFIXED,
+    ObjectContent.JOURNAL: JOURNAL,
+}
 
 
 def schema_in(data: bytes, options: SourceOptions, split: str) -> pa.Schema:
     """The columns of the first rows, of which `data` are some bytes. Raises NotReadableError."""
-    if options.content is None or options.content is Content.ARROW:
+    if options.content is None or options.content is ObjectContent.ARROW:
         try:
             with pa.ipc.open_stream(data) as reader:
                 return reader.schema
         except pa.ArrowInvalid as error:
             raise NotReadableError(f"{options.what}, {split}: no Arrow stream: {error}") from error
-    if options.content is Content.JSON:
+    if options.content is ObjectContent.JSON:
         return _json_schema(data, f"{options.directory}/{split}")
     return _PLAIN[options.content]
 
@@ -80,7 +84,7 @@ class Decoder(ABC):
 
 
 def decoder_of(
-    options: SourceOptions, split: str, part: Range, names: frozenset[str], wanted: pa.Schema
+    options: SourceOptions, split: str, part: ByteRange, names: frozenset[str], wanted: pa.Schema
 ) -> Decoder:
     """The one for a range. names: of the columns that anybody asks for; wanted: those that are given."""
     extra = frozenset(name for name in names if name.startswith("_"))
@@ -123,7 +127,7 @@ _TYPES: Final = {
 class OutputDecoder(Decoder):
     """Records of an output log."""
 
-    def __init__(self, split: str, part: Range, extra: frozenset[str]) -> None:
+    def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
         self._where = f"{part.directory}/{part.object}"
         self._records = RecordDecoder(where=self._where, offset=part.begin)
@@ -146,12 +150,12 @@ class OutputDecoder(Decoder):
 class InputDecoder(Decoder):
     """Records of a producer's chain: the batches that are whole within the range."""
 
-    def __init__(self, split: str, part: Range, extra: frozenset[str]) -> None:
+    def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
         self._where = f"{part.directory}/{part.object}"
         self._base, self._at = part.base, part.base + part.begin
         self._records = RecordDecoder(where=self._where, offset=part.begin)
-        self._line = InputLine(split, at=self._at, digest=None, where=self._where, bytes_max=1 << 62)
+        self._line = InputSequence(split, at=self._at, digest=None, where=self._where, bytes_max=1 << 62)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
         for end, record in self._records.feed(data):
@@ -174,7 +178,7 @@ class InputDecoder(Decoder):
                 yield _with(batch, self._extra, told, _TYPES)
 
 
-def _refuse_torn(records: RecordDecoder, part: Range) -> None:
+def _refuse_torn(records: RecordDecoder, part: ByteRange) -> None:
     torn = records.finish()
     if torn is not None and not part.at_head:
         raise torn
@@ -183,7 +187,7 @@ def _refuse_torn(records: RecordDecoder, part: Range) -> None:
 class ObjectDecoder(Decoder):
     """Of a range of an object that is no chain's. Whole records are turned into rows, a chunk at a time."""
 
-    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+    def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         self.where = f"{part.directory}/{part.object}"
         self.wanted = wanted
         self._object, self._extra = part.object, extra
@@ -262,7 +266,7 @@ class JsonDecoder(LinesDecoder):
 class PrefixedDecoder(ObjectDecoder):
     """A row for each record; see `core/framing`."""
 
-    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+    def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
         self._framer = PrefixFramer(self.where, part.begin)
 
@@ -282,7 +286,7 @@ class PrefixedDecoder(ObjectDecoder):
 class JournalDecoder(ObjectDecoder):
     """A row for each record of a journal file or segment."""
 
-    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+    def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
         self._records = RecordDecoder(None, where=self.where, offset=part.begin)
 
@@ -312,7 +316,7 @@ class ArrowDecoder(ObjectDecoder):
     Holds what is fed at once, one message, and the dictionaries of a stream.
     """
 
-    def __init__(self, part: Range, extra: frozenset[str], wanted: pa.Schema) -> None:
+    def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
         self._messages = ArrowMessages(self.where, part.begin)
         self._bytes = bytearray()
@@ -343,10 +347,10 @@ class ArrowDecoder(ObjectDecoder):
         self._head += b"".join(piece for kind, piece in waiting if kind is MessageKind.DICTIONARY)
 
 
-_OBJECTS: Final[dict[Content, type[ObjectDecoder]]] = {
-    Content.LINES: LinesDecoder,
-    Content.JSON: JsonDecoder,
-    Content.LENGTH_PREFIXED: PrefixedDecoder,
-    Content.JOURNAL: JournalDecoder,
-    Content.ARROW: ArrowDecoder,
+_OBJECTS: Final[dict[ObjectContent, type[ObjectDecoder]]] = {
+    ObjectContent.LINES: LinesDecoder,
+    ObjectContent.JSON: JsonDecoder,
+    ObjectContent.LENGTH_PREFIXED: PrefixedDecoder,
+    ObjectContent.JOURNAL: JournalDecoder,
+    ObjectContent.ARROW: ArrowDecoder,
 }

@@ -7,11 +7,11 @@ count.
 
 import pyarrow as pa
 
-from checkpoint.core.inputs import INPUT_CHAIN, InputLine, decode_part, producer_directory
-from checkpoint.input_reading import InputHandle
+from checkpoint.chains.input_reading import InputHandle
+from checkpoint.core.inputs import INPUT_CHAIN, InputSequence, decode_part, producer_directory
 from dos_client import Store
 from journal import Op, Position, Record
-from spark_integration.core.source_offsets import Point
+from spark_integration.core.source_offsets import SplitPoint
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.core.wording import nearest
 from spark_integration.errors import MalformedOffsetError, NothingThereError
@@ -39,7 +39,7 @@ class InputOrigin(ChainOrigin):
     def extra(self) -> pa.Schema:
         return EXTRA
 
-    def piece_reader(self, split: str, start: Point) -> PieceReader:
+    def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         return _BatchReader(split, self.directory(split), start)
 
     async def splits(self) -> list[str]:
@@ -61,7 +61,7 @@ class InputOrigin(ChainOrigin):
         del split
         return ALL
 
-    async def cut(self, number: int) -> dict[str, Point]:
+    async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
             f"startingOffset cut:{number}: an input handle has no cuts, the output of a region has",
             remedy="write earliest, latest or time:2026-01-31T12:00:00Z",
@@ -74,8 +74,8 @@ class InputOrigin(ChainOrigin):
 class _BatchReader(PieceReader):
     """A batch ends with its last part, if all of it is there."""
 
-    def __init__(self, split: str, where: str, start: Point) -> None:
-        self._line = InputLine(split, at=start.size, digest=None, bytes_max=-1, where=where)
+    def __init__(self, split: str, where: str, start: SplitPoint) -> None:
+        self._line = InputSequence(split, at=start.size, digest=None, bytes_max=-1, where=where)
         self._where = where
         self._rows = 0
 

@@ -15,30 +15,30 @@ from fnmatch import fnmatchcase
 import pyarrow as pa
 
 from dos_client import Store
-from dos_client.reading.committed import Committed
+from dos_client.reading.committed import CommittedReads
 from dos_client.reading.store_reads import patiently
 from dos_protocol.errors import NotFoundError
-from spark_integration.core.admission import Piece
+from spark_integration.core.admission import StreamPiece
 from spark_integration.core.arrow_messages import ArrowMessages
 from spark_integration.core.framing import ArrowFramer, Framer, JournalFramer, LineFramer, PrefixFramer
-from spark_integration.core.source_offsets import BEGINNING, Point
-from spark_integration.core.source_options import Content, Read, SourceOptions
+from spark_integration.core.source_offsets import BEGINNING, SplitPoint
+from spark_integration.core.source_options import ObjectContent, ReadGuarantee, SourceOptions
 from spark_integration.core.wording import nearest
 from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError
 from spark_integration.limits import PIECES_PER_TRIGGER, SAMPLE_BYTES, SEEK_BYTES
 from spark_integration.reading.origin import Scan
-from spark_integration.reading.ranges import Range
+from spark_integration.reading.ranges import ByteRange
 
 log = logging.getLogger("dos.spark_integration")
 EXTRA = pa.schema([("_object", pa.string()), ("_offset", pa.int64())])
-_FRAMERS: dict[Content, Callable[[str, int], Framer]] = {
-    Content.ARROW: ArrowFramer,
-    Content.LINES: LineFramer,
-    Content.JSON: LineFramer,
-    Content.LENGTH_PREFIXED: PrefixFramer,
-    Content.JOURNAL: JournalFramer,
+_FRAMERS: dict[ObjectContent, Callable[[str, int], Framer]] = {
+    ObjectContent.ARROW: ArrowFramer,
+    ObjectContent.LINES: LineFramer,
+    ObjectContent.JSON: LineFramer,
+    ObjectContent.LENGTH_PREFIXED: PrefixFramer,
+    ObjectContent.JOURNAL: JournalFramer,
 }
-_LINES = (Content.LINES, Content.JSON)
+_LINES = (ObjectContent.LINES, ObjectContent.JSON)
 
 
 class ObjectOrigin:
@@ -55,7 +55,7 @@ class ObjectOrigin:
         self.directory = options.directory
         self._tails: dict[str, ObjectScan] = {}
         rows, size = options.rows_max, options.bytes_max
-        one = self._content is Content.ARROW  # which has many rows
+        one = self._content is ObjectContent.ARROW  # which has many rows
         self.together = (
             1 << 62 if rows is None else 1 if one else max(1, rows // PIECES_PER_TRIGGER),
             1 << 62 if size is None else size // PIECES_PER_TRIGGER,
@@ -63,7 +63,7 @@ class ObjectOrigin:
         """So many records, and bytes, are one piece at most, which a micro-batch takes whole."""
 
     def extra(self) -> pa.Schema:
-        return EXTRA if self._content is not Content.ARROW else pa.schema([EXTRA.field("_object")])
+        return EXTRA if self._content is not ObjectContent.ARROW else pa.schema([EXTRA.field("_object")])
 
     async def splits(self) -> list[str]:
         view = await self.store.look(self.directory)
@@ -87,35 +87,35 @@ class ObjectOrigin:
 
     async def size(self, split: str) -> int:
         """How far it may be read now. Raises NotFoundError."""
-        if self._options.read is Read.SYNCED:
+        if self._options.read is ReadGuarantee.SYNCED:
             view = await self.store.look(self.directory)
             sizes = [objects[split].synced for objects in view.answers.values() if split in objects]
             return max(sizes, default=0)
-        return (await patiently(self.store, Committed(self.store, self.directory, split).reach)).held
+        return (await patiently(self.store, CommittedReads(self.store, self.directory, split).reach)).held
 
     async def bytes_at(self, split: str, offset: int, size: int) -> bytes:
         """Some bytes from there on."""
-        committed = self._options.read is Read.COMMITTED
+        committed = self._options.read is ReadGuarantee.COMMITTED
         return await self.store.read(self.directory, split, offset, size, committed=committed)
 
-    async def whole(self, split: str) -> list[Range]:
+    async def whole(self, split: str) -> list[ByteRange]:
         size, found, begin = await self.size(split), [], 0
         if self._content not in _LINES:
-            return [Range(self.directory, split, 0, size)] if size else []
+            return [ByteRange(self.directory, split, 0, size)] if size else []
         while begin < size:
             end = min(begin + self._options.partition_bytes, size)
             end = await self._line_end_after(split, end, size) if end < size else size
-            found.append(Range(self.directory, split, begin, end))
+            found.append(ByteRange(self.directory, split, begin, end))
             begin = end
         return found
 
-    async def begin(self, split: str) -> Point:
+    async def begin(self, split: str) -> SplitPoint:
         del split
         return BEGINNING
 
-    async def end(self, split: str) -> Point:
+    async def end(self, split: str) -> SplitPoint:
         if self._content in _LINES:
-            return Point(0, await self._line_end_before(split, await self.size(split)))
+            return SplitPoint(0, await self._line_end_before(split, await self.size(split)))
         tail = self._tails.get(split)
         if tail is None:
             tail = self._tails[split] = ObjectScan(self, split, BEGINNING)
@@ -123,10 +123,10 @@ class ObjectOrigin:
             pass
         return tail.at
 
-    async def seen(self, split: str) -> Point:
-        return Point(0, await self._size_now(split))
+    async def seen(self, split: str) -> SplitPoint:
+        return SplitPoint(0, await self._size_now(split))
 
-    async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
+    async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
         if start == end or not end.size:
             return []
         size = await self._size_now(split)
@@ -135,30 +135,30 @@ class ObjectOrigin:
             return []
         if end.size < start.size:
             self._lost(split, f"was read to byte {start.size} and ended at {end.size} later")
-        return [Range(self.directory, split, start.size if start.size < end.size else 0, end.size)]
+        return [ByteRange(self.directory, split, start.size if start.size < end.size else 0, end.size)]
 
-    async def scan(self, split: str, start: Point) -> "ObjectScan":
+    async def scan(self, split: str, start: SplitPoint) -> "ObjectScan":
         size = await self._size_now(split) if start.size else 0
         if size < start.size:
             self._lost(split, f"was read to byte {start.size} and ends at {size}")
             return ObjectScan(self, split, BEGINNING)
         return ObjectScan(self, split, start)
 
-    async def cut(self, number: int) -> dict[str, Point]:
+    async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
             f"startingOffset cut:{number}: objects have no cuts, the output of a region has",
             remedy="write earliest or latest",
         )
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
-        if self._content not in (Content.ARROW, Content.JSON):
+        if self._content not in (ObjectContent.ARROW, ObjectContent.JSON):
             yield b""  # these have the same columns always
             return
         data = b""
         async with aclosing(self._from(split, 0, SAMPLE_BYTES)) as chunks:
             async for chunk in chunks:
                 data += chunk
-        if self._content is Content.JSON:
+        if self._content is ObjectContent.JSON:
             data = data[: data.rfind(b"\n") + 1] or data
         elif not ArrowMessages(f"{self.directory}/{split}", 0).feed(data):
             return  # not even its schema is there
@@ -224,7 +224,7 @@ class ObjectOrigin:
 class ObjectScan(Scan):
     """One object from a boundary on; pieces of so many whole records as come at once, within the limits."""
 
-    def __init__(self, origin: ObjectOrigin, split: str, start: Point) -> None:
+    def __init__(self, origin: ObjectOrigin, split: str, start: SplitPoint) -> None:
         self.at = start
         self._origin = origin
         self._split = split
@@ -234,7 +234,7 @@ class ObjectScan(Scan):
         self._ends: list[int] = []
         self._rows_max, self._bytes_max = origin.together
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> StreamPiece | None:
         while not self._ends:
             size = await self._origin.size(self._split)
             if self._read >= size:
@@ -251,8 +251,8 @@ class ObjectScan(Scan):
             records, end = records + 1, further
         del self._ends[:records]
         size = end - self.at.size
-        self.at = Point(0, end)
-        return Piece(self.at, self._framer.rows(records), size, end - self._begun)
+        self.at = SplitPoint(0, end)
+        return StreamPiece(self.at, self._framer.rows(records), size, end - self._begun)
 
     async def aclose(self) -> None:
         self._ends = []

@@ -9,15 +9,15 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from spark_integration.core.admission import Piece
-from spark_integration.core.source_offsets import Point
-from spark_integration.reading.ranges import Range
+from spark_integration.core.admission import StreamPiece
+from spark_integration.core.source_offsets import SplitPoint
+from spark_integration.reading.ranges import ByteRange
 
 
 class Scan(Protocol):
     """Reads on in one split and tells its pieces."""
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> StreamPiece | None:
         """The next piece, None if there is none now."""
         ...
 
@@ -33,31 +33,31 @@ class Origin(Protocol):
         """Those that are there now. Raises NothingThereError for what was never there, or misspelt."""
         ...
 
-    async def whole(self, split: str) -> list[Range]:
+    async def whole(self, split: str) -> list[ByteRange]:
         """All that is there now, for a batch."""
         ...
 
-    async def begin(self, split: str) -> Point:
+    async def begin(self, split: str) -> SplitPoint:
         """The beginning of what is there."""
         ...
 
-    async def end(self, split: str) -> Point:
+    async def end(self, split: str) -> SplitPoint:
         """The end of what may be read now, between two pieces."""
         ...
 
-    async def seen(self, split: str) -> Point:
+    async def seen(self, split: str) -> SplitPoint:
         """How far there is anything at all, for people: cheaper than `end`, and not between two pieces."""
         ...
 
-    async def ranges(self, split: str, start: Point, end: Point) -> list[Range]:
+    async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
         """What lies between. Raises DataLossError if some of it is not there any more."""
         ...
 
-    async def scan(self, split: str, start: Point) -> Scan:
+    async def scan(self, split: str, start: SplitPoint) -> Scan:
         """From there on. Raises DataLossError as `ranges`."""
         ...
 
-    async def cut(self, number: int) -> dict[str, Point]:
+    async def cut(self, number: int) -> dict[str, SplitPoint]:
         """Where a committed cut has the splits. Raises MalformedOffsetError where there are no cuts."""
         ...
 

@@ -1,6 +1,6 @@
 """The output of a sink of a region: a split is the log of one worker, a piece the output of one step.
 
-Rules of this file: what of a log is shown. With publish="step" it is what a quorum holds, with publish="cut"
+Rules of this file: what of a log is shown. With publish="step" it is what a quorum holds, with publish="checkpoint"
 what the last committed cut covers; with read="synced" the former in any case, which a reset may take back.
 """
 
@@ -9,15 +9,15 @@ from contextlib import aclosing
 import msgspec
 import pyarrow as pa
 
+from checkpoint.chains.manifest_reading import read_manifest, regions_of
+from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.core.outputs import Publish, decode_output, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import NoRegionError
-from checkpoint.manifest_reading import read_manifest, regions_of
-from checkpoint.output_following import ShownOutput
 from dos_client import Store
 from journal import ChainFollower, Op, Position, Record, look_chain
-from spark_integration.core.source_offsets import Point
-from spark_integration.core.source_options import Read, SourceOptions
+from spark_integration.core.source_offsets import SplitPoint
+from spark_integration.core.source_options import ReadGuarantee, SourceOptions
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading.chains import ALL, ChainOrigin, PieceReader
 
@@ -36,7 +36,7 @@ class OutputOrigin(ChainOrigin):
         self._region, self._sink = options.directory, options.output
         self._read = options.read
         self.chain = output_chain(self._sink)
-        self._output = ShownOutput(store, self._region, self._sink)
+        self._output = PublishedOutput(store, self._region, self._sink)
         self._published: dict[str, Publish] = {}
         self._known = False
 
@@ -46,7 +46,7 @@ class OutputOrigin(ChainOrigin):
     def extra(self) -> pa.Schema:
         return EXTRA
 
-    def piece_reader(self, split: str, start: Point) -> PieceReader:
+    def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         del start
         return _StepReader(self.directory(split))
 
@@ -72,14 +72,14 @@ class OutputOrigin(ChainOrigin):
         publish = self._published.get(split) or await self._publish(split)
         if publish is None:
             return None
-        if publish is Publish.STEP or self._read is Read.SYNCED:
+        if publish is Publish.STEP or self._read is ReadGuarantee.SYNCED:
             return ALL
         return await self._output.position(split)
 
     async def proved(self, split: str) -> Position | None:
         return await self._output.position(split)
 
-    async def cut(self, number: int) -> dict[str, Point]:
+    async def cut(self, number: int) -> dict[str, SplitPoint]:
         view = await read_manifest(self.store, self._region)
         for cut in view.cuts:
             if cut.cut == number:
@@ -89,13 +89,13 @@ class OutputOrigin(ChainOrigin):
             raise MalformedOffsetError(
                 f"startingOffset cut:{number}: region {self._region!r} has no such cut in its manifest;"
                 f" the last are {have}",
-                remedy="`dos cuts ls` lists them",
+                remedy="`dos checkpoint ls` lists them",
             )
         points = {}
         for worker, part in cut.workers.items():
             if (stands := part.sinks.get(self._sink)) is not None:
                 at = msgspec.convert(stands, Position)
-                points[f"w{worker:04d}"] = Point(at.epoch, at.size)
+                points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size)
         return points
 
     def data_of(self, record: Record) -> bytes:

@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 import pyarrow as pa
 
-from spark_integration.core.row_filter import Comparison, check_filter
-from spark_integration.core.source_options import Content, SourceOptions
+from spark_integration.core.row_filter import ColumnCondition, check_filter
+from spark_integration.core.source_options import ObjectContent, SourceOptions
 from spark_integration.errors import BadOptionError, NoSchemaError
 from spark_integration.reading.decoding import schema_in
 from spark_integration.reading.origin import Origin
@@ -50,11 +50,11 @@ async def columns_there(origin: Origin, options: SourceOptions) -> pa.Schema | N
 
 
 async def check_against(
-    origin: Origin, options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[Comparison]
+    origin: Origin, options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> None:
     """Whether the rows that are there have those columns. Raises SchemaMismatchError, FilterError."""
     there = await columns_there(origin, options)
-    if options.content is Content.JSON:  # a value becomes what is asked for, or the task says why not
+    if options.content is ObjectContent.JSON:  # a value becomes what is asked for, or the task says why not
         check_filter(comparisons, wanted)
     elif there is not None:
         every = pa.schema([*there, *(field for field in origin.extra() if field.name not in there.names)])
@@ -63,7 +63,7 @@ async def check_against(
 
 
 def plan_batch(
-    options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[Comparison]
+    options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> list[DosPartition]:
     """The partitions of all there is now."""
 

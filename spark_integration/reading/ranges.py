@@ -12,10 +12,10 @@ from pyspark.sql.datasource import InputPartition
 
 from journal.core.chain import SegmentSpan
 from journal.core.segment import SegmentName, parse_segment_name
-from spark_integration.core.source_offsets import Point
+from spark_integration.core.source_offsets import SplitPoint
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes from `begin` to `end` of an object; `base` is the offset of its first byte in its split.
 
     at_head: they end where a writer was when they were planned, which may be within a record; it does not
@@ -34,7 +34,7 @@ class Range(NamedTuple):
 class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
     """Ranges of one split, in their order."""
 
-    def __init__(self, split: str, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, split: str, ranges: tuple[ByteRange, ...]) -> None:
         super().__init__(split)
         self.split = split
         self.ranges = ranges
@@ -43,9 +43,9 @@ class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not type
         return f"DosPartition({self.split!r}, {sum(one.end - one.begin for one in self.ranges)} bytes)"
 
 
-def partitions_of(split: str, ranges: Iterable[Range], bytes_max: int) -> list[DosPartition]:
+def partitions_of(split: str, ranges: Iterable[ByteRange], bytes_max: int) -> list[DosPartition]:
     """Neighbours go together up to so many bytes; a longer range is one partition."""
-    found: list[list[Range]] = []
+    found: list[list[ByteRange]] = []
     size = 0
     for one in ranges:
         length = one.end - one.begin
@@ -57,7 +57,7 @@ def partitions_of(split: str, ranges: Iterable[Range], bytes_max: int) -> list[D
     return [DosPartition(split, tuple(part)) for part in found]
 
 
-def follows(spans: Sequence[SegmentSpan], start: Point) -> bool:
+def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
     """Whether a reader that has read up to `start` can go on with these spans of a chain: it is on their line
     of history, and nothing between is missing.
     """
@@ -69,26 +69,26 @@ def follows(spans: Sequence[SegmentSpan], start: Point) -> bool:
     )
 
 
-def resumed(spans: Sequence[SegmentSpan], start: Point) -> Point:
+def resumed(spans: Sequence[SegmentSpan], start: SplitPoint) -> SplitPoint:
     """Where a reader goes on that may lose what is lost: at the first span that it cannot have read."""
     for span in spans:
         if epoch_of(span.name) > start.epoch or span.base >= start.size:
-            return Point(epoch_of(span.name), span.base)
+            return SplitPoint(epoch_of(span.name), span.base)
     return end_of(spans)
 
 
-def end_of(spans: Sequence[SegmentSpan]) -> Point:
+def end_of(spans: Sequence[SegmentSpan]) -> SplitPoint:
     """Just past the last one."""
-    return Point(epoch_of(spans[-1].name), spans[-1].base + spans[-1].length) if spans else Point()
+    return SplitPoint(epoch_of(spans[-1].name), spans[-1].base + spans[-1].length) if spans else SplitPoint()
 
 
-def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: Point) -> list[Range]:
+def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: SplitPoint) -> list[ByteRange]:
     """What lies behind `start`, a range for each segment."""
     found = []
     for span in spans:
         begin = max(start.size - span.base, 0)
         if begin < span.length:
-            found.append(Range(directory, span.name, begin, span.length, span.base))
+            found.append(ByteRange(directory, span.name, begin, span.length, span.base))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from spark_integration.core.row_filter import Comparison, check_filter, passing
+from spark_integration.core.row_filter import ColumnCondition, check_filter, passing
 from spark_integration.core.wording import nearest, type_text
 from spark_integration.errors import SchemaMismatchError
 from spark_integration.limits import BATCH_BYTES, BATCH_ROWS, BATCH_ROWS_ALONE
@@ -53,10 +53,10 @@ def _listed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {type_text(field.type)}" for field in schema)
 
 
-class Shaper:
+class BatchShaper:
     """Makes the batches of one task. wanted: exactly what Spark expects, in its order."""
 
-    def __init__(self, wanted: pa.Schema, comparisons: Sequence[Comparison], where: str) -> None:
+    def __init__(self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], where: str) -> None:
         self.wanted = wanted
         self._comparisons = tuple(comparisons)
         self._where = where

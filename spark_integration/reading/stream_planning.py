@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import pyarrow as pa
 import trio
 
-from spark_integration.core.admission import Admission, Limits, Piece
-from spark_integration.core.source_offsets import BEGINNING, Point, Starting, StartingKind, points_of
+from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
+from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Starting, StartingKind, points_of
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import DataLossError, MalformedOffsetError
 from spark_integration.limits import SEEN_S
 from spark_integration.reading.origin import Origin, Scan
 from spark_integration.reading.planning import check_against
-from spark_integration.reading.ranges import DosPartition, Range, partitions_of
+from spark_integration.reading.ranges import ByteRange, DosPartition, partitions_of
 
-Points = dict[str, Point]
+Points = dict[str, SplitPoint]
 
 
 class StreamPlanner:
@@ -57,7 +57,7 @@ class StreamPlanner:
         """From now on the end is what is there now."""
         self._target = {split: await self._origin.end(split) for split in await self._origin.splits()}
 
-    async def latest(self, start: Points, limits: Limits) -> Points:
+    async def latest(self, start: Points, limits: BatchLimits) -> Points:
         """How far the micro-batch that begins at `start` goes. Raises DataLossError."""
         await self._check()
         splits = list(self._target) if self._target is not None else await self._origin.splits()
@@ -89,14 +89,14 @@ class StreamPlanner:
         size = self._options.partition_bytes
         return [one for split in sorted(between) for one in partitions_of(split, between[split], size)]
 
-    async def _ranges(self, start: Points, end: Points) -> dict[str, list[Range]]:
+    async def _ranges(self, start: Points, end: Points) -> dict[str, list[ByteRange]]:
         """Of all splits at once: each is some questions to the store, one after the other. Raises the first
         error by itself, when all are done.
         """
-        found: dict[str, list[Range]] = {}
+        found: dict[str, list[ByteRange]] = {}
         failures: list[Exception] = []
 
-        async def ask(split: str, to: Point) -> None:
+        async def ask(split: str, to: SplitPoint) -> None:
             try:
                 found[split] = await self._origin.ranges(split, start.get(split, BEGINNING), to)
             except Exception as error:
@@ -130,7 +130,7 @@ class StreamPlanner:
 
     # --- where to begin -------------------------------------------------------------------------------------
 
-    async def _begin(self, split: str, starting: Starting) -> Point:
+    async def _begin(self, split: str, starting: Starting) -> SplitPoint:
         if starting.kind is StartingKind.LATEST:
             return await self._origin.end(split)
         begin = await self._origin.begin(split)
@@ -138,7 +138,7 @@ class StreamPlanner:
             return begin
         return await self._behind(split, begin, starting)
 
-    async def _behind(self, split: str, begin: Point, starting: Starting) -> Point:
+    async def _behind(self, split: str, begin: SplitPoint, starting: Starting) -> SplitPoint:
         """Behind the step, or the last piece that was written before the time."""
         by_step = starting.kind is StartingKind.STEP
         if (by_step and not self._origin.steps) or (not by_step and not self._origin.times):
@@ -163,8 +163,8 @@ class StreamPlanner:
 
     # --- limits -------------------------------------------------------------------------------------------
 
-    async def _limited(self, start: Points, splits: Sequence[str], limits: Limits) -> Points:
-        admission = Admission(list(splits), limits)
+    async def _limited(self, start: Points, splits: Sequence[str], limits: BatchLimits) -> Points:
+        admission = BatchAdmission(list(splits), limits)
         while (split := admission.need()) is not None:
             ahead = await self._ahead(split, start.get(split, BEGINNING))
             piece = await ahead.next()
@@ -178,10 +178,10 @@ class StreamPlanner:
             self._scans[split].stands = piece.end
         return {split: piece.end for split, piece in admission.taken.items()}
 
-    def _beyond_target(self, split: str, piece: Piece) -> bool:
+    def _beyond_target(self, split: str, piece: StreamPiece) -> bool:
         return self._target is not None and piece.end.size > self._target[split].size
 
-    async def _ahead(self, split: str, start: Point) -> "_Ahead":
+    async def _ahead(self, split: str, start: SplitPoint) -> "_Ahead":
         ahead = self._scans.get(split)
         if ahead is not None and start != ahead.stands:  # the query begins again
             await ahead.scan.aclose()
@@ -196,10 +196,10 @@ class _Ahead:
     held: the piece behind that, if it was read already.
     """
 
-    def __init__(self, scan: Scan, start: Point) -> None:
+    def __init__(self, scan: Scan, start: SplitPoint) -> None:
         self.scan = scan
         self.stands = start
-        self.held: list[Piece] = []
+        self.held: list[StreamPiece] = []
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> StreamPiece | None:
         return self.held.pop() if self.held else await self.scan.next()

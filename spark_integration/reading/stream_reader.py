@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from dos_client.blocking import BlockingStore
-from spark_integration.core.admission import Limits
-from spark_integration.core.source_offsets import Point, offset_of, points_of
+from spark_integration.core.admission import BatchLimits
+from spark_integration.core.source_offsets import SplitPoint, offset_of, points_of
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.on_executor import Expected, expected_of_driver
 from spark_integration.reading.ranges import DosPartition
@@ -51,7 +51,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch."""
         every = isinstance(limit, ReadAllAvailable)
-        limits = Limits() if every else Limits(self._options.rows_max, self._options.bytes_max)
+        limits = BatchLimits() if every else BatchLimits(self._options.rows_max, self._options.bytes_max)
         return self._offset(self._call(self._planned.latest, self._points(start), limits))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -110,8 +110,8 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._opened().portal.call(function, *args)
 
-    def _offset(self, points: dict[str, Point]) -> dict[str, Any]:
+    def _offset(self, points: dict[str, SplitPoint]) -> dict[str, Any]:
         return offset_of(self._store_id, self._options.what, points)
 
-    def _points(self, offset: dict[str, Any]) -> dict[str, Point]:
+    def _points(self, offset: dict[str, Any]) -> dict[str, SplitPoint]:
         return points_of(offset, self._store_id, self._options.what)

@@ -13,18 +13,18 @@ import pyarrow as pa
 from dos_client import Bookmark, QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import NotFoundError, PastEndError
-from spark_integration.core.row_filter import Comparison
-from spark_integration.core.source_options import Read, SourceOptions
+from spark_integration.core.row_filter import ColumnCondition
+from spark_integration.core.source_options import ReadGuarantee, SourceOptions
 from spark_integration.errors import DataLossError
 from spark_integration.limits import READ_BYTES
 from spark_integration.reading.decoding import decoder_of
-from spark_integration.reading.kept_stores import KEPT
-from spark_integration.reading.ranges import DosPartition, Range
-from spark_integration.reading.rows import Shaper
+from spark_integration.reading.ranges import ByteRange, DosPartition
+from spark_integration.reading.rows import BatchShaper
+from spark_integration.reading.store_cache import KEPT
 
 
 def rows_of(
-    options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[Comparison], partition: DosPartition
+    options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], partition: DosPartition
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a partition, exactly with the columns `wanted`. Raises NotReadableError,
     SchemaMismatchError, DataLossError, and what reading raises; what was given before may not be used then.
@@ -34,7 +34,7 @@ def rows_of(
     with ExitStack() as stack:
         handed = all(part.data is not None for part in partition.ranges)
         store = None if handed else stack.enter_context(KEPT.lent(options))
-        yield from Shaper(wanted, comparisons, where).shape(
+        yield from BatchShaper(wanted, comparisons, where).shape(
             _decoded(store, options, names, wanted, partition)
         )
 
@@ -53,7 +53,7 @@ def _decoded(
         yield from decoder.finish()
 
 
-def chunks(store: BlockingStore | None, options: SourceOptions, part: Range) -> Iterator[bytes]:
+def chunks(store: BlockingStore | None, options: SourceOptions, part: ByteRange) -> Iterator[bytes]:
     """The bytes of a range, in order. Raises DataLossError if they are not all there."""
     if part.data is not None:
         yield part.data
@@ -61,13 +61,13 @@ def chunks(store: BlockingStore | None, options: SourceOptions, part: Range) -> 
     assert store is not None, "opened for such parts"
     at = part.begin
     try:
-        if options.read is Read.COMMITTED or options.content is None:
+        if options.read is ReadGuarantee.COMMITTED or options.content is None:
             with suppress(*_DOUBTS if options.content is None else ()):
                 # with a bookmark, because what was planned is committed
                 for chunk in store.stream(part.directory, part.object, at, part.end, Bookmark()):
                     at += len(chunk)
                     yield chunk
-        while at < part.end and (options.content is None or options.read is Read.SYNCED):
+        while at < part.end and (options.content is None or options.read is ReadGuarantee.SYNCED):
             chunk = store.read(part.directory, part.object, at, min(part.end - at, READ_BYTES))
             if not chunk:
                 break

@@ -22,13 +22,13 @@ from contextlib import ExitStack, aclosing, suppress
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.input_log import InputLog
 from checkpoint.core.inputs import producer_directory
-from checkpoint.core.staged import Unit, encode_mark, is_orphan, staging_prefix
-from checkpoint.input_log import InputLog
-from dos_client import QuorumUnavailableError, Store, chance
+from checkpoint.core.staged import CommitUnit, encode_mark, is_orphan, staging_prefix
+from dos_client import QuorumUnavailableError, Store, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import DosError, FencedError
-from spark_integration.core.sink_commits import Verdict, judge_commit
+from spark_integration.core.sink_commits import CommitDecision, judge_commit
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
 from spark_integration.limits import (
@@ -39,7 +39,7 @@ from spark_integration.limits import (
 )
 from spark_integration.reading.session import opened
 from spark_integration.writing.staged_reading import StagedReading
-from spark_integration.writing.staging import Prepared, collect_orphans, empty_part
+from spark_integration.writing.staging import StagedCommit, collect_orphans, empty_part
 
 log = logging.getLogger("dos.spark_integration")
 
@@ -58,13 +58,13 @@ class Committer:
             self._log = stack.enter_context(self._store.portal.hold(_Opening(self._store, options, producer)))
             self._stack = stack.pop_all()
 
-    def commit(self, unit: Unit, prepared: Sequence[Prepared], schema: pa.Schema) -> Verdict:
+    def commit(self, unit: CommitUnit, prepared: Sequence[StagedCommit], schema: pa.Schema) -> CommitDecision:
         """Record what was prepared, or find that it was recorded. Raises FencedError, StagedRowsGoneError and
         as `judge_commit` does; it may be called again, on a new one.
         """
         last, mark = self._store.portal.call_sync(lambda: (self._log.last, self._log.last_mark))
         verdict = judge_commit(unit, last, mark, self._where)
-        if verdict is Verdict.APPEND:
+        if verdict is CommitDecision.APPEND:
             ordered = sorted(prepared, key=lambda one: one.partition)
             number = unit.number or last + 1
             self._store.portal.call(self._record, number, ordered, schema, encode_mark(unit))
@@ -72,7 +72,7 @@ class Committer:
         return verdict
 
     async def _record(
-        self, number: int, prepared: Sequence[Prepared], schema: pa.Schema, mark: bytes
+        self, number: int, prepared: Sequence[StagedCommit], schema: pa.Schema, mark: bytes
     ) -> None:
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -88,13 +88,13 @@ class Committer:
             raise failure
         await self._log.recorded(number)
 
-    def _sweep(self, unit: Unit, used: set[str]) -> None:
+    def _sweep(self, unit: CommitUnit, used: set[str]) -> None:
         """Take away what is recorded, and, once in each process, what earlier ones left. What cannot go now
         goes with a later commit.
         """
         self._store.portal.call(self._clear_all, unit, used)
 
-    async def _clear_all(self, unit: Unit, used: set[str]) -> None:
+    async def _clear_all(self, unit: CommitUnit, used: set[str]) -> None:
         at_once = trio.CapacityLimiter(SINK_SWEEPS_MAX)
         left: list[str] = []
 
@@ -126,7 +126,7 @@ class Committer:
         self._stack.close()
 
 
-async def clear_directory(store: Store, directory: str, unit: Unit) -> None:
+async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> None:
     """Take away what nobody will record once `unit` is recorded. One that somebody claims meanwhile is his.
 
     Raises what looking and claiming raise.
@@ -134,7 +134,7 @@ async def clear_directory(store: Store, directory: str, unit: Unit) -> None:
     view = await store.look(directory)
     if any(is_orphan(name, unit, recorded=True) for held in view.answers.values() for name in held):
         with suppress(FencedError):
-            async with await store.claim(directory, view.epoch_seen + 1, chance.fresh_id()) as claim:
+            async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
                 collect_orphans(claim, unit, recorded=True)
                 await claim.wait_collected(SINK_SWEEP_S)
 
@@ -171,7 +171,7 @@ _held: dict[tuple[SinkOptions, str], Committer] = {}
 _lock = threading.Lock()
 
 
-def commit(options: SinkOptions, prepared: Sequence[Prepared], schema: pa.Schema) -> Verdict:
+def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Schema) -> CommitDecision:
     """Commit what the tasks of one unit prepared; when it returns all of it is recorded, once, whoever did it
     and how often it was tried. Failed, it is recorded or not: call it again.
 

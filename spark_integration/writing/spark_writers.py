@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from checkpoint.core.staged import Kind, Unit
+from checkpoint.core.staged import CommitUnit, WriteKind
 from dos_client import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.core.column_difference import column_difference
@@ -28,7 +28,7 @@ from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.planning import columns_there
 from spark_integration.reading.session import check_executor, opened
 from spark_integration.writing.committing import commit, release_producers
-from spark_integration.writing.staging import Prepared, prepare
+from spark_integration.writing.staging import StagedCommit, prepare
 
 log = logging.getLogger("dos.spark_integration")
 QUERY_ID = "sql.streaming.queryId"
@@ -45,7 +45,7 @@ class DosWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not 
         self._schema = schema
         self._expected = expected_of_driver()
         self._producer = options.producer or JOB_PRODUCER
-        self._unit = Unit(Kind.JOB, job, options.batch)
+        self._unit = CommitUnit(WriteKind.JOB, job, options.batch)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         check_executor(self._expected)
@@ -75,7 +75,7 @@ class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if not query or not batch:
             raise LocalProtocolError(f"this task is of no query ({QUERY_ID}={query}, {BATCH_ID}={batch})")
         producer = self._options.producer or check_producer(self._options, query_producer(query))
-        unit = Unit(Kind.STREAM, query, int(batch) + 1)
+        unit = CommitUnit(WriteKind.STREAM, query, int(batch) + 1)
         return prepare(self._options, unit, producer, task.partitionId(), self._schema, iterator)
 
     def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
@@ -94,9 +94,9 @@ def _task() -> TaskContext:
     return task
 
 
-def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[Prepared]:
+def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[StagedCommit]:
     """One of each partition, of one unit. Spark sees to it, and a mistake here would double rows."""
-    prepared = [one for one in messages if isinstance(one, Prepared)]
+    prepared = [one for one in messages if isinstance(one, StagedCommit)]
     units = {(one.unit, one.producer) for one in prepared}
     if len(prepared) != len(messages) or len(units) != 1:
         raise LocalProtocolError(
@@ -109,7 +109,7 @@ def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[Prepared]:
 
 def _aborted(options: SinkOptions, messages: "Sequence[WriterCommitMessage | None]") -> None:
     """Nothing: what is not recorded cannot be seen, and what is may have been committed by another."""
-    staged = sum(isinstance(one, Prepared) and bool(one.name) for one in messages)
+    staged = sum(isinstance(one, StagedCommit) and bool(one.name) for one in messages)
     log.info("%s: aborted; %d staged objects go with a later commit", options.what, staged)
 
 

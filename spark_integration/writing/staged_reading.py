@@ -14,7 +14,7 @@ from dos_protocol.digests import digest64
 from dos_protocol.errors import NotFoundError, PastEndError
 from spark_integration.errors import StagedRowsGoneError
 from spark_integration.limits import SINK_READ_BYTES, SINK_READS_AHEAD
-from spark_integration.writing.staging import Part, Prepared
+from spark_integration.writing.staging import StagedCommit, StagedPart
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class _Piece:
     they hold, or why that cannot be told.
     """
 
-    prepared: Prepared
+    prepared: StagedCommit
     begin: int
-    parts: list[Part]
+    parts: list[StagedPart]
     data: list[bytes] = field(default_factory=list)
     error: Exception | None = None
     ended: trio.Event = field(default_factory=trio.Event)
@@ -34,7 +34,7 @@ class _Piece:
 class StagedReading:
     """All parts of what was prepared, in its order. `run` reads, `parts` gives, in tasks of one nursery."""
 
-    def __init__(self, store: Store, prepared: Sequence[Prepared]) -> None:
+    def __init__(self, store: Store, prepared: Sequence[StagedCommit]) -> None:
         self._store = store
         self._pieces = [piece for one in prepared for piece in _pieces(one)]
         self._room = trio.Semaphore(SINK_READS_AHEAD)
@@ -66,8 +66,8 @@ class StagedReading:
             piece.ended.set()
 
 
-def _pieces(prepared: Prepared) -> Iterator[_Piece]:
-    at, begin, parts = 0, 0, list[Part]()
+def _pieces(prepared: StagedCommit) -> Iterator[_Piece]:
+    at, begin, parts = 0, 0, list[StagedPart]()
     for part in prepared.parts:
         if parts and at - begin + part.size > SINK_READ_BYTES:
             yield _Piece(prepared, begin, parts)
@@ -78,7 +78,9 @@ def _pieces(prepared: Prepared) -> Iterator[_Piece]:
         yield _Piece(prepared, begin, parts)
 
 
-async def staged_data(store: Store, prepared: Prepared, begin: int, parts: Sequence[Part]) -> list[bytes]:
+async def staged_data(
+    store: Store, prepared: StagedCommit, begin: int, parts: Sequence[StagedPart]
+) -> list[bytes]:
     """What such parts hold, which lie from `begin` on if they lie in the store. Raises StagedRowsGoneError,
     and what reading raises.
     """
@@ -97,7 +99,7 @@ async def staged_data(store: Store, prepared: Prepared, begin: int, parts: Seque
     return data
 
 
-async def _bytes_of(store: Store, prepared: Prepared, begin: int, size: int) -> bytes:
+async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int) -> bytes:
     """Short only where the object is."""
     found = list[bytes]()
     left = size

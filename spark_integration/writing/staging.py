@@ -16,18 +16,18 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from checkpoint.core.staged import Unit, is_orphan, staged_name, staging_directory
-from checkpoint.world import wall_time_ms
-from dos_client import Claim, chance
+from checkpoint.core.staged import CommitUnit, is_orphan, staged_name, staging_directory
+from checkpoint.runtime import wall_time_ms
+from dos_client import Claim, randomness
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
 from dos_protocol.digests import digest64
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import SchemaMismatchError
 from spark_integration.limits import BATCH_ROWS, SINK_MESSAGE_BYTES, SINK_PART_BYTES, SINK_PUT_BYTES
-from spark_integration.reading.kept_stores import KEPT
+from spark_integration.reading.store_cache import KEPT
 
 
-class Part(NamedTuple):
+class StagedPart(NamedTuple):
     """Some rows, as an Arrow stream. data: None if they lie in the store."""
 
     rows: int
@@ -37,39 +37,39 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Prepared(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not typed here
+class StagedCommit(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not typed here
     """What a task prepared. directory, name: the object in which its parts lie one after the other; "" if
     they are here.
     """
 
-    unit: Unit
+    unit: CommitUnit
     producer: str
     partition: int
     directory: str = ""
     name: str = ""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[StagedPart] = field(default_factory=list)
 
 
 def prepare(
     options: SinkOptions,
-    unit: Unit,
+    unit: CommitUnit,
     producer: str,
     partition: int,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
-) -> Prepared:
+) -> StagedCommit:
     """Make the rows of one partition ready to be committed; when it returns they are on stable storage, or in
     what it returns. Nothing is recorded.
 
     Raises SchemaMismatchError, FencedError when another attempt has come, and what opening a store raises.
     Waits for a quorum.
     """
-    prepared = Prepared(unit, producer, partition)
+    prepared = StagedCommit(unit, producer, partition)
     held = 0
     with ExitStack() as stack:
         staged: _Staged | None = None
         for rows, data in parts_of(batches, schema):
-            part = Part(rows, len(data), digest64(data), data)
+            part = StagedPart(rows, len(data), digest64(data), data)
             held += len(data)
             if staged is None and held > SINK_MESSAGE_BYTES:
                 staged = stack.enter_context(_Staged(options, prepared))
@@ -83,7 +83,7 @@ def prepare(
 class _Staged:
     """The object of this attempt; `prepared` is told where it is."""
 
-    def __init__(self, options: SinkOptions, prepared: Prepared) -> None:
+    def __init__(self, options: SinkOptions, prepared: StagedCommit) -> None:
         self._options = options
         self._prepared = prepared
         self._stack = ExitStack()
@@ -105,7 +105,7 @@ class _Staged:
             self._stack = stack.pop_all()
         return self
 
-    def put(self, part: Part) -> Part:
+    def put(self, part: StagedPart) -> StagedPart:
         """Put it down, or keep it until there is more; the part, without its data."""
         assert part.data is not None, "it was just made"
         self._held.append(part.data)
@@ -133,10 +133,10 @@ class _Staged:
 
 def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
     """The directory, claimed: whoever held it is fenced. Raises FencedError if another came at once."""
-    return store.claim(directory, store.look(directory).epoch_seen + 1, chance.fresh_id())
+    return store.claim(directory, store.look(directory).epoch_seen + 1, randomness.fresh_id())
 
 
-def collect_orphans(claim: Claim, unit: Unit, *, recorded: bool) -> None:
+def collect_orphans(claim: Claim, unit: CommitUnit, *, recorded: bool) -> None:
     """Have taken away, behind the scenes, what nobody will record any more. In the store's thread."""
     claim.collect(lambda name: is_orphan(name, unit, recorded=recorded))
 

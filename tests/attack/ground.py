@@ -9,7 +9,7 @@ from pathlib import Path
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_server.core.extent import ExtentHeader, encode_header, link_after, object_seed
 from dos_server.core.layout import OBJECTS
-from dos_server.core.records import Mark, encode_identity, encode_mark
+from dos_server.core.records import ObjectMark, encode_identity, encode_mark
 
 ROOT = 7
 _PART_EXTENTS = 100_000
@@ -36,7 +36,7 @@ def objects(data: Path, directory: str, count: int, content: bytes = b"x") -> No
         name = f"o{number}"
         header = ExtentHeader(len(content), 0, 0, 0, digest64(content), 0, ROOT)
         (folder / name).write_bytes(encode_header(header, object_seed(directory, name)) + content)
-        marks.append(encode_mark(Mark(name, len(content), root=ROOT)))
+        marks.append(encode_mark(ObjectMark(name, len(content), root=ROOT)))
     (folder / ".marks").write_bytes(b"".join(marks))
 
 
@@ -59,4 +59,4 @@ def tiny_extents(data: Path, directory: str, name: str, count: int) -> None:
                 file.write(b"".join(parts))
                 parts.clear()
         file.write(b"".join(parts))
-    (folder / ".marks").write_bytes(encode_mark(Mark(name, count, root=ROOT)))
+    (folder / ".marks").write_bytes(encode_mark(ObjectMark(name, count, root=ROOT)))

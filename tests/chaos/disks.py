@@ -6,7 +6,7 @@ Rules of this file: only whole, verified extents; anything else makes the copy u
 from pathlib import Path
 
 from dos_server.core.extent import object_seed
-from dos_server.core.scan import Window, payload_of, placed_at
+from dos_server.core.scan import ReadWindow, payload_of, placed_at
 from dos_server.limits import extent_header_bytes
 
 _AHEAD_BYTES = 1 << 20
@@ -22,7 +22,7 @@ def read_object(data: Path, directory: str, name: str) -> bytes | None:
     if not path.exists():
         return b""
     file = path.read_bytes()
-    window = Window(lambda position, count: file[position : position + count], _AHEAD_BYTES)
+    window = ReadWindow(lambda position, count: file[position : position + count], _AHEAD_BYTES)
     seed, content, position = object_seed(directory, name), bytearray(), 0
     while any(file[position : position + extent_header_bytes]):  # zeros are the end
         placed = placed_at(window, seed, position)

@@ -33,31 +33,31 @@ class Act:
     """What a fault is given."""
 
     cluster: Cluster
-    chance: random.Random
+    rng: random.Random
     say: Say
 
     def some_members(self) -> list[Member]:
         """One mostly, two sometimes, seldom all."""
-        count = self.chance.choices([1, 2, 3], [14, 5, 1])[0]
-        return self.chance.sample(self.cluster.members, count)
+        count = self.rng.choices([1, 2, 3], [14, 5, 1])[0]
+        return self.rng.sample(self.cluster.members, count)
 
     def some_client(self) -> str:
         """All clients, or one writer alone: so that two writers see two different networks."""
         writers = [one for directory in self.cluster.writers for one in self.cluster.living(directory)]
-        if not writers or self.chance.random() < 0.5:
+        if not writers or self.rng.random() < 0.5:
             return ""
-        return self.chance.choice(writers).name
+        return self.rng.choice(writers).name
 
     def some_way(self) -> Way:
-        return self.chance.choice([Way.BOTH, Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT])
+        return self.rng.choice([Way.BOTH, Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT])
 
     def some_directory(self) -> str:
-        return self.chance.choice(list(self.cluster.writers))
+        return self.rng.choice(list(self.cluster.writers))
 
     def moment_s(self, mean_s: float, max_s: float) -> float:
         """Seldom much longer: so long that both ends take the other for dead."""
-        stretch = 6.0 if self.chance.random() < 0.04 else 1.0
-        return stretch * min(max_s, self.chance.expovariate(1 / mean_s))
+        stretch = 6.0 if self.rng.random() < 0.04 else 1.0
+        return stretch * min(max_s, self.rng.expovariate(1 / mean_s))
 
 
 # --- the network --------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Act:
 
 async def partition(act: Act) -> None:
     members, client, way = act.some_members(), act.some_client(), act.some_way()
-    loses = act.chance.random() < 0.5
+    loses = act.rng.random() < 0.5
     duration_s = act.moment_s(0.7, 4.0)
     act.say(f"partition {words(members, client, way)}, {'bytes lost' if loses else 'bytes held'}")
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ async def stall(act: Act) -> None:
 
 async def slow(act: Act) -> None:
     members, way = act.some_members(), act.some_way()
-    bytes_per_s, delay_s = act.chance.uniform(20_000, 500_000), act.chance.uniform(0.0, 0.05)
+    bytes_per_s, delay_s = act.rng.uniform(20_000, 500_000), act.rng.uniform(0.0, 0.05)
     duration_s = act.moment_s(0.7, 2.0)
     act.say(f"slow {words(members, '', way)}")
     with ExitStack() as stack:
@@ -97,9 +97,9 @@ async def slow(act: Act) -> None:
 
 
 async def cut_after(act: Act) -> None:
-    members, way = act.some_members(), act.chance.choice([Way.TO_SERVER, Way.TO_CLIENT])
-    count = int(act.chance.choice([0, 1, 31, 33, 100, 1_000, 20_000, 200_000]) * act.chance.uniform(0.5, 1.5))
-    ending = act.chance.choice(list(Ending))
+    members, way = act.some_members(), act.rng.choice([Way.TO_SERVER, Way.TO_CLIENT])
+    count = int(act.rng.choice([0, 1, 31, 33, 100, 1_000, 20_000, 200_000]) * act.rng.uniform(0.5, 1.5))
+    ending = act.rng.choice(list(Ending))
     act.say(f"cut by {ending.name} after {count} bytes {words(members, '', way)}")
     with ExitStack() as stack:
         rules = [stack.enter_context(one.proxy.cut_after(count, way, ending=ending)) for one in members]
@@ -110,10 +110,8 @@ async def cut_after(act: Act) -> None:
 
 async def drop_reply(act: Act) -> None:
     members = act.some_members()
-    opcode = act.chance.choice(
-        [Opcode.APPEND, Opcode.APPEND, Opcode.CHANGE_DIRECTORY, Opcode.GET, Opcode.STAT]
-    )
-    nth = act.chance.randint(1, 20) if opcode is Opcode.APPEND else 1
+    opcode = act.rng.choice([Opcode.APPEND, Opcode.APPEND, Opcode.CHANGE_DIRECTORY, Opcode.GET, Opcode.STAT])
+    nth = act.rng.randint(1, 20) if opcode is Opcode.APPEND else 1
     act.say(f"drop the reply to {opcode.name} {words(members, '', Way.TO_CLIENT)}")
     with ExitStack() as stack:
         rules = [stack.enter_context(one.proxy.drop_reply(opcode, nth)) for one in members]
@@ -123,7 +121,7 @@ async def drop_reply(act: Act) -> None:
 
 
 async def cut(act: Act) -> None:
-    members, client, ending = act.some_members(), act.some_client(), act.chance.choice(list(Ending))
+    members, client, ending = act.some_members(), act.some_client(), act.rng.choice(list(Ending))
     act.say(f"cut by {ending.name} {words(members, client, Way.BOTH)}")
     for member in members:
         member.proxy.cut(ending, client=client)
@@ -187,9 +185,9 @@ async def kill_server(act: Act) -> None:
 
 async def lose_disk(act: Act) -> None:
     """Wiped, and replaced at its own address by the command, which may itself be killed. Ends when filled."""
-    member = act.chance.choice(act.cluster.members)
-    kill_tool = act.chance.random() < 0.4
-    kill_after_s = act.chance.uniform(0.3, 2.0)
+    member = act.rng.choice(act.cluster.members)
+    kill_tool = act.rng.random() < 0.4
+    kill_after_s = act.rng.uniform(0.3, 2.0)
     act.say(f"wipe {member.name}" + (", the tool killed once" if kill_tool else ""))
     with trio.CancelScope(shield=True):
         async with member.turn:
@@ -208,7 +206,7 @@ async def replaced(cluster: Cluster, member: Member, kill_after_s: float | None)
 
 async def damage_disk(act: Act) -> None:
     """A bit of one copy flips while its server is down; `dos store repair` mends it. Ends when mended."""
-    member, draw = act.chance.choice(act.cluster.members), act.chance.random()
+    member, draw = act.rng.choice(act.cluster.members), act.rng.random()
     with trio.CancelScope(shield=True):
         async with member.turn:
             await member.kill()
@@ -216,24 +214,24 @@ async def damage_disk(act: Act) -> None:
             await member.restart()
         act.say(f"a bit flips on {member.name}, in {flipped}")
         with trio.fail_after(REPAIRED_S):
-            mend = ["repair", "--read", act.cluster.url]
-            while not await store_command(act.cluster, mend, None):  # noqa: ASYNC110 - another process
+            repair = ["repair", "--read", act.cluster.url]
+            while not await store_command(act.cluster, repair, None):  # noqa: ASYNC110 - another process
                 await trio.sleep(0.1)
     act.say(f"{member.name} is mended")
 
 
-def flip_a_bit(data: Path, chance: random.Random) -> str:
+def flip_a_bit(data: Path, rng: random.Random) -> str:
     """In any object of the workload, or near the end of the one written last; where."""
     files = sorted(path for path in (data / "d").glob("app.*/J.*") if path.stat().st_size)
-    at_the_end = chance.random() < 0.5
-    path = max(files, key=lambda one: one.stat().st_mtime_ns) if at_the_end else chance.choice(files)
+    at_the_end = rng.random() < 0.5
+    path = max(files, key=lambda one: one.stat().st_mtime_ns) if at_the_end else rng.choice(files)
     size = path.stat().st_size
-    position = chance.randrange(max(0, size - 500) if at_the_end else 0, size)
+    position = rng.randrange(max(0, size - 500) if at_the_end else 0, size)
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]
         file.seek(position)
-        file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
     return f"{path.parent.name}/{path.name} at {position}"
 
 
@@ -288,7 +286,7 @@ async def contenders(act: Act) -> None:
 
 async def dying_contender(act: Act) -> None:
     """It dies somewhere between its start and its first records."""
-    directory, after_s = act.some_directory(), act.chance.uniform(0.2, 1.5)
+    directory, after_s = act.some_directory(), act.rng.uniform(0.2, 1.5)
     act.say(f"a contender for {directory} dies")
     writer = await act.cluster.add_writer(directory)
     await trio.sleep(after_s)
@@ -298,9 +296,9 @@ async def dying_contender(act: Act) -> None:
 async def split(act: Act) -> None:
     """The writer and a contender see different servers: the writer two, the contender the third, and at times
     one of the two. The contender has seen the store before, so it knows how many it needs."""
-    directory, duration_s = act.some_directory(), act.chance.uniform(1.5, 4.0)
-    alone, *others = act.chance.sample(act.cluster.members, SERVERS)
-    hidden = others[: act.chance.choice([1, 2])]
+    directory, duration_s = act.some_directory(), act.rng.uniform(1.5, 4.0)
+    alone, *others = act.rng.sample(act.cluster.members, SERVERS)
+    hidden = others[: act.rng.choice([1, 2])]
     with ExitStack() as stack:
         for writer in act.cluster.living(directory):
             stack.enter_context(alone.proxy.hold(client=writer.name))

@@ -18,7 +18,7 @@ from dos_client.core.backoff import backoff_s
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import DosError, FencedError
 from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_batches, take_over
-from journal.reading import Source
+from journal.reading import ChainSource
 from tests.chaos.checker import Verdict, judge_chain, judge_member
 from tests.chaos.disks import read_object
 from tests.chaos.records import CHAIN, DamagedRecordError, Entry, read_entry
@@ -71,7 +71,7 @@ class CommittedReader:
 
 
 @asynccontextmanager
-async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[Source, ChainState]]:
+async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[ChainSource, ChainState]]:
     """A fresh take-over of a chain, to its own start acknowledged (R8)."""
     attempt = 0
     while True:
@@ -85,7 +85,7 @@ async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[Source
         break
     async with claim:
         state = await take_over(claim, CHAIN, generation=store.record.generation)
-        source = Source(claim)
+        source = ChainSource(claim)
         writer = await ChainWriter.open(claim, CHAIN, state, store.record.generation)
         yield source, state
         await in_sync(store)

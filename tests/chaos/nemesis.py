@@ -44,15 +44,15 @@ class Nemesis:
 
     async def _lane(self, lane: str) -> None:
         pause_s, weights = LANES[lane]
-        chance = random.Random(f"{self._seed}/{lane}")
+        rng = random.Random(f"{self._seed}/{lane}")
         while True:
-            with trio.move_on_after(chance.expovariate(self._pace / pause_s)):
+            with trio.move_on_after(rng.expovariate(self._pace / pause_s)):
                 await self._stopping.wait()
                 return
-            fault = chance.choices(list(weights), list(weights.values()))[0]
+            fault = rng.choices(list(weights), list(weights.values()))[0]
             self.counts[fault.__name__] += 1
             begun = trio.current_time()
-            await fault(Act(self._cluster, random.Random(chance.random()), self._say))
+            await fault(Act(self._cluster, random.Random(rng.random()), self._say))
             if lane in CAN_STOP_ALL:
                 self.longest_s = max(self.longest_s, trio.current_time() - begun)
 

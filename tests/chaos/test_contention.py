@@ -251,7 +251,7 @@ async def steps_of(work: Callable[[], Awaitable[None]]) -> int:
 
 async def test_a_contender_may_die_at_any_step_of_its_take_over(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-4, P-5, P-10
-    chance, history = random.Random(5), History()
+    rng, history = random.Random(5), History()
     async with before(three) as between:
         url = url_of(between)
         await one_more(url, history)
@@ -267,7 +267,7 @@ async def test_a_contender_may_die_at_any_step_of_its_take_over(three: list[Thre
                         proxy.cut(client="contender")
                     scope.cancel()
 
-                with AtStep(chance.randrange(1, whole), die):
+                with AtStep(rng.randrange(1, whole), die):
                     await take_over_once(url, history)
             died += scope.cancelled_caught
             for proxy in between:
@@ -280,14 +280,14 @@ async def test_a_contender_may_die_at_any_step_of_its_take_over(three: list[Thre
 
 async def test_a_server_may_go_and_come_back_at_any_step_of_a_take_over(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-5, P-10
-    chance, history = random.Random(6), History()
+    rng, history = random.Random(6), History()
     async with before(three) as between:
         url = url_of(between)
         await one_more(url, history)
         whole = await steps_of(lambda: take_over_once(url, history))
         for number in range(12):
             server, gone = three[number % 3], trio.Event()
-            with AtStep(chance.randrange(1, whole), gone.set), trio.fail_after(PATIENCE_S):
+            with AtStep(rng.randrange(1, whole), gone.set), trio.fail_after(PATIENCE_S):
                 async with trio.open_nursery() as nursery:
 
                     async def come_and_go() -> None:
@@ -351,14 +351,14 @@ async def test_a_contender_killed_before_or_after_it_opened_leaves_a_chain_to_go
     tmp_path: Path,
 ) -> None:
     # EVIDENCE-OF: P-1, P-4, P-10
-    chance = random.Random(7)
+    rng = random.Random(7)
     async with running(tmp_path / "run", 2, 50, [DIRECTORY]) as cluster:
         await acknowledges(await cluster.add_writer(DIRECTORY), 100)
         for _ in range(3):
             contender = await cluster.add_writer(DIRECTORY)
             with trio.move_on_after(PATIENCE_S):
                 await contender.claims.wait()
-            await trio.sleep(chance.uniform(0.0, 0.1))  # somewhere between its claim and its first records
+            await trio.sleep(rng.uniform(0.0, 0.1))  # somewhere between its claim and its first records
             contender.send(SIGKILL)
             await contender.gone.wait()
         await acknowledges(await cluster.add_writer(DIRECTORY), 100)

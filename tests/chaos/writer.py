@@ -111,11 +111,11 @@ class Workload:
         self._number = 0
         self._unacknowledged: deque[tuple[int, Entry]] = deque()
 
-    async def run(self, chance: random.Random, window: int) -> None:
+    async def run(self, rng: random.Random, window: int) -> None:
         window = window if self._directory != MANIFEST_DIRECTORY else 1
         while True:
             while len(self._unacknowledged) < window:
-                self._append(chance)
+                self._append(rng)
                 await self._writer.wait_room()
                 if self._number % ROLL_RECORDS == 0:
                     await self._writer.roll()
@@ -123,11 +123,11 @@ class Workload:
                 await self._wait_first()
             self._take_acknowledged()
 
-    def _append(self, chance: random.Random) -> None:
+    def _append(self, rng: random.Random) -> None:
         self._number += 1
         self._sequence += 1
-        large = chance.randrange(LARGE_ONE_IN) == 0
-        payload = chance.randbytes(chance.randrange(LARGE_BYTES_MAX if large else 300))
+        large = rng.randrange(LARGE_ONE_IN) == 0
+        payload = rng.randbytes(rng.randrange(LARGE_BYTES_MAX if large else 300))
         record, entry = make_record(self._directory, self._epoch, self._number, self._sequence, payload)
         self._unacknowledged.append((self._writer.append(record).size, entry))
 

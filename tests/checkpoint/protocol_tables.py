@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from checkpoint.core import messages as m
-from checkpoint.core.channel_frames import Frame, FrameFlag, FrameType, encode
+from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType, encode
 from checkpoint.core.keys import canonical_key, key_hash
 from checkpoint.core.participant import PARTICIPANT
 from checkpoint.core.region_states import PHASES, WORKERS
@@ -46,7 +46,7 @@ def _first_sentence(text: str | None) -> str:
 
 
 def frame_vector() -> str:
-    frame = Frame(FrameType.STEP_END, 3, m.job_digest("wordcount"), 7, 42, 5, 9, 1, FrameFlag.FINAL)
+    frame = ChannelFrame(FrameType.STEP_END, 3, m.job_digest("wordcount"), 7, 42, 5, 9, 1, FrameFlag.FINAL)
     text = encode(frame).hex()
     lines = "\n".join(f"    {text[start : start + 64]}" for start in range(0, len(text), 64))
     return (
@@ -71,7 +71,9 @@ def control_messages() -> str:
     ]
     for sender, union in (("worker", m.ToCoordinator), ("coordinator", m.ToWorker)):
         for kind in get_args(union):
-            fields = [name for name in kind.__struct_fields__ if name not in m.Message.__struct_fields__]
+            fields = [
+                name for name in kind.__struct_fields__ if name not in m.ControlMessage.__struct_fields__
+            ]
             says = _first_sentence(kind.__doc__)
             lines.append(f"| {sender} | {kind.__name__} | {', '.join(fields) or '-'} | {says} |")
     return "\n".join(lines)

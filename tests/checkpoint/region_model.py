@@ -23,6 +23,8 @@ from checkpoint.core.coordinator_vocabulary import (
     Begin,
     CancelWorker,
     CloseLink,
+    ControlReceived,
+    CoordinatorTick,
     CutAppended,
     End,
     LaunchWorker,
@@ -31,12 +33,10 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestOpened,
     ManifestSuperseded,
     ManifestTaken,
+    MessageRefused,
+    NotifyObservers,
     OpenManifest,
-    Received,
-    Refused,
-    Send,
-    Tell,
-    Tick,
+    SendControl,
     WorkerEnded,
 )
 from checkpoint.core.manifest import Cut, WorkerCut
@@ -53,16 +53,16 @@ from checkpoint.core.messages import (
     Start,
 )
 from checkpoint.core.participant import (
-    Ended,
     LinkGone,
     MessageIn,
-    Participant,
+    ParticipantCore,
+    ParticipantEnded,
     ParticipantState,
-    Report,
+    ReportWanted,
 )
-from checkpoint.core.participant import Refused as ParticipantRefused
-from checkpoint.core.participant import Send as ParticipantSend
-from checkpoint.core.participant import Tick as ParticipantTick
+from checkpoint.core.participant import OrderRefused as ParticipantRefused
+from checkpoint.core.participant import ParticipantTick as ParticipantTick
+from checkpoint.core.participant import SendReport as ParticipantSend
 from checkpoint.core.region import RegionSpec, RegionState
 from journal.core.position import Position
 
@@ -115,7 +115,7 @@ class Process:
     worker: int
     attempt: int
     link: int
-    core: Participant
+    core: ParticipantCore
     to_worker: deque = field(default_factory=deque)
     to_driver: deque = field(default_factory=deque)
     joined: bool = False
@@ -161,7 +161,7 @@ class World:
 
     def _perform(self, driver: Driver, effect) -> None:
         assert driver.end is None, "nothing follows the end"
-        if isinstance(effect, Send):
+        if isinstance(effect, SendControl):
             self._check_sent(driver, effect)
             self._put(driver, effect.link, effect.message)
         elif isinstance(effect, CloseLink):
@@ -176,10 +176,10 @@ class World:
             self._cancel(driver, effect.worker)
         elif isinstance(effect, End):
             driver.end = effect
-        elif isinstance(effect, Tell):
+        elif isinstance(effect, NotifyObservers):
             driver.told.append(effect.event)
         else:
-            assert isinstance(effect, Refused)
+            assert isinstance(effect, MessageRefused)
             driver.refused.append(effect.refusal)
 
     def _put(self, driver: Driver, link: int, message) -> None:
@@ -199,12 +199,12 @@ class World:
         assert effect.attempt > driver.attempts.get(effect.worker, 0), "attempts only rise"
         driver.attempts[effect.worker] = effect.attempt
         link = len(self.processes)
-        core = Participant("region", effect.worker, now=self.now, orphan_timeout_s=30.0, heartbeat_s=1.0)
+        core = ParticipantCore("region", effect.worker, now=self.now, orphan_timeout_s=30.0, heartbeat_s=1.0)
         self.processes.append(Process(driver, effect.worker, effect.attempt, link, core))
 
     # --- oracles --------------------------------------------------------------------------------------
 
-    def _check_sent(self, driver: Driver, effect: Send) -> None:
+    def _check_sent(self, driver: Driver, effect: SendControl) -> None:
         message = effect.message
         if not isinstance(message, ORDERS):
             return
@@ -281,7 +281,9 @@ class World:
             found.append(("new driver", lambda: self.start_driver() and None))
         for driver, link, vote in self.stale:
             if driver.alive and driver.end is None:
-                found.append(("stale vote", lambda d=driver, k=link, v=vote: self.feed(d, Received(k, v))))
+                found.append(
+                    ("stale vote", lambda d=driver, k=link, v=vote: self.feed(d, ControlReceived(k, v)))
+                )
         return found
 
     # --- manifest -------------------------------------------------------------------------------------
@@ -346,13 +348,13 @@ class World:
         self.report(process, join)
 
     def report(self, process: Process, message, of: int | None = None) -> None:
-        self._participant(process, Report(message, of))
+        self._participant(process, ReportWanted(message, of))
 
     def _participant(self, process: Process, event) -> None:
         for effect in process.core.handle(event, self.now):
             if isinstance(effect, ParticipantSend):
                 process.to_driver.append(effect.message)
-            elif isinstance(effect, Ended):
+            elif isinstance(effect, ParticipantEnded):
                 self.kill(process)
             else:
                 assert isinstance(effect, ParticipantRefused)
@@ -364,7 +366,9 @@ class World:
 
     def deliver_to_driver(self, process: Process) -> None:
         message = process.to_driver.popleft()
-        event = LinkDown(process.link, "closed") if message is None else Received(process.link, message)
+        event = (
+            LinkDown(process.link, "closed") if message is None else ControlReceived(process.link, message)
+        )
         self.feed(process.driver, event)
 
     def kill(self, process: Process) -> None:
@@ -451,7 +455,7 @@ class World:
             for driver in self.drivers:
                 due = driver.core.deadline()
                 if driver.alive and driver.end is None and due is not None and due <= self.now:
-                    self.feed(driver, Tick(self.now))
+                    self.feed(driver, CoordinatorTick(self.now))
 
     def settle(self, rounds: int = 2_000, until: Callable[[], bool] = lambda: False) -> None:
         """Everything that can happen without a fault happens, in turn."""

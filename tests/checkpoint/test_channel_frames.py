@@ -9,8 +9,8 @@ from checkpoint import limits
 from checkpoint.core import specification
 from checkpoint.core.channel_frames import (
     HEADER_BYTES,
-    Frame,
-    FrameDecoder,
+    ChannelFrame,
+    ChannelFrameDecoder,
     FrameType,
     encode,
     encode_header,
@@ -27,14 +27,14 @@ def frames(draw):
     kind = draw(st.sampled_from(FrameType))
     payload = b"" if kind in EMPTY else draw(st.binary(max_size=200))
     numbers = [draw(u16), draw(u64), draw(u64), draw(u64), draw(u64), draw(u32), draw(u32)]
-    return Frame(kind, *numbers, draw(st.integers(0, 1)), payload)
+    return ChannelFrame(kind, *numbers, draw(st.integers(0, 1)), payload)
 
 
 @given(st.lists(frames(), max_size=6), st.data())
 def test_frames_come_back_however_the_bytes_are_cut(sent, data) -> None:
     wire = b"".join(encode(frame) for frame in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
-    decoder, found = FrameDecoder(), []
+    decoder, found = ChannelFrameDecoder(), []
     for begin, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
         decoder.receive_data(wire[begin:end])
         found += list(decoder.frames())
@@ -47,8 +47,10 @@ def test_struct_and_specification_write_and_read_the_same_bytes(frame) -> None:
     wire = encode(frame)
     parsed = specification.channel_frame.parse(wire)
     assert parsed.head.type == frame.type
-    head = {name: value for name, value in parsed.head.items() if name in Frame._fields and name != "type"}
-    assert Frame(frame.type, payload=parsed.payload, **head) == frame
+    head = {
+        name: value for name, value in parsed.head.items() if name in ChannelFrame._fields and name != "type"
+    }
+    assert ChannelFrame(frame.type, payload=parsed.payload, **head) == frame
     head_bytes = specification.channel_head.build(parsed.head)
     assert head_bytes == wire[:56]
     assert parsed.digest == specification.digest(head_bytes, parsed.payload)
@@ -60,7 +62,7 @@ def test_a_flipped_bit_is_a_named_error_and_never_another_frame(frame, data) -> 
     wire = bytearray(encode(frame))
     bit = data.draw(st.integers(0, len(wire) * 8 - 1))
     wire[bit // 8] ^= 1 << (bit % 8)
-    decoder = FrameDecoder()
+    decoder = ChannelFrameDecoder()
     decoder.receive_data(bytes(wire))
     try:
         assert decoder.next_frame() is None  # a longer length: it waits, and the link will end within a frame
@@ -73,14 +75,14 @@ def test_a_flipped_bit_is_a_named_error_and_never_another_frame(frame, data) -> 
 @given(frames(), st.data())
 def test_a_cut_off_frame_is_waited_for(frame, data) -> None:
     wire = encode(frame)
-    decoder = FrameDecoder()
+    decoder = ChannelFrameDecoder()
     decoder.receive_data(wire[: data.draw(st.integers(0, len(wire) - 1))])
     assert decoder.next_frame() is None
 
 
 @given(st.binary(max_size=400))
 def test_garbage_raises_the_named_error_or_is_waited_for(garbage) -> None:
-    decoder = FrameDecoder()
+    decoder = ChannelFrameDecoder()
     decoder.receive_data(garbage)
     try:
         list(decoder.frames())
@@ -101,17 +103,21 @@ def broken(frame, **bytes_at):
     [
         (b"GET / HTTP/1.1", ErrorCode.BAD_FRAME, "begins with d043, not 4745"),
         (b"\x16\x03\x01", ErrorCode.BAD_FRAME, "begins with d043"),
-        (broken(Frame(FrameType.EOF), _2=2), ErrorCode.BAD_VERSION, "version 1 are spoken here, not 2"),
-        (broken(Frame(FrameType.EOF), _3=99), ErrorCode.UNKNOWN_OPCODE, "unknown frame type 99"),
-        (broken(Frame(FrameType.EOF), _4=128), ErrorCode.BAD_FRAME, "undefined bits"),
-        (broken(Frame(FrameType.EOF), _52=1), ErrorCode.BAD_FRAME, "undefined bits"),
-        (broken(Frame(FrameType.DATA), _48=255), ErrorCode.TOO_LARGE, "at most 67108864"),
-        (broken(Frame(FrameType.RESET), _51=1), ErrorCode.TOO_LARGE, "at most 0"),
-        (broken(Frame(FrameType.EOF), _63=1), ErrorCode.BAD_DIGEST, "the digest of a EOF frame"),
+        (
+            broken(ChannelFrame(FrameType.EOF), _2=2),
+            ErrorCode.BAD_VERSION,
+            "version 1 are spoken here, not 2",
+        ),
+        (broken(ChannelFrame(FrameType.EOF), _3=99), ErrorCode.UNKNOWN_OPCODE, "unknown frame type 99"),
+        (broken(ChannelFrame(FrameType.EOF), _4=128), ErrorCode.BAD_FRAME, "undefined bits"),
+        (broken(ChannelFrame(FrameType.EOF), _52=1), ErrorCode.BAD_FRAME, "undefined bits"),
+        (broken(ChannelFrame(FrameType.DATA), _48=255), ErrorCode.TOO_LARGE, "at most 67108864"),
+        (broken(ChannelFrame(FrameType.RESET), _51=1), ErrorCode.TOO_LARGE, "at most 0"),
+        (broken(ChannelFrame(FrameType.EOF), _63=1), ErrorCode.BAD_DIGEST, "the digest of a EOF frame"),
     ],
 )
 def test_each_rule_has_its_own_error(wire, code, text) -> None:
-    decoder = FrameDecoder()
+    decoder = ChannelFrameDecoder()
     decoder.receive_data(wire)
     with pytest.raises(ChannelFrameError, match=text) as error:
         decoder.next_frame()
@@ -120,9 +126,9 @@ def test_each_rule_has_its_own_error(wire, code, text) -> None:
 
 def test_a_length_beyond_the_limit_is_refused_before_its_payload_is_waited_for() -> None:
     # EVIDENCE-OF: P-9
-    wire = bytearray(encode_header(Frame(FrameType.HANDSHAKE, payload=b"x")))
+    wire = bytearray(encode_header(ChannelFrame(FrameType.HANDSHAKE, payload=b"x")))
     wire[48:52] = (limits.handshake_bytes_max + 1).to_bytes(4, "big")
-    decoder = FrameDecoder()
+    decoder = ChannelFrameDecoder()
     decoder.receive_data(bytes(wire[:56]))
     assert decoder.next_frame() is None
     decoder.receive_data(bytes(wire[56:]))
@@ -133,11 +139,11 @@ def test_a_length_beyond_the_limit_is_refused_before_its_payload_is_waited_for()
 
 def test_a_payload_above_its_limit_is_not_sent() -> None:
     with pytest.raises(ValueError, match="at most 4096 bytes"):
-        encode_header(Frame(FrameType.HANDSHAKE, payload=bytes(limits.handshake_bytes_max + 1)))
+        encode_header(ChannelFrame(FrameType.HANDSHAKE, payload=bytes(limits.handshake_bytes_max + 1)))
 
 
 def test_the_layout_has_these_bytes_for_ever() -> None:
-    frame = Frame(FrameType.STEP_END, 3, 0x1122334455667788, 7, 42, 5, 9, 1, 1, b"")
+    frame = ChannelFrame(FrameType.STEP_END, 3, 0x1122334455667788, 7, 42, 5, 9, 1, 1, b"")
     fields = (
         "d0430103 00010003 1122334455667788 0000000000000007 000000000000002a 0000000000000005"
         " 00000009 00000001 00000000 00000000 9b648343272c81ee"

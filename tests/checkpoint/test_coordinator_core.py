@@ -8,6 +8,8 @@ from checkpoint.core.coordinator_vocabulary import (
     Begin,
     CancelWorker,
     CloseLink,
+    ControlReceived,
+    CoordinatorTick,
     CutAppended,
     CutWanted,
     End,
@@ -18,15 +20,13 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestSuperseded,
     ManifestTaken,
     ManifestUnreadable,
+    MessageRefused,
+    NotifyObservers,
     OpenManifest,
-    Received,
-    Refused,
     ResetWanted,
-    Send,
+    SendControl,
     StopWanted,
     StoreWaiting,
-    Tell,
-    Tick,
     WorkerEnded,
 )
 from checkpoint.core.manifest import WorkerCut
@@ -47,7 +47,7 @@ from checkpoint.core.messages import (
     WantsCut,
 )
 from checkpoint.core.region import CutCommitted, RegionState, ResetReport
-from checkpoint.core.region_states import PHASES, SHOWN, WORKERS, Phase, WorkerState
+from checkpoint.core.region_states import PHASES, SHOWN, WORKERS, CoordinatorPhase, WorkerState
 from checkpoint.errors import ManifestError, RegionFailedError, RegionFencedError
 from journal.core.position import Position
 from tests.checkpoint.region_model import spec
@@ -79,7 +79,7 @@ class Scene:
         return found
 
     def sent(self, *kinds):
-        return [(e.link, e.message) for e in self.take(Send) if isinstance(e.message, kinds)]
+        return [(e.link, e.message) for e in self.take(SendControl) if isinstance(e.message, kinds)]
 
     def opened(self, cut=None, epoch=None):
         self.epoch = epoch or self.epoch + 1
@@ -97,11 +97,11 @@ class Scene:
             exchange_host="h",
             exchange_port=1 + worker,
         )
-        self.play(Received(link, join))
+        self.play(ControlReceived(link, join))
 
     def hear(self, worker, cls, link=None, **fields):
         fields = {"job": "region", "incarnation": self.epoch, "epoch": self.epoch, "worker": worker, **fields}
-        self.play(Received(self.links[worker] if link is None else link, cls(**fields)))
+        self.play(ControlReceived(self.links[worker] if link is None else link, cls(**fields)))
 
     def all_hear(self, cls, **fields):
         for worker in range(self.spec.workers):
@@ -157,7 +157,7 @@ class Scene:
                     self.hear(worker.index, Progress, link=link, counters=worker.counters)
             due = self.core.deadline()
             if due is not None and due <= self.now:
-                self.play(Tick(self.now))
+                self.play(CoordinatorTick(self.now))
 
     @property
     def state(self):
@@ -214,7 +214,7 @@ def test_two_coordinators_that_start_together_wait_a_random_doubling_time() -> N
         assert scene.take(OpenManifest) == []
         waits.append(round(scene.core.timers._due["open"] - scene.now, 6))
         scene.now = scene.core.timers._due["open"]
-        scene.play(Tick(scene.now))
+        scene.play(CoordinatorTick(scene.now))
         assert len(scene.take(OpenManifest)) == 1
     assert waits[:3] == [0.05, 0.1, 0.2]
     assert waits[-1] == 2.5
@@ -230,7 +230,7 @@ def test_where_an_attempt_takes_long_the_wait_is_long_beside_it() -> None:
         scene.play(ManifestSuperseded(5, 1.0, attempt_s=6.0))
         waits.append(round(scene.core.timers._due["open"] - scene.now, 6))
         scene.now = scene.core.timers._due["open"]
-        scene.play(Tick(scene.now))
+        scene.play(CoordinatorTick(scene.now))
         scene.take()
     assert waits == [12.1, 24.2, 29.0, 29.0]
     scene.play(ManifestSuperseded(5, 1.0, attempt_s=600.0))
@@ -252,16 +252,16 @@ def test_a_stranger_a_wrong_worker_and_an_old_attempt_are_turned_away() -> None:
     scene = Scene().run()
     scene.join(5, link=1)
     scene.join(1, attempt=1, link=2)
-    scene.play(Received(3, Progress(job="region", worker=0, counters=Counters())))
+    scene.play(ControlReceived(3, Progress(job="region", worker=0, counters=Counters())))
     scene.play(
-        Received(
+        ControlReceived(
             100, Join(job="other", worker=0, attempt=1, pid=1, host="", exchange_host="", exchange_port=1)
         )
     )
-    effects = scene.take(Send, CloseLink, Refused)
-    assert [e.message.kind for e in effects if isinstance(e, Send)] == ["refused", "superseded"]
+    effects = scene.take(SendControl, CloseLink, MessageRefused)
+    assert [e.message.kind for e in effects if isinstance(e, SendControl)] == ["refused", "superseded"]
     assert [e.link for e in effects if isinstance(e, CloseLink)] == [1, 2]
-    names = [e.refusal.name for e in effects if isinstance(e, Refused)]
+    names = [e.refusal.name for e in effects if isinstance(e, MessageRefused)]
     assert names == ["UNKNOWN_WORKER", "STALE_ATTEMPT", "UNKNOWN_WORKER", "WRONG_JOB"]
     assert scene.state is RegionState.RUNNING
 
@@ -287,7 +287,7 @@ def test_a_cut_commits_only_by_the_acknowledged_append_after_every_vote() -> Non
     scene.tick(1)
     assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
     scene.vote(0, 1)
-    assert scene.take(AppendCut, Send) == []
+    assert scene.take(AppendCut, SendControl) == []
     scene.vote(1, 1)
     (append,) = scene.take()
     assert isinstance(append, AppendCut)
@@ -469,7 +469,7 @@ def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> No
     scene.die(1)
     scene.take()
     scene.opened(append.cut)
-    assert [e.event for e in scene.take(Tell) if isinstance(e.event, CutCommitted)] != []
+    assert [e.event for e in scene.take(NotifyObservers) if isinstance(e.event, CutCommitted)] != []
     assert scene.core.status().reset_attempts == 0
     scene.join(1, attempt=2)
     assert [order.restore for _, order in scene.sent(Restore)] == [append.cut, append.cut]
@@ -489,7 +489,7 @@ def test_a_reset_takes_the_manifest_first_and_orders_after() -> None:
     scene.play(LinkDown(100, "reset by peer"))
     effects = scene.take()
     assert [e for e in effects if isinstance(e, OpenManifest)] == [OpenManifest(above=0, held=1)]
-    assert not any(isinstance(e, Send | CancelWorker | LaunchWorker) for e in effects)
+    assert not any(isinstance(e, SendControl | CancelWorker | LaunchWorker) for e in effects)
     scene.opened(cut)
     assert scene.take(CancelWorker, LaunchWorker) == [CancelWorker(0), LaunchWorker(0, 2)]
     scene.join(0, attempt=2)
@@ -523,7 +523,7 @@ def test_time_in_which_the_own_loop_was_late_counts_against_nobody() -> None:
     scene = Scene().run()
     scene.tick(5)
     scene.now += 60.0
-    scene.play(Tick(scene.now - 59.0))
+    scene.play(CoordinatorTick(scene.now - 59.0))
     assert scene.state is RegionState.RUNNING
     assert scene.take(OpenManifest) == []
 
@@ -538,7 +538,7 @@ def test_two_workers_lost_at_one_time_are_one_attempt() -> None:
     scene.join(1, 2)
     scene.all_hear(Restored, last_step=0, replayed_bytes=10)
     assert scene.state is RegionState.RUNNING
-    (report,) = [e.event for e in scene.take(Tell) if isinstance(e.event, ResetReport)]
+    (report,) = [e.event for e in scene.take(NotifyObservers) if isinstance(e.event, ResetReport)]
     assert (report.worker, report.bytes, report.incarnation) == (0, 20, 2)
     assert report.reason.startswith("worker 0 was lost: its control link is gone")
 
@@ -555,7 +555,7 @@ def test_a_reset_says_where_its_time_went() -> None:
     quick, slow = {"claim": 0.25, "load": 0.25}, {"claim": 0.5, "load": 3.0}
     scene.hear(0, Restored, last_step=0, seconds=0.5, phases_s=quick)
     scene.hear(1, Restored, last_step=0, seconds=3.5, phases_s=slow)
-    (report,) = [e.event for e in scene.take(Tell) if isinstance(e.event, ResetReport)]
+    (report,) = [e.event for e in scene.take(NotifyObservers) if isinstance(e.event, ResetReport)]
     assert report.phases_s == {"manifest": 1.0, "gather": 2.0, "claim": 0.5, "load": 3.0, "start": 0.5}
     assert report.seconds == sum(report.phases_s.values())
 
@@ -601,7 +601,7 @@ def test_a_worker_that_cannot_start_is_tried_again_more_and_more_slowly_then_it_
         while not scene.core.over and scene.core.roster[1].attempt == attempt:
             scene.now = scene.core.deadline()
             scene.hear(0, Progress, counters=Counters())
-            scene.play(Tick(scene.now))
+            scene.play(CoordinatorTick(scene.now))
         launched.append(round(scene.now - began, 3))
     assert launched[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
     assert scene.core.over
@@ -630,7 +630,7 @@ def test_the_worker_that_was_lost_is_the_reason_not_the_one_that_noticed() -> No
     scene.opened()
     scene.join(1, attempt=2)
     scene.all_hear(Restored, last_step=0)
-    (report,) = [e.event for e in scene.take(Tell) if isinstance(e.event, ResetReport)]
+    (report,) = [e.event for e in scene.take(NotifyObservers) if isinstance(e.event, ResetReport)]
     assert report.worker == 1
     assert report.reason.startswith("worker 1 was lost")
 
@@ -640,7 +640,7 @@ def test_a_failure_of_a_life_that_is_over_changes_nothing() -> None:
     scene.hear(0, Failed, kind="peer", message="x", incarnation=0)
     scene.hear(0, Failed, kind="operator", message="x", incarnation=0)
     assert scene.state is RegionState.RUNNING
-    assert [e.refusal.name for e in scene.take(Refused)] == ["STALE_INCARNATION"] * 2
+    assert [e.refusal.name for e in scene.take(MessageRefused)] == ["STALE_INCARNATION"] * 2
 
 
 def test_a_report_restored_of_a_former_life_starts_nobody() -> None:
@@ -791,7 +791,7 @@ def test_attempts_in_a_row_are_spread_so_that_they_outlast_a_short_trouble() -> 
             scene.now = scene.core.deadline()
             for worker in (0, 1):
                 scene.hear(worker, Progress, counters=Counters())
-            scene.play(Tick(scene.now))
+            scene.play(CoordinatorTick(scene.now))
         waits.append(round(scene.now - began, 3))
         scene.opened()
     assert waits == [0.0, 0.5, 1.0, 2.0, 4.0]
@@ -894,7 +894,7 @@ def test_stop_takes_a_last_cut_if_there_is_anything_to_cut() -> None:
         scene.vote(worker, 1)
     (append,) = scene.take(AppendCut)
     scene.play(CutAppended(append.cut))
-    effects = scene.take(Send)
+    effects = scene.take(SendControl)
     assert [type(e.message).__name__ for e in effects] == ["Committed", "Committed", "Stop", "Stop"]
     scene.play(WorkerEnded(0, 1, None), WorkerEnded(1, 1, None))
     assert [end.state for end in scene.take(End)] == [RegionState.STOPPED]
@@ -923,7 +923,7 @@ def test_stop_does_not_wait_for_ever_neither_for_a_cut_nor_for_workers() -> None
     assert scene.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]
     scene.tick(11)
     assert [end.state for end in scene.take(End)] == [RegionState.STOPPED]
-    scene.play(StopWanted(), CutWanted(), Tick(scene.now))
+    scene.play(StopWanted(), CutWanted(), CoordinatorTick(scene.now))
     assert scene.take() == []
 
 
@@ -937,10 +937,12 @@ def test_heartbeats_go_to_every_linked_worker_each_second() -> None:
 
 
 def test_the_tables_have_a_row_for_every_state_and_every_state_can_be_reached() -> None:
-    assert set(PHASES) == set(Phase)
+    assert set(PHASES) == set(CoordinatorPhase)
     assert set(WORKERS) == set(WorkerState)
-    assert {state for row in PHASES.values() for state in row.values()} == set(Phase) - {Phase.NEW}
+    assert {state for row in PHASES.values() for state in row.values()} == set(CoordinatorPhase) - {
+        CoordinatorPhase.NEW
+    }
     assert {state for row in WORKERS.values() for state in row.values()} == set(WorkerState) - {
         WorkerState.ABSENT
     }
-    assert set(SHOWN) == set(Phase) - {Phase.ENDED}
+    assert set(SHOWN) == set(CoordinatorPhase) - {CoordinatorPhase.ENDED}

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from checkpoint import limits
+from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator_vocabulary import (
     Event,
     ManifestOpened,
     ManifestSuperseded,
     OpenManifest,
 )
-from checkpoint.manifest_log import ManifestLog
 from dos_protocol.errors import FencedError
 from tests.journal.memory_store import MemoryClaim, MemoryStore, MemoryView
 
@@ -63,7 +63,7 @@ class FarHost:
         self.slept.append(seconds)
         self.time += seconds
 
-    def chance(self) -> float:
+    def rng(self) -> float:
         return 0.5
 
     def now(self) -> float:

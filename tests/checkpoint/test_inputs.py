@@ -9,12 +9,14 @@ import trio
 from trio.testing import MockClock
 
 from checkpoint import limits
+from checkpoint.chains.input_log import InputLog, close_input
+from checkpoint.chains.input_reading import InputFollower, InputHandle
 from checkpoint.core.inputs import (
-    InputLine,
+    BatchDecision,
+    BatchNotKept,
     InputPart,
     InputPiece,
-    Judgement,
-    TooLarge,
+    InputSequence,
     decode_part,
     encode_part,
     judge_batch,
@@ -22,8 +24,6 @@ from checkpoint.core.inputs import (
     producers_among,
 )
 from checkpoint.errors import InputClosedError
-from checkpoint.input_log import InputLog, close_input
-from checkpoint.input_reading import InputFollower, InputHandle
 from dos_client import Store, open_store
 from dos_protocol.errors import BadNameError, CorruptDataError, FencedError, LocalProtocolError
 from dos_server.testing import MemoryServer, Servers, memory_store
@@ -69,12 +69,12 @@ async def test_a_batch_counts_when_it_is_recorded_and_is_read_once(store: Store,
     assert await all_of(reader) == []
     async with await opened(store) as log:
         assert (log.last, log.last_mark) == (0, b"")
-        assert await log.append([(2, b"one"), (1, b"two")], number=1, mark=b"a") is Judgement.APPEND
+        assert await log.append([(2, b"one"), (1, b"two")], number=1, mark=b"a") is BatchDecision.APPEND
         end = await log.recorded(1)
         first = await all_of(reader)
         assert [(piece.rows, piece.data) for piece in first] == [(2, b"one"), (1, b"two")]
         assert first[-1].end == end
-        assert await log.append([(1, b"again")], number=1) is Judgement.DISCARD
+        assert await log.append([(1, b"again")], number=1) is BatchDecision.DISCARD
         for number in range(2, 50):
             await log.append([(1, b"%d" % number)], number=number)
         await log.recorded(49)
@@ -167,18 +167,18 @@ async def test_a_closed_handle_says_where_every_producer_ended_and_takes_no_othe
 
 def parts_of(seed: int) -> tuple[list[tuple[InputPart, int, int]], list[bytes]]:
     """Batches of random parts with torn ones between: the records, and the data that counts."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     records, counts, at, digest = [], [], 0, 0
     for batch in range(1, 12):
-        wanted = chance.randint(1, 4)
-        for _ in range(chance.randint(0, 2)):
+        wanted = rng.randint(1, 4)
+        for _ in range(rng.randint(0, 2)):
             running = digest
-            for index in range(chance.randint(0, wanted - 1)):
-                part = InputPart(batch, index, False, 1, running, 0, chance.randbytes(5))
+            for index in range(rng.randint(0, wanted - 1)):
+                part = InputPart(batch, index, False, 1, running, 0, rng.randbytes(5))
                 records.append((part, at, at := at + 10))
                 running = part.digest
         for index in range(wanted):
-            data = chance.randbytes(5)
+            data = rng.randbytes(5)
             part = InputPart(batch, index, index == wanted - 1, 1, digest, 0, data)
             records.append((part, at, at := at + 10))
             digest = part.digest
@@ -189,19 +189,19 @@ def parts_of(seed: int) -> tuple[list[tuple[InputPart, int, int]], list[bytes]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_from_any_position_given_out_reading_goes_on_with_what_follows(seed: int) -> None:
     records, counts = parts_of(seed)
-    line, given = InputLine("p"), []
+    line, given = InputSequence("p"), []
     for record in records:
         pieces = line.add(*record)
-        assert not isinstance(pieces, TooLarge)
+        assert not isinstance(pieces, BatchNotKept)
         given += pieces
     assert [piece.data for piece in given] == counts
     for index, stand in enumerate(given):
-        later = InputLine("p", at=stand.end, digest=stand.digest)
+        later = InputSequence("p", at=stand.end, digest=stand.digest)
         rest: list[InputPiece] = []
         for part, begin, end in records:
             if begin >= stand.end:
                 pieces = later.add(part, begin, end)
-                assert not isinstance(pieces, TooLarge)
+                assert not isinstance(pieces, BatchNotKept)
                 rest += pieces
         assert rest == given[index + 1 :]
 
@@ -209,14 +209,14 @@ def test_from_any_position_given_out_reading_goes_on_with_what_follows(seed: int
 def test_an_input_that_is_another_one_is_refused() -> None:
     records, _ = parts_of(3)
     stand = 3
-    line = InputLine("p", at=records[stand][1], digest=12345)
+    line = InputSequence("p", at=records[stand][1], digest=12345)
     with pytest.raises(CorruptDataError, match="after digest 0000000000003039"):
         line.add(*records[stand])
 
 
 def test_numbers_decide_what_becomes_of_a_batch() -> None:
-    assert judge_batch(4, 3) is Judgement.APPEND
-    assert judge_batch(3, 3) is Judgement.DISCARD
+    assert judge_batch(4, 3) is BatchDecision.APPEND
+    assert judge_batch(3, 3) is BatchDecision.DISCARD
     with pytest.raises(LocalProtocolError, match="batch 5 cannot come after batch 3"):
         judge_batch(5, 3)
     with pytest.raises(LocalProtocolError, match="from 1, not 0"):

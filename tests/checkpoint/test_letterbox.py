@@ -7,7 +7,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.request_records import Request, Skipped, encode_record
-from checkpoint.letterbox import LetterCopies, LetterReader, write_letters
+from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from dos_client import init_store, open_store
 from tests.support.servers import ServerProcess, three_servers, url_of
 
@@ -77,15 +77,15 @@ async def settled(store):
 def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(shared) -> None:
     async def main():
         async with open_store(shared) as store:
-            await write_letters(store, "many.requests", data(1000))
-            reader = LetterReader(store, "many.requests")
+            await write_records(store, "many.requests", data(1000))
+            reader = QueueReader(store, "many.requests")
             await reader.skip_present()
             assert await reader.poll() == []
 
             async def write(writer):
                 async with open_store(shared) as own:
                     for number in range(4):
-                        await write_letters(own, "many.requests", data(10 * writer + number))
+                        await write_records(own, "many.requests", data(10 * writer + number))
 
             found = []
             with trio.fail_after(60):
@@ -106,11 +106,11 @@ def test_one_object_is_gone_on_with_until_it_is_full(shared) -> None:
     # EVIDENCE-OF: P-9
     async def main():
         async with open_store(shared) as store:
-            reader = LetterReader(store, "full.requests")
+            reader = QueueReader(store, "full.requests")
             await reader.skip_present()
             room = 3 * len(data(1))
             for number in range(7):
-                await write_letters(store, "full.requests", data(number), roll_bytes=room)
+                await write_records(store, "full.requests", data(number), roll_bytes=room)
             assert len(await objects(store, "full.requests")) == 3
             assert [int(one.id, 16) for one in await reader.poll()] == list(range(7))
 
@@ -120,12 +120,12 @@ def test_one_object_is_gone_on_with_until_it_is_full(shared) -> None:
 def test_a_long_object_is_gone_on_with_from_its_last_block(shared) -> None:
     async def main():
         async with open_store(shared) as store:
-            reader = LetterReader(store, "long.requests")
+            reader = QueueReader(store, "long.requests")
             await reader.skip_present()
             many = list(range(1000))
             assert len(data(*many)) > 2 * 65_536
-            await write_letters(store, "long.requests", data(*many))
-            await write_letters(store, "long.requests", data(5000))
+            await write_records(store, "long.requests", data(*many))
+            await write_records(store, "long.requests", data(5000))
             assert len(await objects(store, "long.requests")) == 1
             assert [int(one.id, 16) for one in await reader.poll()] == [*many, 5000]
 
@@ -137,17 +137,17 @@ def test_with_a_member_away_letters_go_into_new_objects_and_with_all_back_into_t
 ) -> None:
     async def main():
         async with open_store(url) as store:
-            reader = LetterReader(store, DIRECTORY)
+            reader = QueueReader(store, DIRECTORY)
             await reader.skip_present()
-            await write_letters(store, DIRECTORY, data(1))
+            await write_records(store, DIRECTORY, data(1))
             three_servers[2].kill()
-            await write_letters(store, DIRECTORY, data(2))
-            await write_letters(store, DIRECTORY, data(3))
+            await write_records(store, DIRECTORY, data(2))
+            await write_records(store, DIRECTORY, data(3))
             assert len(await objects(store, DIRECTORY)) == 3
             assert [int(one.id, 16) for one in await reader.poll()] == [1, 2, 3]
             three_servers[2].restart()
             await until(lambda: all_are_back(store))
-            await write_letters(store, DIRECTORY, data(4))
+            await write_records(store, DIRECTORY, data(4))
             assert len(await objects(store, DIRECTORY)) == 3
             assert [int(one.id, 16) for one in await reader.poll()] == [4]
 
@@ -159,13 +159,13 @@ def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_mem
 ) -> None:
     async def main():
         async with open_store(url) as store:
-            await write_letters(store, DIRECTORY, data(1))
+            await write_records(store, DIRECTORY, data(1))
             three_servers[2].kill()
-            await write_letters(store, DIRECTORY, data(2))
-            await write_letters(store, DIRECTORY, data(3))
+            await write_records(store, DIRECTORY, data(2))
+            await write_records(store, DIRECTORY, data(3))
             three_servers[2].restart()
             await until(lambda: all_are_back(store))
-            copies = LetterCopies(store, DIRECTORY)
+            copies = QueueRepair(store, DIRECTORY)
             await copies.repair()
             assert not await settled(store)  # whoever writes next may fill it: only what lasts is repaired
             await copies.repair()
@@ -191,12 +191,12 @@ def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_mem
 def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_read(shared) -> None:
     async def main():
         async with open_store(shared) as store:
-            reader = LetterReader(store, "strange.requests")
+            reader = QueueReader(store, "strange.requests")
             await reader.skip_present()
-            await write_letters(
+            await write_records(
                 store, "strange.requests", b"hello \xff\xffDR" + data(1)[:50] + data(2) + b"\xff" * 40
             )
-            await write_letters(store, "strange.requests", data(3))
+            await write_records(store, "strange.requests", data(3))
             epoch = (await store.look("strange.requests")).epoch_seen
             async with await store.claim("strange.requests", epoch + 1, b"w" * 16) as claim:
                 writer = claim.open_object("notes.txt")
@@ -212,9 +212,9 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
     # EVIDENCE-OF: P-5
     async def main():
         async with open_store(url) as store:
-            reader = LetterReader(store, DIRECTORY)
+            reader = QueueReader(store, DIRECTORY)
             await reader.skip_present()
-            await write_letters(store, DIRECTORY, data(1))
+            await write_records(store, DIRECTORY, data(1))
             await until(lambda: settled(store))
             member = next(one for one in store.record.members if one.address == three_servers[0].location)
             async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
@@ -226,7 +226,7 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
             three_servers[2].restart()
             await until(lambda: all_are_back(store))
             assert [int(one.id, 16) for one in await reader.poll()] == [1]
-            await write_letters(store, DIRECTORY, data(3))
+            await write_records(store, DIRECTORY, data(3))
             assert [int(one.id, 16) for one in await reader.poll()] == [2, 3]
 
     trio.run(main)
@@ -238,15 +238,15 @@ def test_objects_that_nobody_looks_at_any_more_are_taken_away(shared) -> None:
 
     async def play():
         async with open_store(shared) as store:
-            reader = LetterReader(store, directory)
+            reader = QueueReader(store, directory)
             found = []
             for number in range(12):
-                await write_letters(store, directory, data(number), roll_bytes=1)
+                await write_records(store, directory, data(number), roll_bytes=1)
                 found += await reader.poll()
             assert [one.id for one in found] == [letter(number).id for number in range(12)]
 
             async def few() -> bool:
-                return len(await objects(store, directory)) <= limits.letters_objects_kept
+                return len(await objects(store, directory)) <= limits.queue_objects_kept
 
             await until(few)
             assert max(await objects(store, directory)) == f"{(await store.look(directory)).epoch_seen:016x}"

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import Frame, FrameType, encode
-from checkpoint.core.handshake import Acceptor, Challenge, Dialler, Hello, Proof
+from checkpoint.core.channel_frames import ChannelFrame, FrameType, encode
+from checkpoint.core.handshake import Acceptor, Challenge, Dialler, LinkHello, Proof
 from checkpoint.core.messages import (
     Heartbeat,
     Join,
@@ -29,7 +29,7 @@ from checkpoint.link import accept_link, connect_link, serve_links
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-HELLO = Hello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
+HELLO = LinkHello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
 
 pytestmark = pytest.mark.trio
 
@@ -59,7 +59,7 @@ async def test_frames_of_any_size_come_back() -> None:
     async with served(handler) as address:
         link = await connect_link(*address, key=KEY, hello=HELLO)
         for size in (0, 1, 100_000, 5_000_000):
-            frame = Frame(FrameType.DATA, sender=3, step=size, payload=bytes(size))
+            frame = ChannelFrame(FrameType.DATA, sender=3, step=size, payload=bytes(size))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.send, frame)
                 assert await link.receive() == frame
@@ -96,10 +96,10 @@ async def test_a_dialler_without_the_key_is_refused_though_it_does_not_care_for_
     async with served(handler) as (host, port):
         stream = await trio.open_tcp_stream(host, port)
         hello = msgspec.json.encode(msgspec.structs.replace(HELLO, nonce=bytes(32)))
-        await stream.send_all(encode(Frame(FrameType.HANDSHAKE, job=job_digest("app"), payload=hello)))
+        await stream.send_all(encode(ChannelFrame(FrameType.HANDSHAKE, job=job_digest("app"), payload=hello)))
         assert await stream.receive_some(4096)
         proof = msgspec.json.encode(Proof(proof=bytes(32)))
-        await stream.send_all(encode(Frame(FrameType.HANDSHAKE, job=job_digest("app"), payload=proof)))
+        await stream.send_all(encode(ChannelFrame(FrameType.HANDSHAKE, job=job_digest("app"), payload=proof)))
         answer = b""
         while data := await stream.receive_some(4096):
             answer += data
@@ -116,7 +116,7 @@ async def test_another_job_is_refused_by_name() -> None:
 
 async def test_nothing_large_is_kept_for_one_that_has_proved_nothing() -> None:
     # EVIDENCE-OF: P-9
-    head = encode(Frame(FrameType.DATA, payload=bytes(60_000_000)))[:64]
+    head = encode(ChannelFrame(FrameType.DATA, payload=bytes(60_000_000)))[:64]
     async with served(echo) as (host, port):
         stream = await trio.open_tcp_stream(host, port)
         await stream.send_all(head)
@@ -164,7 +164,7 @@ async def test_nobody_there_is_said_with_the_address() -> None:
 
 async def test_an_orderly_end_a_break_and_a_close_are_told_apart() -> None:
     async def half_a_frame(link):
-        await link._stream.send_all(encode(Frame(FrameType.DATA, payload=b"abc"))[:65])
+        await link._stream.send_all(encode(ChannelFrame(FrameType.DATA, payload=b"abc"))[:65])
 
     async def nothing(link):
         del link
@@ -193,9 +193,9 @@ async def test_a_send_that_was_cancelled_midway_breaks_the_link_for_good() -> No
     async with served(deaf) as address:
         link = await connect_link(*address, key=KEY, hello=HELLO)
         with trio.move_on_after(0.2):
-            await link.send(Frame(FrameType.DATA, payload=bytes(50_000_000)))
+            await link.send(ChannelFrame(FrameType.DATA, payload=bytes(50_000_000)))
         with pytest.raises(BrokenConnectionError, match="broke within a frame"):
-            await link.send(Frame(FrameType.EOF))
+            await link.send(ChannelFrame(FrameType.EOF))
         await link.aclose()
 
 
@@ -222,7 +222,7 @@ async def test_a_proof_can_be_neither_mirrored_nor_replayed() -> None:
     challenge = acceptor.received(dialler.hello())
     mirrored = msgspec.json.decode(challenge.payload, type=Challenge).proof
     with pytest.raises(HandshakeError, match="did not prove"):
-        acceptor.proved(Frame(FrameType.HANDSHAKE, payload=msgspec.json.encode(Proof(proof=mirrored))))
+        acceptor.proved(ChannelFrame(FrameType.HANDSHAKE, payload=msgspec.json.encode(Proof(proof=mirrored))))
     proof = dialler.challenged(challenge)
     later = Acceptor(job="app", key=KEY, nonce=b"t" * 32)
     later.received(dialler.hello())
@@ -233,7 +233,9 @@ async def test_a_proof_can_be_neither_mirrored_nor_replayed() -> None:
     assert hello.worker == 3
 
 
-@pytest.mark.parametrize("frame", [Frame(FrameType.DATA), Frame(FrameType.HANDSHAKE, payload=b"{"), None])
+@pytest.mark.parametrize(
+    "frame", [ChannelFrame(FrameType.DATA), ChannelFrame(FrameType.HANDSHAKE, payload=b"{"), None]
+)
 async def test_anything_else_during_the_handshake_is_refused(frame) -> None:
     dialler, acceptor = shake()
     with pytest.raises(HandshakeError):

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 import trio
 
+from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CutAppended,
@@ -22,8 +24,6 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
-from checkpoint.manifest_host import StoreHost
-from checkpoint.manifest_log import ManifestLog, cut_record
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, look_chain, read_records, take_over
 from tests.support.servers import ServerProcess, three_servers, url_of
@@ -167,7 +167,7 @@ async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart
                 answers.append(answer)
                 if not isinstance(answer, ManifestSuperseded):
                     return
-                await trio.sleep(0.05 * answer.chance)
+                await trio.sleep(0.05 * answer.rng)
 
         with trio.fail_after(100):
             async with trio.open_nursery() as nursery:

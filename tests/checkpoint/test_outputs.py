@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoint.chains.output_log import OutputLog
 from checkpoint.core.outputs import (
     Output,
+    OutputDecision,
     OutputHead,
-    OutputLine,
+    OutputSequence,
     Publish,
-    Verdict,
     decode_output,
     encode_output,
     output_chain,
 )
 from checkpoint.errors import OutputDiffersError
-from checkpoint.output_log import OutputLog
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
 from journal import ORIGIN, Op, Position, look_chain, read_records, take_over
 from tests.journal.memory_store import DIRECTORY, MemoryStore
@@ -29,28 +29,28 @@ def at(step: int) -> Position:
 
 
 def test_an_older_step_is_discarded_a_known_one_compared_the_next_appended_a_later_one_refused() -> None:
-    line = OutputLine("out", after=3)
-    assert line.judge(2, 77) is Verdict.DISCARD, "below the cut: nobody knows any more what it was"
-    assert line.judge(4, 44) is Verdict.APPEND
+    line = OutputSequence("out", after=3)
+    assert line.judge(2, 77) is OutputDecision.DISCARD, "below the cut: nobody knows any more what it was"
+    assert line.judge(4, 44) is OutputDecision.APPEND
     line.add(4, 44, at(4))
     line.add(5, 55, at(5))
     assert (line.last, line.end_of(4), line.end_of(9)) == (5, at(4), None)
-    assert line.judge(4, 44) is Verdict.DISCARD
+    assert line.judge(4, 44) is OutputDecision.DISCARD
     with pytest.raises(OutputDiffersError, match="sink 'out': step 5 was shown with digest 0000000000000037"):
         line.judge(5, 56)
-    assert line.judge(6, 1) is Verdict.APPEND
+    assert line.judge(6, 1) is OutputDecision.APPEND
     with pytest.raises(LocalProtocolError, match="output of step 7 comes after that of step 5"):
         line.judge(7, 1)
     with pytest.raises(LocalProtocolError, match="output of step 7 follows that of step 5"):
         line.add(7, 1, at(7))
     line.forget(4)
     assert (line.end_of(4), line.end_of(5)) == (None, at(5))
-    assert line.judge(4, 1) is Verdict.DISCARD
+    assert line.judge(4, 1) is OutputDecision.DISCARD
 
 
 @given(st.integers(0, 5), st.integers(0, 9), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2))))
 def test_a_line_is_a_list_of_steps(after: int, there: int, made: list[tuple[int, int]]) -> None:
-    line = OutputLine("out", after)
+    line = OutputSequence("out", after)
     model: dict[int, int] = {}
     for step in range(1, there + 1):  # a log read back from its beginning
         line.add(step, 1, at(step))
@@ -65,9 +65,9 @@ def test_a_line_is_a_list_of_steps(after: int, there: int, made: list[tuple[int,
         except LocalProtocolError:
             assert step > last + 1
         else:
-            assert verdict is (Verdict.APPEND if step == last + 1 else Verdict.DISCARD)
+            assert verdict is (OutputDecision.APPEND if step == last + 1 else OutputDecision.DISCARD)
             assert model.get(step, digest) == digest or step <= after
-            if verdict is Verdict.APPEND:
+            if verdict is OutputDecision.APPEND:
                 line.add(step, digest, at(step))
                 model[step] = digest
     assert line.last == max([after, *model])
@@ -128,7 +128,7 @@ async def opened(
 
 async def fill(log: OutputLog, *steps: int, digest: int = 0) -> None:
     for step in steps:
-        assert log.judge(step, digest or step) is Verdict.APPEND
+        assert log.judge(step, digest or step) is OutputDecision.APPEND
         await log.append("x", step, 1, digest or step, b"data %d" % step, {"in": {"split": step}})
 
 
@@ -150,10 +150,10 @@ async def test_a_log_shown_by_step_is_gone_on_with_at_its_head_and_never_goes_ba
     await log.synced(4)
     again = await opened(store, 2, Publish.STEP, after_step=2, end=in_cut)
     assert again.last_step == 4
-    assert again.judge(3, 3) is Verdict.DISCARD
+    assert again.judge(3, 3) is OutputDecision.DISCARD
     with pytest.raises(OutputDiffersError):
         again.judge(4, 5)
-    assert again.judge(4, 4) is Verdict.DISCARD
+    assert again.judge(4, 4) is OutputDecision.DISCARD
     old = await again.synced(4)
     assert old.epoch == 1, "it was there, synced, when the log was opened"
     await fill(again, 5)

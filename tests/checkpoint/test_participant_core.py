@@ -25,15 +25,15 @@ from checkpoint.core.messages import (
 )
 from checkpoint.core.participant import (
     PARTICIPANT,
-    Ended,
     LinkGone,
     MessageIn,
-    Participant,
+    OrderRefused,
+    ParticipantCore,
+    ParticipantEnded,
     ParticipantState,
-    Refused,
-    Report,
-    Send,
-    Tick,
+    ParticipantTick,
+    ReportWanted,
+    SendReport,
 )
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import LocalProtocolError
@@ -66,17 +66,17 @@ class Worker:
 
     def __init__(self):
         self.now = 0.0
-        self.core = Participant(JOB, 1, now=0.0, orphan_timeout_s=30.0, heartbeat_s=1.0)
+        self.core = ParticipantCore(JOB, 1, now=0.0, orphan_timeout_s=30.0, heartbeat_s=1.0)
         self.sent, self.refused, self.ended = [], [], None
 
     def take(self, event):
         for effect in self.core.handle(event, self.now):
-            if isinstance(effect, Send):
+            if isinstance(effect, SendReport):
                 self.sent.append(effect.message)
-            elif isinstance(effect, Refused):
+            elif isinstance(effect, OrderRefused):
                 self.refused.append(effect.refusal.name)
             else:
-                assert isinstance(effect, Ended)
+                assert isinstance(effect, ParticipantEnded)
                 self.ended = effect.error
 
     def hear(self, *messages):
@@ -84,7 +84,7 @@ class Worker:
             self.take(MessageIn(message))
 
     def report(self, message, of=None):
-        self.take(Report(message, of))
+        self.take(ReportWanted(message, of))
 
     def orders(self):
         found = list(self.core.orders)
@@ -154,7 +154,7 @@ def test_messages_of_another_region_are_refused_and_prove_no_life(running) -> No
     )
     assert running.refused == ["WRONG_JOB", "WRONG_JOB"]
     running.now = 30.5
-    running.take(Tick(due=30.5, counters=Counters()))
+    running.take(ParticipantTick(due=30.5, counters=Counters()))
     assert isinstance(running.ended, OrphanedError)
 
 
@@ -235,29 +235,29 @@ def test_heartbeats_go_out_each_second_and_claim_exhaustion_only_while_running(w
     counters = Counters(exhausted=True, step=9)
     for second in (1, 2):
         worker.now = float(second)
-        worker.take(Tick(due=worker.now, counters=counters))
+        worker.take(ParticipantTick(due=worker.now, counters=counters))
     progress = [sent for sent in worker.sent if isinstance(sent, Progress)]
     assert [sent.counters.exhausted for sent in progress] == [False, False]
     worker.hear(restore(7))
     worker.report(Restored(job="", worker=0, last_step=0))
     worker.hear(message(Start, incarnation=7, replay_until_step=0))
     worker.now = 3.0
-    worker.take(Tick(due=3.0, counters=counters))
+    worker.take(ParticipantTick(due=3.0, counters=counters))
     assert worker.sent[-1].counters.exhausted
     assert worker.sent[-1].incarnation == 7
 
 
 def test_time_in_which_the_own_loop_was_late_does_not_count(running) -> None:
     running.now = 100.0  # the process was stopped for 99 seconds
-    running.take(Tick(due=1.0, counters=Counters()))
+    running.take(ParticipantTick(due=1.0, counters=Counters()))
     assert running.ended is None
     running.hear(message(Heartbeat))
     for second in range(101, 131):
         running.now = float(second)
-        running.take(Tick(due=running.now, counters=Counters()))
+        running.take(ParticipantTick(due=running.now, counters=Counters()))
     assert running.ended is None
     running.now = 131.0
-    running.take(Tick(due=131.0, counters=Counters()))
+    running.take(ParticipantTick(due=131.0, counters=Counters()))
     assert isinstance(running.ended, OrphanedError)
 
 

@@ -6,14 +6,14 @@ from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CutAppended,
     CutWanted,
+    MessageRefused,
     PauseWanted,
-    Refused,
     ResetWanted,
     StopWanted,
 )
 from checkpoint.core.messages import Counters, Pause, Paused, RequestCut, Restored
 from checkpoint.core.region import RegionState
-from checkpoint.core.request_desk import Looked, Order
+from checkpoint.core.request_handling import CommandRegion, QueueRead
 from tests.checkpoint.test_coordinator_core import Scene
 from tests.checkpoint.test_request_desk import Desk, in_state
 
@@ -108,7 +108,7 @@ def test_it_goes_on_when_it_is_told_to_and_an_answer_to_the_order_before_counts_
     scene.play(PauseWanted(on=True))
     assert [order.pause for _, order in scene.sent(Pause)] == [2, 2]
     scene.all_hear(Paused, pause=1, step=9, counters=Counters(step=9))
-    assert len(scene.take(Refused)) == 2
+    assert len(scene.take(MessageRefused)) == 2
     assert scene.state is RegionState.RUNNING
 
 
@@ -164,9 +164,9 @@ def test_a_request_is_done_when_the_region_is_seen_to_be_as_wished(what, on, bef
     desk.status = in_state(before)
     desk.ask(1, what)
     assert desk.orders() == [PauseWanted(on=on)]
-    assert desk.do(Looked()) == []
+    assert desk.do(QueueRead()) == []
     desk.status = in_state(after)
-    (said,) = desk.do(Looked())
+    (said,) = desk.do(QueueRead())
     assert (said.verdict, said.result["state"]) == ("done", after.value)
 
 
@@ -174,4 +174,4 @@ def test_a_cut_can_be_asked_for_while_it_is_paused() -> None:
     desk = Desk()
     desk.status = in_state(RegionState.PAUSED)
     desk.ask(1, "checkpoint")
-    assert desk.effects[-1] == Order(CutWanted())
+    assert desk.effects[-1] == CommandRegion(CutWanted())

@@ -15,28 +15,28 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.core import cutting, pinning, retention
+from checkpoint.chains.state_blocks import StateFold, decode_block
+from checkpoint.chains.state_store import STATE_CHAIN, StateStore
+from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, cuts_in
+from checkpoint.core import cutting, retention
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
+    ControlReceived,
     CutWanted,
+    NotifyObservers,
     OpenManifest,
-    PinWanted,
-    Received,
-    Send,
-    Tell,
+    SavepointWanted,
+    SendControl,
 )
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
-from checkpoint.core.region import PinSettled, coordinator_directory, worker_directory
+from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
 from checkpoint.core.retention import Rolling, keep
-from checkpoint.errors import PinRefusedError
-from checkpoint.manifest_log import CHAIN, ManifestLog, cuts_in
-from checkpoint.standing_in import in_the_drivers_place, pin_stopped
-from checkpoint.state_blocks import StateFold, decode_block
-from checkpoint.state_store import STATE_CHAIN, StateStore
-from checkpoint.trimming import collect_stopped, garbage_of
+from checkpoint.errors import SavepointRefusedError
+from checkpoint.maintenance.stand_in import in_the_drivers_place, savepoint_stopped
+from checkpoint.maintenance.trimming import collect_stopped, garbage_of
 from dos_protocol.errors import DosError
 from journal import Op, look_chain, look_chain_at, read_records
 from journal.core.trimming import below
@@ -83,7 +83,7 @@ class Host:
     async def sleep(self, seconds):
         raise AssertionError(f"nothing is waited for here: {seconds}")
 
-    def chance(self):
+    def rng(self):
         return 0.5
 
     def now(self):
@@ -103,12 +103,14 @@ class Driver:
 
     def play(self, event):
         effects = self.core.handle(event, 0.0)
-        self.told += [e.event for e in effects if isinstance(e, Tell)]
-        return [e.message if isinstance(e, Send) else e for e in effects]
+        self.told += [e.event for e in effects if isinstance(e, NotifyObservers)]
+        return [e.message if isinstance(e, SendControl) else e for e in effects]
 
     def say(self, cls, **fields):
         number = self.core.incarnation
-        return self.play(Received(1, cls(job="region", incarnation=number, epoch=number, worker=0, **fields)))
+        return self.play(
+            ControlReceived(1, cls(job="region", incarnation=number, epoch=number, worker=0, **fields))
+        )
 
     async def start(self):
         """To RUNNING, at the last cut; what it holds there is what the world knows of it."""
@@ -116,7 +118,7 @@ class Driver:
         await self.log.open(OpenManifest(0, 0))
         self.play(self.events[-1])
         join = Join(job="region", worker=0, attempt=1, pid=1, host="h", exchange_host="h", exchange_port=1)
-        (order,) = [e for e in self.play(Received(1, join)) if isinstance(e, Restore)]
+        (order,) = [e for e in self.play(ControlReceived(1, join)) if isinstance(e, Restore)]
         cut = order.restore
         self.claim = await Host(self.world.store).claim(WORKER, order.incarnation)
         at = None if cut is None else cut.workers[0].state
@@ -153,14 +155,14 @@ class Driver:
             return
         self.claim.collect(below(committed.floors))
 
-    async def pin(self, name, number, change, *, on=True, crash=""):
+    async def savepoint(self, name, number, change, *, on=True, crash=""):
         kept = [cut.cut for cut in self.core.kept]
         wanted = kept[number % len(kept)] if kept and on else 0
-        effects = self.play(PinWanted(name, wanted, on=on))
+        effects = self.play(SavepointWanted(name, wanted, on=on))
         if any(isinstance(e, RequestCut) for e in effects):
             await self.cut(change, ordered=effects, crash=crash)
             if not crash:
-                assert self.told[-1] == PinSettled(name, self.told[-1].cut), self.told[-1]
+                assert self.told[-1] == SavepointSettled(name, self.told[-1].cut), self.told[-1]
 
     async def snapshot(self):
         await self.state.snapshot([("one", data) for data in block(self.rows)])
@@ -196,9 +198,9 @@ class World:
         for cut in kept:
             assert await self.restored(cut) == {k: v for k, v in self.rows[cut.cut].items() if v is not None}
         if kept:
-            assert set(kept[-1].pins.values()) <= {cut.cut for cut in kept}
-            last = [cut.cut for cut in kept if cut.cut not in kept[-1].pins.values()]
-            assert len(last) <= self.retain + len(kept[-1].pins) + 1 + 2 * self.stood_in
+            assert set(kept[-1].savepoints.values()) <= {cut.cut for cut in kept}
+            last = [cut.cut for cut in kept if cut.cut not in kept[-1].savepoints.values()]
+            assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.stood_in
         return kept
 
     async def stand_in(self, name, number, crash, *, on=True):
@@ -208,10 +210,10 @@ class World:
             async with in_the_drivers_place(host, REGION):
                 return
         wanted = before[number % len(before)].cut if before and number % 4 else 0
-        held = before[-1].pins if before else {}
+        held = before[-1].savepoints if before else {}
         try:
-            done = await pin_stopped(host, REGION, name, wanted, on=on)
-        except PinRefusedError:
+            done = await savepoint_stopped(host, REGION, name, wanted, on=on)
+        except SavepointRefusedError:
             done = None
         after = await self.kept()
         if done is None:
@@ -225,7 +227,9 @@ class World:
         last = after[-1]
         self.rows[last.cut] = self.rows[last.parent]
         assert after == (*before, last), "nothing was released"
-        assert last.pins == ({**held, name: done} if on else {k: v for k, v in held.items() if k != name})
+        assert last.savepoints == (
+            {**held, name: done} if on else {k: v for k, v in held.items() if k != name}
+        )
 
     async def restored(self, cut):
         state = await look_chain_at(self.store, WORKER, STATE_CHAIN, cut.workers[0].state)
@@ -257,9 +261,9 @@ async def play(history, retain, eager=False):
         elif kind == "snapshot":
             await driver.snapshot()
         elif kind == "pin":
-            await driver.pin("abc"[number % 3], number, change, crash=how)
+            await driver.savepoint("abc"[number % 3], number, change, crash=how)
         elif kind == "unpin":
-            await driver.pin("abc"[number % 3], number, change, on=False, crash=how)
+            await driver.savepoint("abc"[number % 3], number, change, on=False, crash=how)
         elif kind in ("pin stopped", "unpin stopped"):
             await world.stand_in("abc"[number % 3], number, how, on=kind == "pin stopped")
         elif kind == "trim":  # nobody runs it: who ran is gone, or is fenced
@@ -303,16 +307,16 @@ def test_each_retained_and_each_pinned_cut_restores_whatever_happens(history, re
 
 
 def at_random(seed, steps=25):
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     crashes = ["", "", "", "voted", "appended", "committed", "away"]
     return [
-        (chance.choice(KINDS), chance.randrange(12), {chance.choice("abcd"): number}, chance.choice(crashes))
+        (rng.choice(KINDS), rng.randrange(12), {rng.choice("abcd"): number}, rng.choice(crashes))
         for number in range(steps)
     ]
 
 
-def only_the_last(kept, number, retain, pinned=()):
-    del pinned
+def only_the_last(kept, number, retain, savepoint=()):
+    del savepoint
     return (*(cut.cut for cut in kept), number)[-retain:]
 
 
@@ -326,7 +330,7 @@ def above_the_oldest(kept, worker):
     [
         (cutting, "retained_with", only_the_last),
         (cutting, "floors_of", above_the_oldest),
-        ("checkpoint.trimming", "floors_of", above_the_oldest),
+        ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
         ("checkpoint.core.recovery", "floors_of", above_the_oldest),
     ],
 )
@@ -338,11 +342,11 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
 
 
 def test_a_pin_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
-    def releasing(kept, incarnation, pins):
-        cut = pinning.once_more(kept, incarnation, pins)
-        return msgspec.structs.replace(cut, retained=tuple(sorted({*pins.values(), cut.cut})))
+    def releasing(kept, incarnation, savepoints):
+        cut = savepoints.once_more(kept, incarnation, savepoints)
+        return msgspec.structs.replace(cut, retained=tuple(sorted({*savepoints.values(), cut.cut})))
 
-    monkeypatch.setattr("checkpoint.standing_in.once_more", releasing)
+    monkeypatch.setattr("checkpoint.maintenance.stand_in.once_more", releasing)
     with pytest.raises(AssertionError, match="nothing was released"):
         play_some()
 

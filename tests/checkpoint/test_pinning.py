@@ -6,21 +6,21 @@ import msgspec
 import pytest
 
 from checkpoint import limits
+from checkpoint.coordinator.manifest_log import cut_record, cuts_in
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CutAppended,
     CutWanted,
     ManifestLost,
     ManifestOpened,
-    PinWanted,
-    Tell,
+    NotifyObservers,
+    SavepointWanted,
 )
 from checkpoint.core.manifest import check_cut, decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut, Restored
-from checkpoint.core.region import PinSettled, RegionState
-from checkpoint.core.request_desk import Happened, Looked, Order
+from checkpoint.core.region import RegionState, SavepointSettled
+from checkpoint.core.request_handling import CommandRegion, QueueRead, RegionNotified
 from checkpoint.errors import ManifestError
-from checkpoint.manifest_log import cut_record, cuts_in
 from journal import Op, Position, Record
 from tests.checkpoint.test_coordinator_core import Scene
 from tests.checkpoint.test_manifest import a_cut
@@ -29,7 +29,7 @@ from tests.checkpoint.test_request_desk import Desk, in_state
 
 def settled(scene):
     """What was told of pins since the effects were last taken."""
-    return [one.event for one in scene.take(Tell) if isinstance(one.event, PinSettled)]
+    return [one.event for one in scene.take(NotifyObservers) if isinstance(one.event, SavepointSettled)]
 
 
 def carried(scene, number, step):
@@ -52,24 +52,24 @@ def with_cuts(count, **fields):
 def test_a_pinned_cut_is_retained_by_all_that_follow_until_it_is_let_go() -> None:
     # EVIDENCE-OF: P-6
     scene = with_cuts(3)
-    scene.play(PinWanted("good", 2))
+    scene.play(SavepointWanted("good", 2))
     (one, *_) = scene.sent(RequestCut)
     assert one[1].cut == 4, "a pin is the record of a cut"
-    assert carried(scene, 4, 4).pins == {"good": 2}
-    assert settled(scene) == [PinSettled("good", 2)]
+    assert carried(scene, 4, 4).savepoints == {"good": 2}
+    assert settled(scene) == [SavepointSettled("good", 2)]
     for number in (5, 6, 7):
         assert scene.commit(number, step=number).retained == (2, number - 1, number)
-    scene.play(PinWanted("good", on=False))
+    scene.play(SavepointWanted("good", on=False))
     scene.take()
     last = carried(scene, 8, 8)
-    assert (last.pins, last.retained, last.version) == ({}, (7, 8), 2)
-    assert settled(scene) == [PinSettled("good", 2)]
+    assert (last.savepoints, last.retained, last.version) == ({}, (7, 8), 2)
+    assert settled(scene) == [SavepointSettled("good", 2)]
 
 
 def test_a_wish_that_comes_while_votes_are_collected_is_in_that_cut() -> None:
     scene = with_cuts(2)
-    scene.play(CutWanted(), PinWanted("good"))
-    assert carried(scene, 3, 3).pins == {"good": 2}
+    scene.play(CutWanted(), SavepointWanted("good"))
+    assert carried(scene, 3, 3).savepoints == {"good": 2}
 
 
 def test_a_wish_that_comes_while_a_cut_is_appended_waits_for_the_next_one() -> None:
@@ -78,8 +78,8 @@ def test_a_wish_that_comes_while_a_cut_is_appended_waits_for_the_next_one() -> N
     for worker in range(2):
         scene.vote(worker, 3, 3)
     (out,) = scene.take(AppendCut)
-    scene.play(PinWanted("late", 2), PinWanted("too-late", 1))
-    assert settled(scene) == [PinSettled("too-late", 0, "cut 1 is not retained; 2 can be pinned")]
+    scene.play(SavepointWanted("late", 2), SavepointWanted("too-late", 1))
+    assert settled(scene) == [SavepointSettled("too-late", 0, "cut 1 is not retained; 2 can be pinned")]
     scene.play(CutAppended(out.cut))
     assert [message.cut for _, message in scene.sent(RequestCut)] == [4, 4]
     assert carried(scene, 4, 4).retained == (2, 3, 4)
@@ -87,7 +87,7 @@ def test_a_wish_that_comes_while_a_cut_is_appended_waits_for_the_next_one() -> N
 
 def test_a_pin_survives_its_driver() -> None:
     scene = with_cuts(3)
-    scene.play(PinWanted("good", 3))
+    scene.play(SavepointWanted("good", 3))
     scene.take()
     last = carried(scene, 4, 4)
     other = Scene(retain=2)
@@ -97,7 +97,7 @@ def test_a_pin_survives_its_driver() -> None:
     for worker in range(2):
         other.join(worker)
     other.all_hear(Restored, last_step=4)
-    assert other.core.status().pins == {"good": 3}
+    assert other.core.status().savepoints == {"good": 3}
     for number in (5, 6, 7):
         assert other.commit(number, step=number).retained == (3, number - 1, number)
 
@@ -105,7 +105,7 @@ def test_a_pin_survives_its_driver() -> None:
 @pytest.mark.parametrize("found", ["with it", "without it", "released"])
 def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found) -> None:
     scene = with_cuts(3)
-    scene.play(PinWanted("good", 2))
+    scene.play(SavepointWanted("good", 2))
     for worker in range(2):
         scene.vote(worker, 4, 4)
     (out,) = scene.take(AppendCut)
@@ -113,48 +113,48 @@ def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found)
     scene.play(ManifestLost(1, 2))
     if found == "with it":
         scene.play(ManifestOpened(3, out.cut, (*kept, out.cut)))
-        assert settled(scene) == [PinSettled("good", 2)]
+        assert settled(scene) == [SavepointSettled("good", 2)]
     elif found == "without it":
         scene.play(ManifestOpened(3, kept[-1], kept))
         assert settled(scene) == []
-        assert scene.core.pins == {"good": 2}, "the next cut carries it"
+        assert scene.core.savepoints == {"good": 2}, "the next cut carries it"
     else:
         scene.play(ManifestOpened(3, kept[-1], kept[-1:]))
-        assert settled(scene) == [PinSettled("good", 0, "cut 2 was released meanwhile")]
-        assert scene.core.pins == {}
+        assert settled(scene) == [SavepointSettled("good", 0, "cut 2 was released meanwhile")]
+        assert scene.core.savepoints == {}
 
 
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (PinWanted("one", 1), "cut 1 is not retained; 2, 3 can be pinned"),
-        (PinWanted("one", 9), "cut 9 is not retained"),
-        (PinWanted("held", 3), "pin 'held' holds cut 2: let it go first"),
-        (PinWanted("a b"), "a pin's name has 1 to 64 letters"),
-        (PinWanted("nobody", on=False), r"there is no pin 'nobody'; there are 'held' \(cut 2\)"),
+        (SavepointWanted("one", 1), "cut 1 is not retained; 2, 3 can be pinned"),
+        (SavepointWanted("one", 9), "cut 9 is not retained"),
+        (SavepointWanted("held", 3), "pin 'held' holds cut 2: let it go first"),
+        (SavepointWanted("a b"), "a pin's name has 1 to 64 letters"),
+        (SavepointWanted("nobody", on=False), r"there is no pin 'nobody'; there are 'held' \(cut 2\)"),
     ],
 )
 def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(event, words) -> None:
     scene = with_cuts(3)
-    scene.play(PinWanted("held", 2))
-    before = scene.core.pins
+    scene.play(SavepointWanted("held", 2))
+    before = scene.core.savepoints
     scene.take()
     scene.play(event)
     (told,) = settled(scene)
     assert told.cut == 0
     assert re.search(words, told.error)
-    assert scene.core.pins == before
+    assert scene.core.savepoints == before
 
 
 def test_there_are_no_more_pins_than_there_is_room_for(monkeypatch) -> None:
     monkeypatch.setattr(limits, "pins_max", 2)
     scene = with_cuts(2)
-    scene.play(PinWanted("a"), PinWanted("b"), PinWanted("c"))
+    scene.play(SavepointWanted("a"), SavepointWanted("b"), SavepointWanted("c"))
     assert [one.error for one in settled(scene)] == ["there are 2 pins already: let one go first"]
 
 
 def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> None:
-    cut = a_cut(retained=(2, 4, 5), pins={"good": 2}, version=3)
+    cut = a_cut(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
     encoded = encode_cut(cut)
     assert decode_cut(*encoded) == cut
     check_cut(cut, workers=2)
@@ -162,7 +162,7 @@ def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> Non
         ({"version": 2}, "version 2 does not know"),
         ({"retained": (4, 5)}, "pin 'good' holds cut 2, which it does not retain"),
         ({"pins": {"a b": 2}}, "a pin's name"),
-        ({"pins": {f"p{n}": 2 for n in range(limits.pins_max + 1)}}, "at most 64"),
+        ({"pins": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "at most 64"),
     ]:
         with pytest.raises(ManifestError, match=words):
             check_cut(msgspec.structs.replace(cut, **change), workers=2)
@@ -171,10 +171,11 @@ def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> Non
 @pytest.mark.trio
 async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_pinned_cut_and_the_next() -> None:
     # EVIDENCE-OF: P-6
-    pins = {"good": 2}
-    pinned = a_cut(cut=2, parent=1, step=2, retained=(1, 2))
+    savepoints = {"good": 2}
+    savepoint = a_cut(cut=2, parent=1, step=2, retained=(1, 2))
     later = [
-        a_cut(cut=n, parent=n - 1, step=n, retained=(2, n - 1, n), pins=pins, version=3) for n in (5, 6, 7)
+        a_cut(cut=n, parent=n - 1, step=n, retained=(2, n - 1, n), savepoints=savepoints, version=3)
+        for n in (5, 6, 7)
     ]
 
     async def read(*records):
@@ -185,11 +186,11 @@ async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_pinne
         return [cut.cut async for cut in cuts_in(given())]
 
     begin, end = Record(Op.SNAPSHOT_BEGIN), Record(Op.SNAPSHOT_END, ints=(3,))
-    assert await read(begin, pinned, *later[:2], end, later[2]) == [2, 5, 6, 7]
+    assert await read(begin, savepoint, *later[:2], end, later[2]) == [2, 5, 6, 7]
     with pytest.raises(ManifestError, match="goes on from cut 4, the one before it is 2"):
-        await read(pinned, later[0])
+        await read(savepoint, later[0])
     with pytest.raises(ManifestError, match="goes on from cut 6, the one before it is 5"):
-        await read(begin, pinned, later[0], end, later[2])
+        await read(begin, savepoint, later[0], end, later[2])
 
 
 def test_a_request_for_a_pin_is_done_with_the_cut_that_carries_it_and_told_why_it_failed() -> None:
@@ -197,13 +198,17 @@ def test_a_request_for_a_pin_is_done_with_the_cut_that_carries_it_and_told_why_i
     desk.ask(1, "pin", name="good", cut=4)
     desk.ask(2, "pin", name="bad", cut=1)
     desk.ask(3, "unpin", name="old")
-    assert desk.orders() == [PinWanted("good", 4), PinWanted("bad", 1), PinWanted("old", on=False)]
-    desk.do(Happened(PinSettled("bad", 0, "cut 1 is not retained; 4, 5 can be pinned")))
+    assert desk.orders() == [
+        SavepointWanted("good", 4),
+        SavepointWanted("bad", 1),
+        SavepointWanted("old", on=False),
+    ]
+    desk.do(RegionNotified(SavepointSettled("bad", 0, "cut 1 is not retained; 4, 5 can be pinned")))
     assert desk.said(2)[-1] == ("failed", "cut 1 is not retained; 4, 5 can be pinned")
-    assert Order(CutWanted()) in desk.do(Looked()), "until it is carried, a cut is asked for"
-    (said,) = desk.do(Happened(PinSettled("good", 4)))
+    assert CommandRegion(CutWanted()) in desk.do(QueueRead()), "until it is carried, a cut is asked for"
+    (said,) = desk.do(RegionNotified(SavepointSettled("good", 4)))
     assert (said.verdict, said.result) == ("done", {"name": "good", "cut": 4})
-    desk.do(Happened(PinSettled("old", 3)))
+    desk.do(RegionNotified(SavepointSettled("old", 3)))
     assert desk.said(3)[-1] == ("done", "")
 
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 import trio
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState
 from checkpoint.errors import HandshakeError
 from checkpoint.link import connect_link

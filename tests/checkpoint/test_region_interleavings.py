@@ -84,22 +84,22 @@ def test_long_random_walks_keep_the_oracles(seed) -> None:
             raise AssertionError(f"{walk}: {error}") from error
 
 
-def random_walk(chance: random.Random) -> World:
+def random_walk(rng: random.Random) -> World:
     """Some hundred moves; how often faults and pauses come, and which faults, differs from walk to walk."""
-    world = World(chance.randint(1, 3), max_consecutive_reset_attempts=chance.choice([3, 100]))
-    world.input_steps = chance.choice([10**9, 10**9, 30])
+    world = World(rng.randint(1, 3), max_consecutive_reset_attempts=rng.choice([3, 100]))
+    world.input_steps = rng.choice([10**9, 10**9, 30])
     world.start_driver()
-    faults, pauses = chance.choice([0.01, 0.03, 0.1]), chance.choice([0.02, 0.1, 0.3])
-    kinds = [kind for kind in FAULTS if chance.random() < 0.6]
-    for _ in range(chance.choice([60, 200, 500])):
-        dice = chance.random()
+    faults, pauses = rng.choice([0.01, 0.03, 0.1]), rng.choice([0.02, 0.1, 0.3])
+    kinds = [kind for kind in FAULTS if rng.random() < 0.6]
+    for _ in range(rng.choice([60, 200, 500])):
+        dice = rng.random()
         actions = world.actions()
         if dice < faults:
             actions = [fault for fault in world.faults() if fault[0].startswith(tuple(kinds))]
         if not actions or faults < dice < faults + pauses:
-            world.pass_time(chance.choice([1, 1, 1, 1, 3, 15]))
+            world.pass_time(rng.choice([1, 1, 1, 1, 3, 15]))
         else:
-            chance.choice(actions)[1]()
+            rng.choice(actions)[1]()
     return world
 
 

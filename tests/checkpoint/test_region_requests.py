@@ -16,12 +16,12 @@ import trio
 from typer.testing import CliRunner
 
 from checkpoint import limits
+from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.core.region import RegionState, ResetReport, answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError, RegionFencedError
-from checkpoint.letterbox import write_letters
-from checkpoint.manifest_reading import read_manifest
-from checkpoint.requesting import Asking
+from checkpoint.requests.client import RequestClient
+from checkpoint.requests.queue import write_records
 from dos_cli.main import app
 from dos_client import QuorumUnavailableError, init_store, open_store
 from dos_protocol.errors import LocalProtocolError
@@ -72,7 +72,7 @@ def asked(url, name, what, **options):
 
     async def main():
         async with open_store(url) as store:
-            return await Asking(store, name).ask(what, **options)
+            return await RequestClient(store, name).ask(what, **options)
 
     return trio.run(main)
 
@@ -83,7 +83,7 @@ def put(url, name, *requests, directory=requests_directory):
     async def main():
         async with open_store(url) as store:
             data = b"".join(one if isinstance(one, bytes) else encode_record(one) for one in requests)
-            await write_letters(store, directory(name), data)
+            await write_records(store, directory(name), data)
 
     trio.run(main)
 
@@ -139,7 +139,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert found["driver"].endswith(f":{os.getpid()}")
     assert found["status"]["state"] == "RUNNING"
     assert found["status"]["lastProgress"]["name"] == name
-    assert found["manifest"]["lastCut"]["driver"] == found["driver"]
+    assert found["manifest"]["lastCheckpoint"]["driver"] == found["driver"]
     assert [one["worker"] for one in found["status"]["workers"]] == [0, 1]
 
     before = region.control.status().last_cut
@@ -162,7 +162,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert json.loads(shown.stdout)["result"]["state"] == "STOPPED"
     assert region.control.wait(20)
     assert region.control.status().state is RegionState.STOPPED
-    assert json.loads(shown.stdout)["result"]["lastCut"] == region.control.status().last_cut
+    assert json.loads(shown.stdout)["result"]["lastCheckpoint"] == region.control.status().last_cut
 
     gone = dos("region", "status", url, name, "--timeout", 1)
     assert gone.returncode == 1
@@ -177,23 +177,23 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
 
 def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
     url, name = region.store, region.control.spec.name
-    pinned = region.control.pin("here", timeout=60)
-    assert region.control.status().pins == {"here": pinned}
-    with pytest.raises(LocalProtocolError, match=f"pin 'here' holds cut {pinned}"):
-        region.control.pin("here", pinned + 1, timeout=60)
-    done = dos("region", "pin", url, name, "there", "--cut", pinned, "--json")
+    savepoint = region.control.savepoint("here", timeout=60)
+    assert region.control.status().savepoints == {"here": savepoint}
+    with pytest.raises(LocalProtocolError, match=f"pin 'here' holds cut {savepoint}"):
+        region.control.savepoint("here", savepoint + 1, timeout=60)
+    done = dos("region", "pin", url, name, "there", "--cut", savepoint, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["result"] == {"name": "there", "cut": pinned}
+    assert json.loads(done.stdout)["result"] == {"name": "there", "cut": savepoint}
     region.wait_cuts(7)
-    found = json.loads(dos("cuts", "ls", url, name, "--json").stdout)
-    assert found["pins"] == {"here": pinned, "there": pinned}
-    (row,) = [one for one in found["cuts"] if one["cut"] == pinned]
+    found = json.loads(dos("checkpoint", "ls", url, name, "--json").stdout)
+    assert found["pins"] == {"here": savepoint, "there": savepoint}
+    (row,) = [one for one in found["cuts"] if one["cut"] == savepoint]
     assert row["retained"]
-    assert region.control.unpin("there", timeout=60) == pinned
+    assert region.control.drop_savepoint("there", timeout=60) == savepoint
     gone = dos("region", "unpin", url, name, "there")
     assert (gone.returncode, "there is no pin 'there'" in gone.stderr) == (1, True)
     found = json.loads(dos("region", "status", url, name, "--json").stdout)
-    assert found["status"]["pins"] == {"here": pinned}
+    assert found["status"]["pins"] == {"here": savepoint}
 
 
 @pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])
@@ -239,7 +239,7 @@ def test_names_of_regions_and_cuts_are_completed(region) -> None:
 
     name = region.control.spec.name
     assert name in completed("region", "status", region.store, name[:3])
-    assert '"1"' in completed("cuts", "show", region.store, name, "1")
+    assert '"1"' in completed("checkpoint", "show", region.store, name, "1")
     assert "nothing" not in completed("region", "status", "dos://127.0.0.1:1", "nothing")
 
 
@@ -288,7 +288,7 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
 
     async def main(incarnation):
         async with open_store(url) as store:
-            asking = Asking(store, name)
+            asking = RequestClient(store, name)
             seen = []
 
             async def answer_as_the_old_one():
@@ -305,7 +305,7 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
                     driver="old:1",
                     result={"state": "RUNNING"},
                 )
-                await write_letters(store, answers_directory(name), encode_record(answer))
+                await write_records(store, answers_directory(name), encode_record(answer))
 
             request = asking._request
 
@@ -403,7 +403,7 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_say
             async with open_store(url) as store:
                 return (await read_manifest(store, "toy")).last
 
-        assert trio.run(last).cut == answer.result["lastCut"]
+        assert trio.run(last).cut == answer.result["lastCheckpoint"]
 
 
 def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_away(
@@ -415,8 +415,8 @@ def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_away
 
     async def main():
         async with open_store(url) as store:
-            asking = Asking(store, "toy")
-            await asking._letters.skip_present()
+            asking = RequestClient(store, "toy")
+            await asking._queue.skip_present()
             asking._began = True
             for server in three_servers[:2]:
                 server.pause()

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
 from checkpoint.core.region import CutCommitted, RegionState, RegionStatus, ResetReport
-from checkpoint.core.request_desk import Asked, Happened, Looked, Order, Over, RequestDesk, Say
+from checkpoint.core.request_handling import (
+    CommandRegion,
+    QueueRead,
+    RegionEnded,
+    RegionNotified,
+    RequestArrived,
+    RequestHandler,
+    WriteAnswer,
+)
 from checkpoint.core.request_records import Request
 
 RUNNING = RegionStatus(RegionState.RUNNING, "", 3, 5, 7, 5, 0, (), ())
@@ -44,7 +52,7 @@ class Desk:
     """A desk, a clock that is told, and what came of it."""
 
     def __init__(self):
-        self.desk, self.now, self.status, self.effects = RequestDesk("words"), 100.0, RUNNING, []
+        self.desk, self.now, self.status, self.effects = RequestHandler("words"), 100.0, RUNNING, []
 
     def do(self, event, at=None):
         self.now = self.now if at is None else at
@@ -53,16 +61,16 @@ class Desk:
         return effects
 
     def ask(self, *arguments, wall=WALL, **fields):
-        return self.do(Asked(a_request(*arguments, **fields), wall))
+        return self.do(RequestArrived(a_request(*arguments, **fields), wall))
 
     def orders(self):
-        return [one.event for one in self.effects if isinstance(one, Order)]
+        return [one.event for one in self.effects if isinstance(one, CommandRegion)]
 
     def said(self, number):
         return [
             (one.verdict, one.reason)
             for one in self.effects
-            if isinstance(one, Say) and f"{number:032x}" in one.requests
+            if isinstance(one, WriteAnswer) and f"{number:032x}" in one.requests
         ]
 
 
@@ -70,49 +78,49 @@ def test_a_status_is_said_when_looked_and_serves_all_who_asked() -> None:
     desk = Desk()
     desk.ask(1)
     desk.ask(2)
-    (said,) = desk.do(Looked())
-    assert said == Say((f"{1:032x}", f"{2:032x}"), "done", with_status=True)
-    assert desk.do(Looked()) == []
+    (said,) = desk.do(QueueRead())
+    assert said == WriteAnswer((f"{1:032x}", f"{2:032x}"), "done", with_status=True)
+    assert desk.do(QueueRead()) == []
 
 
 def test_two_status_answers_are_a_second_apart() -> None:
     desk = Desk()
     desk.ask(1)
-    assert desk.do(Looked(), at=100.0)
+    assert desk.do(QueueRead(), at=100.0)
     desk.ask(2)
-    assert desk.do(Looked(), at=100.0 + limits.status_answers_s / 2) == []
-    assert desk.do(Looked(), at=100.0 + limits.status_answers_s)
+    assert desk.do(QueueRead(), at=100.0 + limits.status_answers_s / 2) == []
+    assert desk.do(QueueRead(), at=100.0 + limits.status_answers_s)
 
 
 def test_a_cut_is_done_with_one_that_began_after_the_request() -> None:
     desk = Desk()
     desk.ask(1, "checkpoint")
     assert desk.orders() == [CutWanted()]
-    desk.do(Happened(cut(6, seconds=2.0)), at=101.0)  # was under way when we asked
+    desk.do(RegionNotified(cut(6, seconds=2.0)), at=101.0)  # was under way when we asked
     assert desk.said(1) == [("accepted", "the region is RUNNING")]
-    assert desk.do(Looked()) == [Order(CutWanted())]
-    (said,) = desk.do(Happened(cut(7, seconds=0.5)), at=102.0)
+    assert desk.do(QueueRead()) == [CommandRegion(CutWanted())]
+    (said,) = desk.do(RegionNotified(cut(7, seconds=0.5)), at=102.0)
     assert (said.verdict, said.result["cut"]) == ("done", 7)
-    assert desk.do(Happened(cut(8, seconds=0.1)), at=103.0) == []
+    assert desk.do(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
 
 
 def test_a_cut_wished_while_the_region_restores_is_ordered_when_it_runs() -> None:
     desk = Desk()
     desk.status = in_state(RegionState.RESTORING)
     desk.ask(1, "checkpoint")
-    desk.do(Looked())
+    desk.do(QueueRead())
     assert desk.orders() == []
     desk.status = RUNNING
-    desk.do(Looked())
+    desk.do(QueueRead())
     assert desk.orders() == [CutWanted()]
 
 
 def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:
     desk = Desk()
     desk.ask(1, "reset")
-    desk.do(Looked())
+    desk.do(QueueRead())
     assert desk.orders() == [ResetWanted()]
-    (said,) = desk.do(Happened(RESET))
+    (said,) = desk.do(RegionNotified(RESET))
     assert (said.verdict, said.result["incarnation"], said.result["cut"]) == ("done", 4, 5)
 
 
@@ -121,7 +129,7 @@ def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> No
     for number, what in enumerate(("stop", "checkpoint", "reset", "status")):
         desk.ask(number, what)
     desk.status = replace(in_state(RegionState.STOPPED), reason="stopped")
-    desk.do(Over())
+    desk.do(RegionEnded())
     assert desk.said(0)[-1] == ("done", "")
     assert desk.said(1)[-1] == desk.said(2)[-1] == ("failed", "the region has ended: STOPPED (stopped)")
     assert desk.said(3) == [("done", "")]
@@ -133,8 +141,8 @@ def test_a_fenced_driver_has_no_last_words() -> None:
     for number, what in enumerate(("stop", "checkpoint", "reset", "status")):
         desk.ask(number, what)
     desk.status = in_state(RegionState.FENCED)
-    assert desk.do(Over()) == []
-    assert desk.do(Over()) == []
+    assert desk.do(RegionEnded()) == []
+    assert desk.do(RegionEnded()) == []
 
 
 @pytest.mark.parametrize(
@@ -155,12 +163,12 @@ def test_a_request_that_is_refused_has_no_effect_but_the_answer(fields, state, w
     # EVIDENCE-OF: P-8
     desk = Desk()
     desk.status = in_state(state)
-    (said,) = desk.do(Asked(a_request(**{"what": "stop", **fields}), wall))
+    (said,) = desk.do(RequestArrived(a_request(**{"what": "stop", **fields}), wall))
     assert said.verdict == "refused"
     assert words in said.reason
     desk.status = RUNNING
-    assert desk.do(Looked()) == []
-    assert desk.do(Over()) == []
+    assert desk.do(QueueRead()) == []
+    assert desk.do(RegionEnded()) == []
 
 
 def test_a_request_within_its_patience_and_the_slack_of_clocks_is_taken() -> None:
@@ -206,15 +214,15 @@ def test_each_id_is_carried_out_at_most_once_and_has_one_last_word(story) -> Non
                 assert len(desk.orders()) == orders, "a duplicate was carried out"
             asked.setdefault(number, what)
         elif kind == "look":
-            desk.do(Looked())
+            desk.do(QueueRead())
         elif kind == "cut":
-            desk.do(Happened(cut(6, rest[0])))
+            desk.do(RegionNotified(cut(6, rest[0])))
         elif kind == "reset":
-            desk.do(Happened(RESET))
+            desk.do(RegionNotified(RESET))
         else:
             desk.status = in_state(rest[0])
     desk.status = in_state(RegionState.STOPPED)
-    desk.do(Over())
+    desk.do(RegionEnded())
     for number in asked:
         verdicts = [verdict for verdict, _ in desk.said(number)]
         assert [verdict != "accepted" for verdict in verdicts] in ([True], [False, True]), verdicts

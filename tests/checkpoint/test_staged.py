@@ -7,82 +7,82 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from checkpoint.core.inputs import Judgement, judge_batch
+from checkpoint.core.inputs import BatchDecision, judge_batch
 from checkpoint.core.staged import (
     GARBAGE,
+    CommitUnit,
     Decided,
-    Fate,
-    Kind,
-    Unit,
+    StagedState,
+    WriteKind,
     encode_mark,
-    fate_of,
     may_sweep,
     parse_staged,
     producers_with_staged,
     staged_name,
+    staged_state_of,
     staging_directory,
 )
 from dos_protocol.names import check_name
 
-QUERY = Unit(Kind.STREAM, "11111111-2222-3333-4444-555555555555", 7)
-JOB = Unit(Kind.JOB, "a" * 32, None)
-OTHER_JOB = Unit(Kind.JOB, "b" * 32, None)
+QUERY = CommitUnit(WriteKind.STREAM, "11111111-2222-3333-4444-555555555555", 7)
+JOB = CommitUnit(WriteKind.JOB, "a" * 32, None)
+OTHER_JOB = CommitUnit(WriteKind.JOB, "b" * 32, None)
 NOW = 1_000_000
 
 
-def fate(
-    unit: Unit,
+def staged_state(
+    unit: CommitUnit,
     *,
     last: int = 0,
     mark: bytes = b"",
     closed: bool = False,
     age: int = 0,
     give_up: int | None = None,
-) -> Fate:
-    return fate_of(staged_name(unit, 3, NOW - age), Decided(last, mark, closed), NOW, give_up)
+) -> StagedState:
+    return staged_state_of(staged_name(unit, 3, NOW - age), Decided(last, mark, closed), NOW, give_up)
 
 
 def test_of_a_query_what_is_recorded_goes_and_what_is_newer_stays_until_it_is_given_up() -> None:
     mark = encode_mark(QUERY)
-    assert [fate(QUERY, last=last, mark=mark) for last in (5, 6, 7, 8)] == [
-        Fate.OPEN,
-        Fate.OPEN,
-        Fate.RECORDED,
-        Fate.RECORDED,
+    assert [staged_state(QUERY, last=last, mark=mark) for last in (5, 6, 7, 8)] == [
+        StagedState.OPEN,
+        StagedState.OPEN,
+        StagedState.RECORDED,
+        StagedState.RECORDED,
     ]
-    assert [fate(QUERY, last=6, mark=mark, age=age, give_up=100) for age in (99, 100)] == [
-        Fate.OPEN,
-        Fate.GIVEN_UP,
+    assert [staged_state(QUERY, last=6, mark=mark, age=age, give_up=100) for age in (99, 100)] == [
+        StagedState.OPEN,
+        StagedState.GIVEN_UP,
     ]
-    assert fate(QUERY, last=7, mark=mark, age=100, give_up=100) is Fate.RECORDED
+    assert staged_state(QUERY, last=7, mark=mark, age=100, give_up=100) is StagedState.RECORDED
 
 
 def test_of_a_batch_write_the_producers_last_batch_must_say_that_it_is_this_ones() -> None:
-    assert fate(JOB, last=4, mark=encode_mark(JOB)) is Fate.RECORDED
-    assert fate(JOB, last=4, mark=encode_mark(OTHER_JOB)) is Fate.OPEN
-    assert fate(JOB, last=4, mark=b"line 7") is Fate.OPEN
-    assert fate(JOB, last=0, mark=encode_mark(JOB)) is Fate.OPEN
-    query_of_that_name = Unit(Kind.STREAM, JOB.key, 4)
-    assert fate(JOB, last=4, mark=encode_mark(query_of_that_name)) is Fate.OPEN
+    assert staged_state(JOB, last=4, mark=encode_mark(JOB)) is StagedState.RECORDED
+    assert staged_state(JOB, last=4, mark=encode_mark(OTHER_JOB)) is StagedState.OPEN
+    assert staged_state(JOB, last=4, mark=b"line 7") is StagedState.OPEN
+    assert staged_state(JOB, last=0, mark=encode_mark(JOB)) is StagedState.OPEN
+    query_of_that_name = CommitUnit(WriteKind.STREAM, JOB.key, 4)
+    assert staged_state(JOB, last=4, mark=encode_mark(query_of_that_name)) is StagedState.OPEN
 
 
 def test_a_writer_whose_clock_is_ahead_is_not_old() -> None:
-    assert fate(QUERY, age=-5_000, give_up=100) is Fate.OPEN
-    assert fate(QUERY, age=-5_000, give_up=0) is Fate.OPEN
+    assert staged_state(QUERY, age=-5_000, give_up=100) is StagedState.OPEN
+    assert staged_state(QUERY, age=-5_000, give_up=0) is StagedState.OPEN
 
 
 def test_when_the_handle_is_closed_nothing_waits_any_more_and_what_is_not_the_sinks_stays_for_ever() -> None:
-    assert fate(QUERY, closed=True) is Fate.CLOSED
-    assert fate(JOB, closed=True) is Fate.CLOSED
+    assert staged_state(QUERY, closed=True) is StagedState.CLOSED
+    assert staged_state(JOB, closed=True) is StagedState.CLOSED
     for name in ("notes.txt", "b1.2.3", staged_name(JOB, 1, 0)[:-1], staged_name(JOB, 1, 0) + "0"):
-        assert fate_of(name, Decided(9, b"", closed=True), NOW, 0) is Fate.STRANGE
+        assert staged_state_of(name, Decided(9, b"", closed=True), NOW, 0) is StagedState.STRANGE
 
 
 def test_a_directory_is_swept_when_there_is_garbage_in_it_and_nothing_undecided() -> None:
-    assert may_sweep([Fate.RECORDED, Fate.STRANGE])
-    assert may_sweep([Fate.GIVEN_UP, Fate.CLOSED])
-    assert not may_sweep([Fate.RECORDED, Fate.OPEN])
-    assert not may_sweep([Fate.STRANGE])
+    assert may_sweep([StagedState.RECORDED, StagedState.STRANGE])
+    assert may_sweep([StagedState.GIVEN_UP, StagedState.CLOSED])
+    assert not may_sweep([StagedState.RECORDED, StagedState.OPEN])
+    assert not may_sweep([StagedState.STRANGE])
     assert not may_sweep([])
 
 
@@ -157,7 +157,9 @@ class Producer(RuleBasedStateMachine):
             return
         self.claims[partition] += 1
         self.now += 1
-        name = staged_name(Unit(Kind.STREAM, "q", attempt.number), self.claims[partition], self.now)
+        name = staged_name(
+            CommitUnit(WriteKind.STREAM, "q", attempt.number), self.claims[partition], self.now
+        )
         self.there[partition][name] = self.claims[partition]
         attempt.objects[partition] = name
 
@@ -169,7 +171,7 @@ class Producer(RuleBasedStateMachine):
     def become_the_producer(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from(self.ready()))
         self.epoch += 1
-        if judge_batch(attempt.number, len(self.records)) is Judgement.DISCARD:
+        if judge_batch(attempt.number, len(self.records)) is BatchDecision.DISCARD:
             self.committed(attempt)
             return
         attempt.producer_epoch = self.epoch
@@ -221,13 +223,15 @@ class Producer(RuleBasedStateMachine):
         self.take_away(partition, decided, age)
 
     def take_away(self, partition: int, decided: Decided, give_up: int | None) -> None:
-        fates = {name: fate_of(name, decided, self.now, give_up) for name in self.there[partition]}
-        if not may_sweep(fates.values()):
+        staged_states = {
+            name: staged_state_of(name, decided, self.now, give_up) for name in self.there[partition]
+        }
+        if not may_sweep(staged_states.values()):
             return
         self.claims[partition] += 1
-        for name in [name for name, one in fates.items() if one in GARBAGE]:
+        for name in [name for name, one in staged_states.items() if one in GARBAGE]:
             del self.there[partition][name]
-            if fates[name] is Fate.GIVEN_UP:
+            if staged_states[name] is StagedState.GIVEN_UP:
                 self.given_up.add(name)
 
     # what must be true
@@ -253,4 +257,4 @@ def test_nothing_is_taken_from_a_directory_where_a_task_may_be_at_work_unless_th
 ) -> None:
     decided = Decided(7, encode_mark(QUERY), closed)
     names = [staged_name(QUERY._replace(number=number), 1, 0) for number in (7, 8)]
-    assert may_sweep([fate_of(name, decided, NOW, None) for name in names]) is closed
+    assert may_sweep([staged_state_of(name, decided, NOW, None) for name in names]) is closed

@@ -13,9 +13,9 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut
-from checkpoint.core.pinning import once_more
-from checkpoint.errors import PinRefusedError, RegionFencedError
-from checkpoint.standing_in import pin_stopped
+from checkpoint.core.savepoints import once_more
+from checkpoint.errors import RegionFencedError, SavepointRefusedError
+from checkpoint.maintenance.stand_in import savepoint_stopped
 from tests.checkpoint.test_manifest import a_cut
 from tests.checkpoint.test_pinned_lives import REGION, Host, World
 
@@ -31,20 +31,22 @@ async def with_cuts(count, retain=2):
 @pytest.mark.trio
 async def test_the_last_cut_is_recorded_once_more_and_the_region_goes_on_from_it() -> None:
     world = await with_cuts(3)
-    assert await pin_stopped(Host(world.store), REGION, "end", 0, on=True) == 3
+    assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True) == 3
     *_, before, last = await world.kept()
     assert (last.cut, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
-    assert (last.workers, last.final, last.pins) == (before.workers, False, {"end": 3})
+    assert (last.workers, last.final, last.savepoints) == (before.workers, False, {"end": 3})
     assert last.retained == (2, 3, 4)
     assert last.incarnation > before.incarnation
-    assert await pin_stopped(Host(world.store), REGION, "end", 0, on=True) == 3, "the last one is three again"
+    assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True) == 3, (
+        "the last one is three again"
+    )
     assert (await world.kept())[-1] == last
     world.rows[4] = world.rows[3]
     await world.crash()
     for number in range(5, 9):
         await world.driver.cut({"b": number})
     assert [cut.cut for cut in await world.check()] == [3, 7, 8], "three has its pin, four goes with its time"
-    assert await pin_stopped(Host(world.store), REGION, "end", 0, on=False) == 3
+    assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=False) == 3
     assert [cut.cut for cut in await world.kept()] == [3, 7, 8, 9], "who drives it next releases"
     world.rows[9] = world.rows[8]
     await world.crash()
@@ -54,7 +56,7 @@ async def test_the_last_cut_is_recorded_once_more_and_the_region_goes_on_from_it
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    ("pin", "cut", "on", "why"),
+    ("savepoint", "cut", "on", "why"),
     [
         ("new", 1, True, "cut 1 is not retained; 2, 3, 4 can be pinned"),
         ("new", 9, True, "cut 9 is not retained"),
@@ -63,13 +65,13 @@ async def test_the_last_cut_is_recorded_once_more_and_the_region_goes_on_from_it
         ("new", 0, False, r"there is no pin 'new'; there are 'good' \(cut 3\)"),
     ],
 )
-async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(pin, cut, on, why) -> None:
+async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoint, cut, on, why) -> None:
     world = await with_cuts(3)
-    assert await pin_stopped(Host(world.store), REGION, "good", 3, on=True) == 3
+    assert await savepoint_stopped(Host(world.store), REGION, "good", 3, on=True) == 3
     before = await world.kept()
-    with pytest.raises(PinRefusedError, match=why):
-        await pin_stopped(Host(world.store), REGION, pin, cut, on=on)
-    assert await pin_stopped(Host(world.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
+    with pytest.raises(SavepointRefusedError, match=why):
+        await savepoint_stopped(Host(world.store), REGION, savepoint, cut, on=on)
+    assert await savepoint_stopped(Host(world.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
     assert await world.kept() == before
 
 
@@ -77,15 +79,15 @@ async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(pin, cut
 async def test_a_region_without_a_cut_has_none_to_pin() -> None:
     world = World(2)
     await world.crash()
-    with pytest.raises(PinRefusedError, match="has committed no cut"):
-        await pin_stopped(Host(world.store), REGION, "end", 0, on=True)
+    with pytest.raises(SavepointRefusedError, match="has committed no cut"):
+        await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
 
 
 @pytest.mark.trio
 async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() -> None:
     world = await with_cuts(2)
     driver = world.driver
-    await pin_stopped(Host(world.store), REGION, "end", 0, on=True)
+    await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
     (order,) = [e for e in driver.play(CutWanted()) if isinstance(e, RequestCut)]
     kept = await world.kept()
     late = once_more(kept[:-1], driver.core.incarnation, {})
@@ -118,14 +120,14 @@ async def test_a_driver_that_starts_meanwhile_has_the_pin_or_never_will(members)
     world = await with_cuts(2)
     host, ended = Slow(world.store), []
 
-    async def pin():
+    async def savepoint():
         try:
-            ended.append(await pin_stopped(host, REGION, "end", 0, on=True))
+            ended.append(await savepoint_stopped(host, REGION, "end", 0, on=True))
         except RegionFencedError as error:
             ended.append(error)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pin)
+        nursery.start_soon(savepoint)
         await wait_all_tasks_blocked()
         for member in range(1, members + 1):
             host.own.deliver(member)
@@ -135,14 +137,14 @@ async def test_a_driver_that_starts_meanwhile_has_the_pin_or_never_will(members)
         await world.crash()
         if members < 2:
             host.own.deliver(3)
-    counts = "end" in world.driver.core.pins
+    counts = "end" in world.driver.core.savepoints
     assert ended == [2] if members == 2 else isinstance(ended[0], RegionFencedError)
     assert counts or members < 2, "what was acknowledged holds"
     for number in range(4):
         await world.driver.cut({"b": number})
     numbers = [cut.cut for cut in await world.check()]
     assert (2 in numbers) == counts
-    assert (await world.kept())[-1].pins == ({"end": 2} if counts else {})
+    assert (await world.kept())[-1].savepoints == ({"end": 2} if counts else {})
 
 
 def test_a_final_cut_stays_final_and_a_cut_once_more_says_whose_it_is() -> None:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import limits, state_blocks
-from checkpoint.errors import UnsupportedKeyTypeError
-from checkpoint.key_hash import HASH_COLUMN, hash_keys
-from checkpoint.state_blocks import (
+from checkpoint import limits
+from checkpoint.chains import state_blocks
+from checkpoint.chains.state_blocks import (
     DELETED_COLUMN,
     StateFold,
     block_schema,
@@ -21,6 +20,8 @@ from checkpoint.state_blocks import (
     make_block,
     newest_rows,
 )
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from dos_protocol.errors import CorruptDataError
 
 WORDS = block_schema(pa.schema([("word", pa.string())]), pa.schema([("count", pa.int64())]))

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint import limits
+from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
+from checkpoint.chains.state_reading import STATE_CHAIN
+from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.core.divisions import Division
 from checkpoint.core.retention import Rolling
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import block_schema, encode_block, make_block
-from checkpoint.state_reading import STATE_CHAIN
-from checkpoint.state_store import StateStore
-from checkpoint.steps_log import STEPS_CHAIN, StepsLog
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
 from journal import ORIGIN, ChainWriter, Op, Record, Scratch, take_over
 from tests.journal.memory_store import MemoryStore

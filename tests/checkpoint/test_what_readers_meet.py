@@ -12,24 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.barrier import Alignment
-from checkpoint.core.channel_frames import Frame, FrameType
-from checkpoint.core.cut_views import cut_diff, cut_full, cut_row, slowest
-from checkpoint.core.divisions import Division, DivisionFold
-from checkpoint.core.dropped import dropped_rows, dropped_text, end_text, late_by_text, merge_counters
-from checkpoint.core.fingerprint import declared_state, differing_operators
-from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, Hello
-from checkpoint.core.keys import Kind, Value, canonical_bytes
-from checkpoint.core.layout import Layout, ShardRange, check_layout, even_layout
-from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, check_cut, decode_cut, encode_cut
-from checkpoint.core.messages import Counters
-from checkpoint.core.pinning import pin_problem
-from checkpoint.core.region import WorkerStatus, region_of_worker, worker_directory
-from checkpoint.core.staged import Kind as UnitKind
-from checkpoint.core.staged import Unit, is_orphan, staged_name
-from checkpoint.errors import HandshakeError, ManifestError, UnsupportedKeyTypeError
-from checkpoint.key_hash import HASH_COLUMN, hash_keys
-from checkpoint.state_blocks import (
+from checkpoint.chains.state_blocks import (
     block_schema,
     decode_block,
     encode_block,
@@ -38,6 +21,23 @@ from checkpoint.state_blocks import (
     newest_rows,
     state_version_of,
 )
+from checkpoint.core.barrier import Alignment
+from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.cut_views import cut_diff, cut_full, cut_row, slowest
+from checkpoint.core.divisions import Division, DivisionFold
+from checkpoint.core.dropped import dropped_rows, dropped_text, end_text, late_by_text, merge_counters
+from checkpoint.core.fingerprint import declared_state, differing_operators
+from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
+from checkpoint.core.keys import Kind, Value, canonical_bytes
+from checkpoint.core.layout import Layout, ShardRange, check_layout, even_layout
+from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, check_cut, decode_cut, encode_cut
+from checkpoint.core.messages import Counters
+from checkpoint.core.region import WorkerStatus, region_of_worker, worker_directory
+from checkpoint.core.savepoints import savepoint_problem
+from checkpoint.core.staged import CommitUnit, is_orphan, staged_name
+from checkpoint.core.staged import WriteKind as UnitKind
+from checkpoint.errors import HandshakeError, ManifestError, UnsupportedKeyTypeError
+from checkpoint.key_hash import HASH_COLUMN, hash_keys
 from journal.core.position import Position
 
 # --- what is left out ---------------------------------------------------------------------------------------
@@ -78,19 +78,19 @@ STREAM = UnitKind.STREAM
     (6, True, True), (7, True, True), (8, True, False),
 ])  # fmt: skip
 def test_of_a_stream_what_is_older_is_left_over(number: int, recorded: bool, orphan: bool) -> None:
-    name = staged_name(Unit(STREAM, "q", number), 1, 1)
-    assert is_orphan(name, Unit(STREAM, "q", 7), recorded=recorded) is orphan
-    job = Unit(UnitKind.JOB, "a" * 32, None)
+    name = staged_name(CommitUnit(STREAM, "q", number), 1, 1)
+    assert is_orphan(name, CommitUnit(STREAM, "q", 7), recorded=recorded) is orphan
+    job = CommitUnit(UnitKind.JOB, "a" * 32, None)
     assert not is_orphan(name, job, recorded=recorded), "of a stream nothing is a job's to take"
     assert not is_orphan("nonsense", job, recorded=recorded)
 
 
 def test_of_a_job_what_others_put_down_is_left_over_until_it_is_recorded_and_its_own_then() -> None:
-    job, other = Unit(UnitKind.JOB, "a" * 32, None), Unit(UnitKind.JOB, "b" * 32, None)
+    job, other = CommitUnit(UnitKind.JOB, "a" * 32, None), CommitUnit(UnitKind.JOB, "b" * 32, None)
     own, strange = staged_name(job, 1, 1), staged_name(other, 1, 1)
     assert [is_orphan(name, job, recorded=False) for name in (own, strange)] == [False, True]
     assert [is_orphan(name, job, recorded=True) for name in (own, strange)] == [True, False]
-    assert not is_orphan(own, Unit(STREAM, "q", 7), recorded=True)
+    assert not is_orphan(own, CommitUnit(STREAM, "q", 7), recorded=True)
 
 
 # --- keys and blocks ----------------------------------------------------------------------------------------
@@ -222,11 +222,11 @@ def test_a_record_of_a_cut_may_be_as_long_as_the_limit_and_no_longer(monkeypatch
 
 
 def test_a_pin_that_is_there_may_be_put_again_when_there_is_no_room_for_another() -> None:
-    full = {f"p{number}": 2 for number in range(limits.pins_max)}
-    assert pin_problem("p0", 2, full, {2}) == ""
-    assert "pins already" in pin_problem("new", 2, full, {2})
+    full = {f"p{number}": 2 for number in range(limits.savepoints_max)}
+    assert savepoint_problem("p0", 2, full, {2}) == ""
+    assert "pins already" in savepoint_problem("new", 2, full, {2})
     full.pop("p0")
-    assert pin_problem("new", 2, full, {2}) == ""
+    assert savepoint_problem("new", 2, full, {2}) == ""
 
 
 def test_a_cut_in_a_row_and_in_full() -> None:
@@ -369,7 +369,7 @@ KEY = b"k" * 32
 
 
 def ends() -> tuple[Dialler, Acceptor]:
-    hello = Hello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
+    hello = LinkHello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
     dialler = Dialler(hello, key=KEY, nonce=b"d" * NONCE_BYTES)
     return dialler, Acceptor(job="app", key=KEY, nonce=b"a" * NONCE_BYTES)
 
@@ -377,10 +377,10 @@ def ends() -> tuple[Dialler, Acceptor]:
 def test_nothing_but_a_handshake_frame_is_read_before_the_link_stands() -> None:
     dialler, acceptor = ends()
     hello = dialler.hello()
-    other = Frame(FrameType.DATA, job=hello.job, payload=bytes(hello.payload))
+    other = ChannelFrame(FrameType.DATA, job=hello.job, payload=bytes(hello.payload))
     with pytest.raises(HandshakeError, match="a DATA frame came before"):
         acceptor.received(other)
-    with pytest.raises(HandshakeError, match="Hello came where a challenge was due"):
+    with pytest.raises(HandshakeError, match="LinkHello came where a challenge was due"):
         dialler.challenged(hello)
     challenge = acceptor.received(hello)
     with pytest.raises(HandshakeError, match="Challenge came where a hello was due"):
@@ -390,7 +390,7 @@ def test_nothing_but_a_handshake_frame_is_read_before_the_link_stands() -> None:
 
 
 def test_a_nonce_that_is_too_short_is_refused_by_both_ends() -> None:
-    hello = Hello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
+    hello = LinkHello(role="exchange", job="app", worker=3, attempt=2, incarnation=9)
     short = Dialler(hello, key=KEY, nonce=b"d" * (NONCE_BYTES - 1))
     dialler, acceptor = ends()
     with pytest.raises(HandshakeError, match="where a hello was due"):

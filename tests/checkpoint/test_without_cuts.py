@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.coordinator_vocabulary import CutWanted, StopWanted
 from checkpoint.core.messages import RequestCut, Restored
 from checkpoint.core.region import RegionState

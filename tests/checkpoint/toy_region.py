@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import CutCommitted, RegionSpec, StateChanged
 from tests.checkpoint.toy_worker import ToySpec, run_toy
 

@@ -18,9 +18,12 @@ import numpy as np
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
+from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core.barrier import Alignment
-from checkpoint.core.channel_frames import Frame, FrameFlag, FrameType
-from checkpoint.core.handshake import Hello
+from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
+from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import SplitPosition, WorkerCut
 from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start, job_digest
 from checkpoint.core.region import worker_directory
@@ -28,9 +31,6 @@ from checkpoint.errors import LinkClosedError, OrphanedError, StaleIncarnationEr
 from checkpoint.key_hash import hash_keys
 from checkpoint.link import connect_link, serve_links
 from checkpoint.participant import ParticipantSpec, open_participant
-from checkpoint.state_blocks import block_schema, encode_block, make_block
-from checkpoint.state_store import StateStore
-from checkpoint.steps_log import StepsLog
 from dos_client import open_store
 from dos_protocol.errors import BrokenConnectionError, FencedError
 from journal import Scratch
@@ -104,7 +104,7 @@ class Life:
             keys, counts = block.column("key").to_pylist(), block.column("count").to_pylist()
             self.counts = dict(zip(keys, counts, strict=True))
         for index, peer in enumerate(self.order.peers):
-            hello = Hello(
+            hello = LinkHello(
                 role="exchange",
                 job=spec.region,
                 worker=spec.worker,
@@ -181,7 +181,9 @@ class Life:
     def frame(self, kind, **fields):
         spec = self.toy.spec
         job = job_digest(spec.region)
-        return Frame(kind, sender=spec.worker, job=job, sender_epoch=self.number, step=self.step, **fields)
+        return ChannelFrame(
+            kind, sender=spec.worker, job=job, sender_epoch=self.number, step=self.step, **fields
+        )
 
     async def finish_step(self):
         """Wait for everybody's end, count, and vote if a cut is here."""

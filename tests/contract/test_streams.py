@@ -14,7 +14,7 @@ import trio.testing
 from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.pipes import MemoryStream
 from dos_server.memory.ports import MemoryRounds
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 from dos_server.ports import Rounds
 from dos_server.readiness import Readiness
 
@@ -39,9 +39,9 @@ async def ends_of(kind: str) -> AsyncIterator[tuple[Any, Any, Rounds]]:
             sock.close()
             readiness.close()
         return
-    timers, chance = Timers(), None if kind == "memory" else Random(7)
+    timers, rng = MemoryTimers(), None if kind == "memory" else Random(7)
     slow = kind == "memory, slow"
-    network = MemoryNetwork(timers, chance, lambda _, __: 0.002 if slow else 0.0, way_bytes_max=65_536)
+    network = MemoryNetwork(timers, rng, lambda _, __: 0.002 if slow else 0.0, way_bytes_max=65_536)
     near, far = network.pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.run)
@@ -293,7 +293,7 @@ def test_where_nobody_listens_a_connection_is_refused(where: str) -> None:
     async def main() -> None:
         if where == "memory":
             with pytest.raises(ConnectionRefusedError):
-                await MemoryNetwork(Timers()).connect("nobody", 1)
+                await MemoryNetwork(MemoryTimers()).connect("nobody", 1)
             return
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]

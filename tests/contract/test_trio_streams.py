@@ -1,5 +1,5 @@
 """The contract of trio's streams and listeners: those on TCP over loopback keep it, and so do those in
-memory. What the links of a region stand on (`checkpoint.world`)."""
+memory. What the links of a region stand on (`checkpoint.runtime`)."""
 
 import contextlib
 import errno
@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from checkpoint.world import OutsideWorld
+from checkpoint.runtime import RealRegionRuntime
 from dos_server.memory.network import MemoryNetwork, here
 from dos_server.memory.streams import open_memory_listeners, open_memory_stream
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 
 KINDS = ["tcp", "memory", "memory in pieces", "memory, slow"]
 BACKLOG = 16
@@ -31,7 +31,7 @@ class Net(Protocol):
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]: ...
 
 
-class Tcp(OutsideWorld):
+class Tcp(RealRegionRuntime):
     host = "127.0.0.1"
 
 
@@ -53,9 +53,9 @@ async def net_of(kind: str) -> AsyncIterator[Net]:
     if kind == "tcp":
         yield Tcp()
         return
-    timers, chance = Timers(), None if kind == "memory" else Random(7)
+    timers, rng = MemoryTimers(), None if kind == "memory" else Random(7)
     slow = kind == "memory, slow"
-    network = MemoryNetwork(timers, chance, lambda _, __: 0.002 if slow else 0.0, way_bytes_max=65_536)
+    network = MemoryNetwork(timers, rng, lambda _, __: 0.002 if slow else 0.0, way_bytes_max=65_536)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.run)
         yield Memory(network)

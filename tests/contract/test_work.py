@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from dos_server.memory.ports import MemoryPorts
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 from dos_server.ports import OPERATING_SYSTEM, Ports, Rounds
 from dos_server.readiness import Readiness
 
@@ -20,7 +20,7 @@ async def ports_of(kind: str) -> AsyncIterator[Ports]:
     if kind == "threads":
         yield OPERATING_SYSTEM
         return
-    timers = Timers()
+    timers = MemoryTimers()
     takes_s = (0.001, 0.002) if kind == "memory, slow" else (0.0, 0.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.run)

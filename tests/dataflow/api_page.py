@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias
 
 import dataflow
 from dataflow import testing
-from dataflow.aggregates import Aggregate
-from dataflow.graph import GraphPlan
+from dataflow.graph.builder import GraphPlan
+from dataflow.operators.aggregate_functions import Aggregate
 from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
 
@@ -54,7 +54,11 @@ def api_page() -> str:
     every |= {"SqlSink": SqlSink, "Trial": testing.Trial, "assert_crash_safe": testing.assert_crash_safe}
     taken = {name for names in groups.values() for name in names}
     left = [name for name, one in every.items() if name not in taken and not _is_left_out(one)]
-    aggregates = [name for name in left if getattr(every[name], "__module__", "") == "dataflow.aggregates"]
+    aggregates = [
+        name
+        for name in left
+        if getattr(every[name], "__module__", "") == "dataflow.operators.aggregate_functions"
+    ]
     groups["Aggregates"] = aggregates
     groups["Everything else"] = [name for name in left if name not in aggregates]
     known = _Aliases()

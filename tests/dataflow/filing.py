@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow import Place, UserOperator
-from dataflow.directory import OperatorDirectory
+from dataflow import RuntimeContext, UserOperator
+from dataflow.state.operator_directory import OperatorDirectory
 
 
 class Filing(UserOperator):
@@ -21,7 +21,7 @@ class Filing(UserOperator):
     keeps_files = True
     files: OperatorDirectory
 
-    def open(self, ctx: Place) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         self.files = ctx.directory()
         assert ctx.directory() is self.files
 
@@ -59,7 +59,7 @@ class Diary(UserOperator):
         self.once = once
         self.hurry = hurry
 
-    def open(self, ctx: Place) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         self.files = ctx.directory()
         if not (self.files.path / "counts").exists():
             self.files.truncate("counts", 26 * 8)

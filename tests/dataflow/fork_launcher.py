@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from dataflow.local import ProcessLauncher
-from dataflow.worker import WorkerSpec, run_worker
+from dataflow.worker.process import WorkerSpec, run_worker
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.dataflow.fork_launcher", "tests.checkpoint.toy_worker", "pandas"])

@@ -47,11 +47,11 @@ class Stream(NamedTuple):
     """What an operator is told: the rows of each step in the order of arrival, the watermark behind it."""
 
     steps: list[list[Row]]
-    marks: list[int]
+    watermarks: list[int]
 
     def met(self) -> list[int]:
         """The watermark that the rows of each step meet."""
-        return [UNKNOWN, *self.marks[:-1]]
+        return [UNKNOWN, *self.watermarks[:-1]]
 
 
 class Made(NamedTuple):
@@ -80,21 +80,21 @@ def stream(division: Division, timed: Mapping[tuple[str, ...], int], worker: int
         ]
         for step in division.steps
     ]
-    each = [_marks(division, group, late, worker) for group, late in timed.items() for worker in workers]
-    marks: list[int] = []
+    each = [_watermarks(division, group, late, worker) for group, late in timed.items() for worker in workers]
+    watermarks: list[int] = []
     for now in zip(*each, strict=True):
-        mark = _together(now)
-        before = marks[-1] if marks else UNKNOWN
-        marks.append(before if mark is None else max(mark, before))
-    return Stream(steps, marks)
+        watermark = _together(now)
+        before = watermarks[-1] if watermarks else UNKNOWN
+        watermarks.append(before if watermark is None else max(watermark, before))
+    return Stream(steps, watermarks)
 
 
-def _together(marks: Iterable[int | None]) -> int | None:
+def _together(watermarks: Iterable[int | None]) -> int | None:
     """The least of all that count; None: none counts."""
-    return min((mark for mark in marks if mark is not None), default=None)
+    return min((watermark for watermark in watermarks if watermark is not None), default=None)
 
 
-def _marks(division: Division, sources: Sequence[str], lateness: int, worker: int) -> list[int | None]:
+def _watermarks(division: Division, sources: Sequence[str], lateness: int, worker: int) -> list[int | None]:
     """What an `event_time` above these sources promises on one worker."""
     newest: dict[tuple[str, str], int] = {}
     found: list[int | None] = []
@@ -121,11 +121,11 @@ def _marks(division: Division, sources: Sequence[str], lateness: int, worker: in
             ]
             promised = [newest.get((source, split), UNKNOWN) - lateness - 1 for split in left]
             of_sources.append(max(min(promised), UNKNOWN) if promised else END)
-        mark = _together(of_sources)
-        if mark is not None and mark != END:
-            held = max(held, mark)
-            mark = held
-        found.append(mark)
+        watermark = _together(of_sources)
+        if watermark is not None and watermark != END:
+            held = max(held, watermark)
+            watermark = held
+        found.append(watermark)
     return found
 
 
@@ -201,13 +201,13 @@ def own(told: Stream, workers: int) -> Made:
     """
     counts: dict[str | None, int] = {}
     given: list[list[Any]] = []
-    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+    for rows, met, watermark in zip(told.steps, told.met(), told.watermarks, strict=True):
         made: list[Any] = []
         for row in rows:
             counts[row["k"]] = counts.get(row["k"], 0) + 1
             made.append((row["k"], row["t"], counts[row["k"]]))
-        if mark != met and mark != END:
-            made += [("", mark, 0)] * workers
+        if watermark != met and watermark != END:
+            made += [("", watermark, 0)] * workers
         given.append(made)
     return Made(given, [[] for _ in given])
 
@@ -219,7 +219,7 @@ def windows(told: Stream, size: int, slide: int, offset: int) -> Made:
     """[start, end) is over when the watermark is at end - 1. A row is late where all its windows are."""
     open_: dict[tuple[int, str | None], list[Row]] = {}
     made = Made([], [])
-    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+    for rows, met, watermark in zip(told.steps, told.met(), told.watermarks, strict=True):
         late = []
         for row in rows:
             starts = [
@@ -232,7 +232,7 @@ def windows(told: Stream, size: int, slide: int, offset: int) -> Made:
                 open_.setdefault((start, row["k"]), []).append(row)
             if not still:
                 late.append(row)
-        over = sorted((one for one in open_ if one[0] + size - 1 <= mark), key=by_window)
+        over = sorted((one for one in open_ if one[0] + size - 1 <= watermark), key=by_window)
         made.rows.append([_window(*one, size, open_.pop(one)) for one in over])
         made.late.append(late)
     return made
@@ -251,7 +251,7 @@ def top_k(told: Stream, size: int, offset: int, k: int) -> Made:
         return row["x"] is None, -(row["x"] or 0), order_of(row, "t", "k", "x", "tag")
 
     made = Made([], [])
-    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+    for rows, met, watermark in zip(told.steps, told.met(), told.watermarks, strict=True):
         late, given = [], []
         for row in rows:
             start = (row["t"] - offset) // size * size + offset
@@ -259,7 +259,7 @@ def top_k(told: Stream, size: int, offset: int, k: int) -> Made:
                 late.append(row)
             else:
                 open_.setdefault((start, row["k"]), []).append(row)
-        over = [one for one in open_ if one[0] + size - 1 <= mark]
+        over = [one for one in open_ if one[0] + size - 1 <= watermark]
         for one in sorted(over, key=by_window):
             given += sorted(open_.pop(one), key=largest)[:k]
         made.rows.append(given)
@@ -292,11 +292,11 @@ def released(told: Stream) -> Made:
     """What `sort` gives."""
     waiting: list[Row] = []
     made = Made([], [])
-    for rows, met, mark in zip(told.steps, told.met(), told.marks, strict=True):
+    for rows, met, watermark in zip(told.steps, told.met(), told.watermarks, strict=True):
         made.late.append([row for row in rows if row["t"] <= met])
         waiting += [row for row in rows if row["t"] > met]
-        made.rows.append(in_order(row for row in waiting if row["t"] <= mark))
-        waiting = [row for row in waiting if row["t"] > mark]
+        made.rows.append(in_order(row for row in waiting if row["t"] <= watermark))
+        waiting = [row for row in waiting if row["t"] > watermark]
     return made
 
 
@@ -340,9 +340,9 @@ def keyed_function(told: Stream, wait: int, ttl: int | None) -> Made:
             return 0
         return found.rows
 
-    def fire(mark: int) -> list[tuple[str | None, int, int, int]]:
+    def fire(watermark: int) -> list[tuple[str | None, int, int, int]]:
         made = []
-        due = [(time, key) for key, time in timers.items() if time <= mark]
+        due = [(time, key) for key, time in timers.items() if time <= watermark]
         for time, key in sorted(due, key=by_window):
             del timers[key]
             rows = rows_of(key, time)
@@ -354,7 +354,7 @@ def keyed_function(told: Stream, wait: int, ttl: int | None) -> Made:
 
     given: list[list[Any]] = []
     ordered = released(told)
-    for rows, mark in zip(ordered.rows, told.marks, strict=True):
+    for rows, watermark in zip(ordered.rows, told.watermarks, strict=True):
         made: list[Any] = []
         for row in rows:
             made += fire(row["t"] - 1)
@@ -365,7 +365,7 @@ def keyed_function(told: Stream, wait: int, ttl: int | None) -> Made:
                 timers[key] = time + wait
             elif (row["x"] or 0) < 0:
                 timers.pop(key, None)
-        made += fire(mark)
+        made += fire(watermark)
         given.append(made)
     return Made(given, ordered.late)
 

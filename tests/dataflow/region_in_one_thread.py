@@ -12,32 +12,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoint.core.channel_frames import Frame
+from checkpoint.core.channel_frames import ChannelFrame
 from checkpoint.core.divisions import Division
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.outputs import OutputLine, Verdict
-from dataflow.directory_handover import Handover
-from dataflow.graph import Graph
+from checkpoint.core.outputs import OutputDecision, OutputSequence
+from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
-from dataflow.worker_identity import Identity
-from dataflow.worker_messages import (
-    CutCommitted,
+from dataflow.state.directory_handover import Handover
+from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.identity import Identity
+from dataflow.worker.messages import (
     CutRequested,
     CutTaken,
     DirectoryCut,
     DivisionsDurable,
     FilesChanged,
+    LoadStateBlock,
     OutputMade,
-    Restoring,
+    PublishCut,
+    RestoreCircuit,
     Shared,
     SourceWaits,
     StageEnded,
     Started,
-    StateBlock,
     ToLinks,
 )
-from dataflow.worker_run import Incarnation
 from journal import Position, Record
 from journal.files.changing import snapshot_of
 from journal.files.rebuilding import Rebuilding
@@ -68,7 +68,7 @@ class WorkerSide:
     shared: Shared = field(default_factory=Shared)
     shown: list[OutputMade] = field(default_factory=list)
     """The output log of the one sink that shows by step: never taken back."""
-    line: OutputLine | None = None
+    line: OutputSequence | None = None
     unshown: deque[OutputMade] = field(default_factory=deque)
     """Made, and the division of its step is not durable everywhere yet."""
     files: dict[str, list[Record]] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class WorkerSide:
     files_at: dict[str, dict[int, list[Record]]] = field(default_factory=dict)
     """Operator -> cut -> the changes, or a snapshot, that make its files."""
     paths: dict[str, Path] = field(default_factory=dict)
-    run: Incarnation | None = None
-    commits: deque[CutCommitted] = field(default_factory=deque)
+    run: CircuitIncarnation | None = None
+    commits: deque[PublishCut] = field(default_factory=deque)
     """On their way: a cut is in the manifest before any worker hears of it, and a reset may come between."""
-    inbound: dict[int, deque[Frame]] = field(default_factory=dict)
+    inbound: dict[int, deque[ChannelFrame]] = field(default_factory=dict)
 
 
 class OneThreadRegion:
@@ -127,12 +127,12 @@ class OneThreadRegion:
             side.unshown.clear()
             side.commits.clear()
             side.recorded.clear()
-            side.line = OutputLine("shown", step)
+            side.line = OutputSequence("shown", step)
             for output in side.shown:
                 side.line.add(output.step, output.digest, Position(1, output.step, 0))
             part = at.parts[index] if at else None
-            order = Restoring(self.incarnation, step, cut, part, even_layout(self.workers), b"s" * 16)
-            side.run = Incarnation(
+            order = RestoreCircuit(self.incarnation, step, cut, part, even_layout(self.workers), b"s" * 16)
+            side.run = CircuitIncarnation(
                 self.plan,
                 Identity("region", index, self.workers),
                 order,
@@ -142,7 +142,7 @@ class OneThreadRegion:
             )
             side.blocks = [block for block in side.blocks if block[0] <= cut]
             for number, operator, data in side.blocks:
-                side.run.load(StateBlock(self.incarnation, number, operator, data))
+                side.run.load(LoadStateBlock(self.incarnation, number, operator, data))
             side.run.loaded(self._directories(index, cut))
         until = min(self._last_recorded(side, step) for side in self.sides)
         for side in self.sides:
@@ -237,7 +237,7 @@ class OneThreadRegion:
         while side.unshown and all(side.unshown[0].step in one.divisions for one in self.sides):
             output = side.unshown.popleft()
             assert side.line is not None
-            if side.line.judge(output.step, output.digest) is Verdict.APPEND:
+            if side.line.judge(output.step, output.digest) is OutputDecision.APPEND:
                 side.line.add(output.step, output.digest, Position(1, output.step, 0))
                 side.shown.append(output)
 
@@ -249,7 +249,7 @@ class OneThreadRegion:
             self.sides[peer].inbound[index].extend(frames)
 
     def _cut_taken(self, index: int, message: CutTaken) -> None:
-        number = message.mark.cut
+        number = message.barrier.cut
         for writer in message.writers:
             writer.sync()
         self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
@@ -275,9 +275,9 @@ class OneThreadRegion:
             for worker, vote in votes.items()
         }
         last = votes[0]
-        self.cut = StoredCut(number, last.step, last.mark.final, parts)
+        self.cut = StoredCut(number, last.step, last.barrier.final, parts)
         for side in self.sides:
-            side.commits.append(CutCommitted(self.incarnation, number, last.mark.final))
+            side.commits.append(PublishCut(self.incarnation, number, last.barrier.final))
 
     # --- time goes on -------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def two_regions(paths: list[Path], folder: Path, publish: str) -> Graph:
     words = lines.flat_map("words", partial(unhurried, folder / "hurry"), schema="word string", takes="batch")
     words.sink("words_out", LogSink(publish=publish))
     again = graph.source("again", LogSource("words_out", "word string")).annotate(consistent(period=0.1))
-    again.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="cut"))
+    again.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="checkpoint"))
     return graph
 
 

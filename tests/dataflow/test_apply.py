@@ -18,7 +18,7 @@ from dataflow import (
     GraphError,
     InputSource,
     LogSink,
-    Place,
+    RuntimeContext,
     SchemaError,
     UserOperator,
 )
@@ -35,7 +35,7 @@ class Seen(UserOperator):
     needs = "word string"
     schema = "word string, n bigint"
     state = "word string, n bigint"
-    sides = {"crossed": "word string", "batches": "word string"}  # noqa: RUF012 - as users write it
+    side_outputs = {"crossed": "word string", "batches": "word string"}  # noqa: RUF012 - as users write it
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -57,14 +57,14 @@ class Seen(UserOperator):
         self.counts.update({one["word"]: one["n"] for one in state.to_pylist()})
 
 
-def graph_of(operator: UserOperator, schema: str = "word string", *, sides: bool = False) -> Graph:
+def graph_of(operator: UserOperator, schema: str = "word string", *, side_outputs: bool = False) -> Graph:
     graph = Graph("words")
     rows = graph.source("rows", InputSource("rows", schema))
     made = rows.key_by("by_word", "word").apply("own", operator)
     made.sink("out", CallSink(print))
-    if sides:
+    if side_outputs:
         for port in ("crossed", "batches"):
-            made.side(port, port).sink(f"{port}_out", CallSink(print))
+            made.side_output(port, port).sink(f"{port}_out", CallSink(print))
     return graph
 
 
@@ -74,7 +74,7 @@ def test_rows_and_side_outputs_are_those_of_a_run_without_trouble(
     words: list[str], data: st.DataObject
 ) -> None:
     steps = data.draw(arrangements({"rows": [{"word": word} for word in words]}))
-    trial = play_with_trouble(graph_of(Seen(), sides=True), steps, data)
+    trial = play_with_trouble(graph_of(Seen(), side_outputs=True), steps, data)
     counts = Counter(word for word in words if word[0] != "x")
     expected = [{"word": word, "n": n + 1} for word, count in counts.items() for n in range(count)]
     assert multiset(trial.rows("out")) == multiset(expected)
@@ -151,7 +151,7 @@ def test_an_operator_is_told_in_the_order_of_the_paper() -> None:
         def __deepcopy__(self, memo: Any) -> "Tells":
             return Tells(self.name)
 
-        def open(self, place: Place) -> None:
+        def open(self, place: RuntimeContext) -> None:
             assert (place.operator, place.workers) == (self.name, 1)
             calls.append(f"open {self.name}")
 
@@ -261,8 +261,8 @@ def test_rows_of_a_drain_need_the_declaration() -> None:
 
 
 def test_a_cut_writes_what_changed() -> None:
-    from dataflow.migration import StateHistory
     from dataflow.operators.own_state import OwnState
+    from dataflow.state.migration import StateHistory
 
     schema = pa.schema([("a", pa.float64()), ("b", pa.list_(pa.int64()))])
     rows: list[tuple[Any, Any]] = []
@@ -320,7 +320,7 @@ def _of(**declared: Any) -> UserOperator:
             _of(state="_row bigint", checkpoint=lambda self: [], reset=lambda self, state: None),
             "state: column names of a state must differ",
         ),
-        (_of(sides={"bad": "_hash string"}), "side output 'bad': column '_hash' is reserved"),
+        (_of(side_outputs={"bad": "_hash string"}), "side output 'bad': column '_hash' is reserved"),
         (_of(lock=threading.Lock(), __deepcopy__=lambda self, memo: 1 // 0), r"make such things in open\(\)"),
         (UserOperator(), r"UserOperator has no process\(self, batch\); write one"),
         (
@@ -345,7 +345,7 @@ def test_an_unknown_side_output_is_told_with_the_nearest() -> None:
     graph = Graph("g")
     made = graph.source("rows", InputSource("rows", "word string")).apply("own", Seen())
     made.sink("out", CallSink(print))
-    made.side("other", "crosed").sink("other_out", CallSink(print))
+    made.side_output("other", "crosed").sink("other_out", CallSink(print))
     with pytest.raises(GraphError, match=r"no side output 'crosed' \(did you mean 'crossed'\?\); it has"):
         graph.plan()
 

@@ -29,7 +29,7 @@ def numbered(paths: list[Path], folder: Path) -> Graph:
     words_of = lines.map("words", word_of, schema="word string")
     made = words_of.key_by("by_word", "word").apply("own", Seen())
     made.sink("out", FileSink(folder / "out"))
-    made.side("crossed", "crossed").sink("crossed_out", FileSink(folder / "crossed"))
+    made.side_output("crossed", "crossed").sink("crossed_out", FileSink(folder / "crossed"))
     return graph
 
 

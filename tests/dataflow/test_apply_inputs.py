@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow import CallSink, Graph, GraphError, InputSource, Place, SchemaError, UserOperator
+from dataflow import CallSink, Graph, GraphError, InputSource, RuntimeContext, SchemaError, UserOperator
 from dataflow.errors import OperatorError
 from dataflow.testing import CRASH, Trial, assert_crash_safe
 from tests.dataflow.test_join import together
@@ -25,7 +25,7 @@ class Priced(UserOperator):
     needs = {"orders": ORDERS, "prices": PRICES}  # noqa: RUF012 - as users write it
     schema = "at timestamp, item string, n bigint, price double"
     state = "at timestamp, item string, n bigint, price double"
-    sides = {"told": "input string, at timestamp"}  # noqa: RUF012
+    side_outputs = {"told": "input string, at timestamp"}  # noqa: RUF012
 
     def __init__(self) -> None:
         self.orders: list[Row] = []
@@ -77,10 +77,10 @@ def pricing(orders: timedelta, prices: timedelta) -> Graph:
     by_item = ordered.event_time("orders_timed", "at", lateness=orders).key_by("by_item", "item")
     by_what = priced.event_time("prices_timed", "at", lateness=prices).key_by("by_what", "what")
     made = graph.apply("priced", Priced(), prices=by_what, orders=by_item)
-    made.side("told", "told").sink("told_out", CallSink(print))
+    made.side_output("told", "told").sink("told_out", CallSink(print))
     in_order = made.sort("in_order", "at")
     in_order.sink("out", CallSink(print))
-    in_order.side("late", "late").sink("late_out", CallSink(print))
+    in_order.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 
@@ -153,7 +153,7 @@ class Says(UserOperator):
     needs = {"left": "n bigint", "right": "n bigint"}  # noqa: RUF012
     schema = "input string, n bigint"
 
-    def open(self, place: Place) -> None:
+    def open(self, place: RuntimeContext) -> None:
         assert list(place.inputs) == ["left", "right"]
         assert place.columns == place.inputs["left"]
 

@@ -46,8 +46,8 @@ def shop(prices: Stream, orders: Stream, *, behind: bool = False) -> Stream:
     """Each order and its price. behind: both come through an exchange."""
     if behind:
         prices, orders = prices.key_by("prices_by", "item"), orders.key_by("orders_by", "line")
-    table = prices.graph.control("prices", prices, "item", complete_first=True)
-    return orders.map("priced", priced, schema="item string, price bigint", control=table)
+    table = prices.graph.broadcast_table("prices", prices, "item", complete_first=True)
+    return orders.map("priced", priced, schema="item string, price bigint", broadcast=table)
 
 
 def of_files(prices: list[Path], orders: list[Path], *, behind: bool = False, slowly: Any = None) -> Graph:
@@ -194,17 +194,17 @@ def with_table(row: Row, table: Any) -> Row:
 
 def test_tables_that_would_wait_for_themselves_are_refused() -> None:
     graph, a, b = two()
-    table = graph.control("table", a.union("both", b), "line", complete_first=True)
-    a.map("read", with_table, control=table).sink("out", FileSink("out"))
+    table = graph.broadcast_table("table", a.union("both", b), "line", complete_first=True)
+    a.map("read", with_table, broadcast=table).sink("out", FileSink("out"))
     b.sink("rest", FileSink("rest"))
     said = problem_of(graph)
     assert "source 'a' waits until control table 'table' is complete (complete_first=True), and that" in said
     assert "source 'b'" not in said
     graph, a, b = two()
-    first = graph.control("first", graph.stream("a_read"), "line", complete_first=True)
-    second = graph.control("second", graph.stream("b_read"), "line", complete_first=True)
-    a.map("a_read", with_table, control=second)
-    b.map("b_read", with_table, control=first)
+    first = graph.broadcast_table("first", graph.stream("a_read"), "line", complete_first=True)
+    second = graph.broadcast_table("second", graph.stream("b_read"), "line", complete_first=True)
+    a.map("a_read", with_table, broadcast=second)
+    b.map("b_read", with_table, broadcast=first)
     said = problem_of(graph)
     assert "source 'a' waits until control table 'second' is complete" in said
     assert "source 'b' waits until control table 'first' is complete" in said
@@ -212,18 +212,20 @@ def test_tables_that_would_wait_for_themselves_are_refused() -> None:
 
 def test_a_table_may_wait_for_another() -> None:
     graph, a, b = two()
-    first = graph.control("first", a, "line", complete_first=True)
-    second = graph.control("second", b.map("b_read", with_table, control=first), "line", complete_first=True)
+    first = graph.broadcast_table("first", a, "line", complete_first=True)
+    second = graph.broadcast_table(
+        "second", b.map("b_read", with_table, broadcast=first), "line", complete_first=True
+    )
     c = graph.source("c", FileSource(["c.txt"]))
-    c.map("c_read", with_table, control=second).sink("out", FileSink("out"))
+    c.map("c_read", with_table, broadcast=second).sink("out", FileSink("out"))
     waiting = graph.plan().waiting
     assert waiting.held == {"b": {"first.rows"}, "c": {"second.rows"}}
 
 
 def test_where_a_failure_loses_rows_no_table_can_be_complete() -> None:
     graph, a, b = two()
-    table = graph.control("table", a, "line", complete_first=True)
-    b.map("read", with_table, control=table).sink("out", CallSink(print))
+    table = graph.broadcast_table("table", a, "line", complete_first=True)
+    b.map("read", with_table, broadcast=table).sink("out", CallSink(print))
     for stream in (a, b):
         stream.annotate(consistent(delivery="at-most-once"))
     assert "control table 'table' is to be complete first and is in a region with" in problem_of(graph)

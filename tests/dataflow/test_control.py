@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from dataflow import FileSink, FileSource, Graph, GraphError, LogSink, consistent, limits
+from dataflow.graph.stream import Stream
 from dataflow.limits import WorkerLimits
 from dataflow.operators.base import UserFault
-from dataflow.operators.control import ControlOperator
-from dataflow.stream import Stream
+from dataflow.operators.broadcast_state import BroadcastStateOperator
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
@@ -25,8 +25,8 @@ def rows(*given: tuple[str | None, int | None]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(sensors, pa.string()), pa.array(highest, pa.int64())], schema=COLUMNS)
 
 
-def table() -> ControlOperator:
-    return ControlOperator(("sensor",), COLUMNS)
+def table() -> BroadcastStateOperator:
+    return BroadcastStateOperator(("sensor",), COLUMNS)
 
 
 # --- one table ----------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_a_cut_has_what_came_in_its_own_step_and_only_what_changed() -> None:
 
 
 def test_a_key_of_several_columns_is_a_tuple_and_a_null_in_it_is_refused() -> None:
-    control = ControlOperator(("sensor", "max"), COLUMNS)
+    control = BroadcastStateOperator(("sensor", "max"), COLUMNS)
     control.process(rows(("a", 1)))
     control.begin_step()
     assert dict(control.table) == {("a", 1): {}}, "without other columns nothing takes a key out"
@@ -86,13 +86,13 @@ def known_words(paths: list[Path], *, cycle: bool, behind: bool) -> Graph:
     words = graph.source("lines", FileSource(paths)).flat_map(
         "words", lambda row: row["line"].split(), schema="word string"
     )
-    known = graph.control("known", graph.stream("sized" if cycle else "words"), "word")
+    known = graph.broadcast_table("known", graph.stream("sized" if cycle else "words"), "word")
     read = words.key_by("by_word", "word") if behind else words
     sized = read.map(
         "sized",
         lambda row, known: (row["word"], len(known)),
         schema="word string, knew bigint",
-        control=known,
+        broadcast=known,
     )
     sized.sink("shown", LogSink(publish="step"))
     return graph
@@ -149,8 +149,8 @@ def test_words_that_are_given_once_are_given_once_though_a_worker_is_killed(
     lines = graph.source("files", FileSource(paths)).flat_map(
         "lines", slowly, schema="line string", takes="batch"
     )
-    seen = graph.control("seen", graph.stream("fresh"), "line")
-    fresh = lines.filter("fresh", not_seen, control=seen)
+    seen = graph.broadcast_table("seen", graph.stream("fresh"), "line")
+    fresh = lines.filter("fresh", not_seen, broadcast=seen)
     fresh.key_by("by_line", "line").count("counts").sink("out", FileSink(out))
     small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
@@ -181,12 +181,12 @@ def test_a_cycle_of_data_ports_is_refused_and_says_what_closes_one() -> None:
     graph, lines = sensors()
     both = lines.union("both", graph.stream("same"))
     both.map("same", lambda row: row).sink("out", FileSink("out"))
-    assert "close the cycle with a control table (graph.control)" in problem_of(graph)
+    assert "close the cycle with a control table (graph.broadcast_table)" in problem_of(graph)
 
 
 def test_a_table_that_nobody_reads_is_refused() -> None:
     graph, lines = sensors()
-    graph.control("limits", lines, "line")
+    graph.broadcast_table("limits", lines, "line")
     lines.sink("out", FileSink("out"))
     assert "control table 'limits' is read by no operator" in problem_of(graph)
 
@@ -194,23 +194,25 @@ def test_a_table_that_nobody_reads_is_refused() -> None:
 @pytest.mark.parametrize("keys", [(), ("nope",), ("line", "line")])
 def test_keys_are_columns_of_the_stream(keys: tuple[str, ...]) -> None:
     graph, lines = sensors()
-    limits = graph.control("limits", lines, *keys)
-    lines.map("map", lambda row, _: row, control=limits).sink("out", FileSink("out"))
+    limits = graph.broadcast_table("limits", lines, *keys)
+    lines.map("map", lambda row, _: row, broadcast=limits).sink("out", FileSink("out"))
     assert "one or more key columns, each of them once, of line; given: " in problem_of(graph)
 
 
 def test_a_table_of_another_graph_is_refused() -> None:
     graph, lines = sensors()
     other, others = sensors()
-    with pytest.raises(GraphError, match=r"control is a table that graph\.control of this graph gave"):
-        lines.map("map", lambda row, _: row, control=other.control("limits", others, "line"))
+    with pytest.raises(
+        GraphError, match=r"control is a table that graph\.broadcast_table of this graph gave"
+    ):
+        lines.map("map", lambda row, _: row, broadcast=other.broadcast_table("limits", others, "line"))
     assert "the output of source 'lines'" in problem_of(graph)
 
 
 def test_a_table_and_what_reads_it_are_in_one_region() -> None:
     graph, lines = sensors()
-    limits = graph.control("limits", graph.source("rules", FileSource(["rules.txt"])), "line")
-    kept = lines.annotate(consistent()).filter("kept", lambda row, _: True, control=limits)
+    limits = graph.broadcast_table("limits", graph.source("rules", FileSource(["rules.txt"])), "line")
+    kept = lines.annotate(consistent()).filter("kept", lambda row, _: True, broadcast=limits)
     kept.sink("out", FileSink("out"))
     assert "filter 'kept' is in a consistent region and takes input from 'limits'" in problem_of(graph)
     graph.annotate("rules", consistent())
@@ -220,8 +222,8 @@ def test_a_table_and_what_reads_it_are_in_one_region() -> None:
 
 def test_a_table_made_by_chance_makes_what_reads_it_not_deterministic() -> None:
     graph, lines = sensors()
-    limits = graph.control("limits", lines.map("asks", lambda row: row, deterministic=False), "line")
-    kept = lines.filter("kept", lambda row, _: True, control=limits)
+    limits = graph.broadcast_table("limits", lines.map("asks", lambda row: row, deterministic=False), "line")
+    kept = lines.filter("kept", lambda row, _: True, broadcast=limits)
     kept.sink("out", LogSink(publish="step"))
     assert "'asks' above it is not deterministic" in problem_of(graph)
 
@@ -231,8 +233,8 @@ def test_a_key_that_cannot_be_one_is_refused_before_anything_runs(tmp_path: Path
     graph = Graph("g")
     lines = graph.source("lines", FileSource(tmp_path / "lines"))
     parts = lines.map("parts", lambda row: {"parts": [row["line"]]}, schema="parts array<string>, n bigint")
-    table = graph.control("newest", parts, "parts")
-    lines.map("read", lambda row, newest: row, schema="line string", control=table).sink("out", LogSink())
+    table = graph.broadcast_table("newest", parts, "parts")
+    lines.map("read", lambda row, newest: row, schema="line string", broadcast=table).sink("out", LogSink())
     with pytest.raises(GraphError, match=r"control 'newest': a column of type list<.*> cannot be a key"):
         graph.plan()
 

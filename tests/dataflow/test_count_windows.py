@@ -24,7 +24,7 @@ def counting(window: CountWindow, lateness: timedelta = timedelta(0)) -> Graph:
     keyed = rows.key_by("by_key", "key")
     made = keyed.aggregate("made", window, rows=Count(), sum=Sum("x"), last=Max("at"))
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_out", CallSink(print))
+    made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 

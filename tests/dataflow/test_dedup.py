@@ -23,7 +23,7 @@ def once(window: Tumbling | None, lateness: timedelta = timedelta(0)) -> Graph:
     made = rows.key_by("by_all", "key", "at").dedup("once", window)
     made.sink("out", CallSink(print))
     if window is not None:
-        made.side("late", "late").sink("late_out", CallSink(print))
+        made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 
@@ -56,7 +56,7 @@ def test_a_key_comes_again_in_another_window_and_not_behind_its_own() -> None:
     rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=timedelta(0))
     made = rows.key_by("by_key", "key").dedup("once", Tumbling("at", SIZE))
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_out", CallSink(print))
+    made.side_output("late", "late").sink("late_out", CallSink(print))
     trial = Trial(graph)
     trial.step({"rows": [row(1), row(2), row(3, "b")]}, cut=True)
     trial.crash()

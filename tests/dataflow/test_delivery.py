@@ -195,7 +195,7 @@ def test_killed_workers_show_rows_as_often_as_was_promised(
         (
             LogSink(publish="step"),
             "at-most-once",
-            'publish="step" compares .* use LogSink\\(publish="cut"\\)',
+            'publish="step" compares .* use LogSink\\(publish="checkpoint"\\)',
         ),
     ],
 )

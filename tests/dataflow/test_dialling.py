@@ -5,11 +5,11 @@ import trio
 
 from checkpoint.core.messages import Peer
 from dataflow.errors import PeerLostError
-from dataflow.graph import Graph
-from dataflow.worker_exchange import Exchange
-from dataflow.worker_failures import failure_of, first_error
-from dataflow.worker_messages import Inbox, Shared
-from dataflow.worker_spec import WorkerSpec
+from dataflow.graph.builder import Graph
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.failures import failure_of, first_error
+from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.spec import WorkerSpec
 from journal import EpochUsedTwiceError
 
 

@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow import CallSink, FileSink, FileSource, Graph, GraphError, InputSource, Place, UserOperator
+from dataflow import (
+    CallSink,
+    FileSink,
+    FileSource,
+    Graph,
+    GraphError,
+    InputSource,
+    RuntimeContext,
+    UserOperator,
+)
 from dataflow.core.regions import autonomous, consistent
-from dataflow.directory import OperatorDirectory
 from dataflow.errors import OperatorError, OperatorFailure, SchemaError
+from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.testing import CRASH, Trial, assert_crash_safe
 from journal.files.tree import FileTree
 from tests.dataflow.filing import Diary, Filing, diary_of, together
@@ -156,7 +165,7 @@ class Misused(UserOperator):
     def __init__(self, where: str) -> None:
         self.where = where
 
-    def open(self, ctx: Place) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         self.ctx = ctx
         self.files = ctx.directory()
         self.at("open")
@@ -253,7 +262,7 @@ def test_a_directory_is_asked_for_by_who_declares_it_and_on_a_worker() -> None:
     ):
         Trial(filing(Undeclared()))
     with pytest.raises(OperatorFailure, match=r"'own': directory\(\) works on a worker only"):
-        Place("own", 0, 1, pa.schema([])).directory()
+        RuntimeContext("own", 0, 1, pa.schema([])).directory()
 
 
 def test_who_keeps_files_is_in_a_region_and_has_a_name_for_its_chain() -> None:
@@ -276,7 +285,7 @@ def test_files_are_part_of_what_a_cut_must_fit() -> None:
     class Without(Filing):
         keeps_files = False
 
-        def open(self, ctx: Place) -> None:
+        def open(self, ctx: RuntimeContext) -> None:
             """It keeps none any more."""
 
     trial = Trial(filing())
@@ -363,7 +372,7 @@ def test_a_handle_of_a_former_life_changes_nothing() -> None:
         def __deepcopy__(self, memo: Any) -> "Keeps":
             return Keeps()
 
-        def open(self, ctx: Place) -> None:
+        def open(self, ctx: RuntimeContext) -> None:
             super().open(ctx)
             kept.append(self.files)
 

@@ -8,12 +8,12 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
+from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.core.region import ResetReport, worker_directory
-from checkpoint.manifest_reading import read_manifest
 from dataflow.limits import WorkerLimits
 from dos_cli.main import app
 from dos_client import open_store
-from journal import AtCut, AtStep, restore
+from journal import AtCheckpoint, AtStep, restore
 from tests.dataflow.filing import Diary, diary_of, together
 from tests.dataflow.test_directory import numbered
 from tests.dataflow.test_region_in_one_thread import write_files
@@ -49,7 +49,7 @@ def test_files_survive_workers_that_are_killed_in_a_change_and_lose_their_disks(
     assert together(here) == diary_of(rows)
     assert [[path.name for path in place.iterdir()] for place in places] == [["3"], ["3"]]
     assert trio.run(of_the_last_cut, shared_store, tmp_path) == here
-    shown = CliRunner().invoke(app, ["cuts", "show", shared_store, tmp_path.name, "--json"])
+    shown = CliRunner().invoke(app, ["checkpoint", "show", shared_store, tmp_path.name, "--json"])
     assert shown.exit_code == 0, shown.output
     at = json.loads(shown.stdout)["workers"][0]["directories"]["own"]["size"]
     chain = f"{shared_store}/{worker_directory(tmp_path.name, 0)}/files-own"
@@ -71,7 +71,7 @@ async def of_the_last_cut(url: str, folder: Path) -> list[dict[str, bytes]]:
             directory = worker_directory(region, worker)
             await restore(into, store, directory, "files-own", at=part.directories["own"])
             found.append(files(into))
-            for other in (AtCut(cut.cut), AtStep(cut.step)):
+            for other in (AtCheckpoint(cut.cut), AtStep(cut.step)):
                 again = folder / f"of-the-store-{worker}-{other}"
                 await restore(again, store, directory, "files-own", at=other)
                 assert files(again) == files(into)

@@ -25,12 +25,12 @@ from dataflow import (
     Migration,
     SchemaError,
     blocking,
-    keyed_table,
     limits,
 )
-from dataflow.disk_values import DiskValues
 from dataflow.errors import OperatorError
-from dataflow.kept_values import KeptValues, MemoryValues
+from dataflow.state import keyed_table
+from dataflow.state.disk_value_store import DiskValueStore
+from dataflow.state.value_store import MemoryValueStore, ValueStore
 from dataflow.testing import Trial
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.support import rows_of
@@ -69,7 +69,7 @@ _actions = st.lists(
 )
 
 
-def as_stored(values: KeptValues, slots: int) -> list[Any]:
+def as_stored(values: ValueStore, slots: int) -> list[Any]:
     every = np.arange(slots)
     return [values.has(every).tolist(), *(column.to_pylist() for column in values.store(every))]
 
@@ -79,7 +79,7 @@ def as_stored(values: KeptValues, slots: int) -> list[Any]:
 @example([("put", 6, {"n": 1, "tags": []}), ("put", 7, {"n": 2, "tags": []}), ("swap",)])
 @pytest.mark.usefixtures("tight")
 def test_values_on_disk_are_those_in_memory(actions: list[Any]) -> None:
-    both: list[KeptValues] = [MemoryValues(COLUMNS), DiskValues(COLUMNS)]
+    both: list[ValueStore] = [MemoryValueStore(COLUMNS), DiskValueStore(COLUMNS)]
     slots = 8
     for one in both:
         one.reach(slots)

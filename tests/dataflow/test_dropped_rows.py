@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
+from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.core.dropped import dropped_rows, end_text, merge_counters
-from checkpoint.drop_log import DropLog
 from dataflow import (
     CallSink,
     Count,
@@ -42,7 +42,7 @@ def windows(made: Callable[[Stream], Stream], *, takes_late: bool = False) -> Gr
     made_stream = made(rows.event_time("timed", "at", lateness=timedelta(0)))
     made_stream.sink("out", CallSink(print))
     if takes_late:
-        made_stream.side("too_late", "late").sink("late_out", CallSink(print))
+        made_stream.side_output("too_late", "late").sink("late_out", CallSink(print))
     return graph
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.core.durable import DurableSteps
+from dataflow.core.durable_steps import DurableSteps
 
 
 def test_a_worker_alone_waits_for_itself() -> None:

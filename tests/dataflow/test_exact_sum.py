@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow import exact_sum
-from dataflow.exact_sum import ExactSums
+from dataflow.state import exact_sum
+from dataflow.state.exact_sum import ExactSums
 
 _doubles = st.floats(allow_nan=False, allow_infinity=False)
 _int64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoint.chains.state_blocks import decode_block, encode_block
 from checkpoint.core.layout import even_layout
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import decode_block, encode_block
 from dataflow import limits
-from dataflow.exchange import Partitioner, decode_batch, encode_batch, frames_of, key_hashes, merge_rows
 from dataflow.operators.count import CountOperator
 from dataflow.operators.key_by import wire_schema
+from dataflow.worker.partitioning import (
+    Partitioner,
+    decode_batch,
+    encode_batch,
+    frames_of,
+    key_hashes,
+    merge_rows,
+)
 
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
 _rows = st.lists(st.tuples(st.sampled_from(["a", "b", "c", "dd", ""]), st.integers(0, 3)), max_size=20)

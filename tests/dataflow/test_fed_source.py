@@ -9,9 +9,9 @@ from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
 from dataflow.errors import InputChangedError, InputReadError
-from dataflow.feed_buffer import FeedBuffer
 from dataflow.sources.base import Division
-from dataflow.sources.fed import FedReader, owner_by_name
+from dataflow.sources.prefetch_buffer import PrefetchBuffer
+from dataflow.sources.prefetched import PrefetchedReader, owner_by_name
 from dos_protocol.digests import digest64
 
 SCHEMA = pa.schema([("split", pa.string()), ("number", pa.int64())])
@@ -35,15 +35,15 @@ def pieces_of(split: str, count: int) -> list[InputPiece]:
     return pieces
 
 
-def a_reader(buffer: FeedBuffer, positions: dict[str, SplitPosition] | None = None) -> FedReader:
-    reader = FedReader(SCHEMA, "input 'x'")
+def a_reader(buffer: PrefetchBuffer, positions: dict[str, SplitPosition] | None = None) -> PrefetchedReader:
+    reader = PrefetchedReader(SCHEMA, "input 'x'")
     reader.reset_to(positions or {})
     reader.attach(buffer)
     return reader
 
 
-def filled(pieces: list[InputPiece]) -> FeedBuffer:
-    buffer = FeedBuffer()
+def filled(pieces: list[InputPiece]) -> PrefetchBuffer:
+    buffer = PrefetchBuffer()
     for piece in pieces:
         buffer.put(piece)
     return buffer
@@ -56,22 +56,22 @@ def steps_read(seed: int) -> tuple[list[InputPiece], list[Step]]:
     """Pieces of three splits that came in random order while steps were read: the pieces, and what steps
     took.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     waiting = [pieces_of(split, 12) for split in ("a", "b", "c")]
     every = [piece for pieces in waiting for piece in pieces]
-    buffer = FeedBuffer()
+    buffer = PrefetchBuffer()
     reader = a_reader(buffer)
     steps: list[Step] = []
     while any(waiting) or reader.has_input:
-        for _ in range(chance.randint(0, 6)):
-            pieces = chance.choice(waiting)
+        for _ in range(rng.randint(0, 6)):
+            pieces = rng.choice(waiting)
             if pieces:
                 buffer.put(pieces.pop(0))
         rows: list[dict[str, object]] = []
-        for _ in range(chance.randint(1, 4)):
-            batch = reader.read(chance.choice([1, 500, 2000]))
+        for _ in range(rng.randint(1, 4)):
+            batch = reader.read(rng.choice([1, 500, 2000]))
             rows += [] if batch is None else batch.batch.to_pylist()
-            if any(waiting) and chance.random() < 0.3:
+            if any(waiting) and rng.random() < 0.3:
                 pieces = next(pieces for pieces in waiting if pieces)
                 buffer.put(pieces.pop(0))
         steps.append((reader.take_division(), rows, reader.positions()))

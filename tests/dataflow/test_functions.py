@@ -151,8 +151,8 @@ def sided(spec: OperatorSpec, batch: pa.RecordBatch = LINES) -> dict[str, list[d
     try:
         made = {"": [row for part in operator.process(batch) for row in part.to_pylist()]}
         for port, _ in SIDES:
-            made[port] = [row for part in operator.take_side(port) for row in part.to_pylist()]
-            assert operator.take_side(port) == [], "taken once"
+            made[port] = [row for part in operator.take_side_output(port) for row in part.to_pylist()]
+            assert operator.take_side_output(port) == [], "taken once"
         return made
     finally:
         operator.close()

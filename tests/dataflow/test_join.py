@@ -30,8 +30,8 @@ def joining(left: timedelta, right: timedelta) -> Graph:
     other = rights.event_time("right_timed", "at", lateness=right).key_by("by_who", "who")
     made = keyed.join("pairs", other, times=("at", "at"), within=WITHIN)
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_left", CallSink(print))
-    made.side("late_right", "late_right").sink("late_right_out", CallSink(print))
+    made.side_output("late", "late").sink("late_left", CallSink(print))
+    made.side_output("late_right", "late_right").sink("late_right_out", CallSink(print))
     return graph
 
 

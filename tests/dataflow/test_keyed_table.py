@@ -10,22 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoint.chains.state_blocks import DELETED_COLUMN, decode_block, newest_rows
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import DELETED_COLUMN, decode_block, newest_rows
-from dataflow import (
-    CallSink,
-    Count,
-    CountWindow,
-    Graph,
-    InputSource,
-    KeyedStream,
-    Stream,
-    Tumbling,
-    keyed_table,
-    limits,
-)
-from dataflow.accumulators import CountAccumulator
-from dataflow.keyed_table import KeyedTable
+from dataflow import CallSink, Count, CountWindow, Graph, InputSource, KeyedStream, Stream, Tumbling, limits
+from dataflow.state import keyed_table
+from dataflow.state.accumulators import CountAccumulator
+from dataflow.state.keyed_table import KeyedTable
 from dataflow.testing import Trial
 
 KEYS = pa.schema([("key", pa.string()), ("window", pa.int64())])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource
 from dataflow.errors import OperatorError, SchemaError
-from dataflow.key_states import KeyState
+from dataflow.state.key_states import KeyState
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import SCHEMA, row, second
 from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
@@ -44,7 +44,7 @@ def sessions(lateness: timedelta = timedelta(0), **functions: Any) -> Graph:
         on_timer=functions.get("on_timer", end_session),
     )
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_out", CallSink(print))
+    made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 
@@ -145,11 +145,11 @@ def told(lateness: timedelta = timedelta(0), **sides: str) -> Graph:
         schema="key string, since timestamp, until timestamp, n bigint",
         state="since timestamp, rows bigint",
         on_timer=end_and_tell,
-        sides=sides,
+        side_outputs=sides,
     )
     made.sink("out", CallSink(print))
     for port in (*sides, "late"):
-        made.side(port, port).sink(f"{port}_out", CallSink(print))
+        made.side_output(port, port).sink(f"{port}_out", CallSink(print))
     return graph
 
 

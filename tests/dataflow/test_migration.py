@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.chains.state_blocks import decode_block, state_version_of
 from checkpoint.errors import FingerprintMismatchError
-from checkpoint.state_blocks import decode_block, state_version_of
 from dataflow import (
     CallSink,
     FileSink,
@@ -27,7 +27,7 @@ from dataflow import (
 )
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
-from dataflow.worker_messages import CutTaken, ToLinks
+from dataflow.worker.messages import CutTaken, ToLinks
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.region_in_one_thread import OneThreadRegion
@@ -170,7 +170,7 @@ class _Watched(OneThreadRegion):
 
         def seen(message: ToLinks) -> None:
             if isinstance(message, CutTaken):
-                self.snapshots[message.mark.cut] = message.snapshot is not None
+                self.snapshots[message.barrier.cut] = message.snapshot is not None
             post(message)
 
         return seen

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from dataflow import (
     CallSink,
     Count,
@@ -56,7 +56,7 @@ def graph_of(on_null_time: Any = "error", on_null_key: Any = "group") -> Graph:
     for stream, choice in ((timed, on_null_time), (keyed, on_null_key)):
         if choice == "side":
             name = "timeless" if stream is timed else "keyless"
-            stream.side(name, "null").sink(f"{name}_out", CallSink(print))
+            stream.side_output(name, "null").sink(f"{name}_out", CallSink(print))
     return graph
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_choice_is_refused_and_so_is_a_side_output_that_was_not_chose
         rows.event_time("timed", "at", lateness=timedelta(0), on_null="group")  # type: ignore[arg-type]
     keyed = rows.key_by("by_key", "key")
     keyed.count("n").sink("out", CallSink(print))
-    keyed.side("aside", "null").sink("aside_out", CallSink(print))
+    keyed.side_output("aside", "null").sink("aside_out", CallSink(print))
     with pytest.raises(GraphError, match="key_by 'by_key' has no side output 'null'; it has none"):
         rows.graph.plan()
 

@@ -267,7 +267,7 @@ def program_of(operator: Operator, form: str, lateness: Sequence[int], *, sides_
     made = operator.added(*streams)
     made.sink("out", CallSink(print))
     for port in operator.ports if sides_taken else ():
-        made.side(port, port).sink(f"{port}_out", CallSink(print))
+        made.side_output(port, port).sink(f"{port}_out", CallSink(print))
     return Program(graph, operator, timed, sides_taken)
 
 

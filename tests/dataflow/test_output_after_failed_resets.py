@@ -9,22 +9,22 @@ from typing import cast
 import msgspec
 import pytest
 
+from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.output_following import OutputFollower, PublishedOutput
+from checkpoint.chains.output_log import OutputLog
 from checkpoint.cli.region import _print_manifest, _status_json
+from checkpoint.coordinator.manifest_log import CHAIN, cut_record
 from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.manifest_log import CHAIN, cut_record
-from checkpoint.manifest_reading import read_manifest
-from checkpoint.output_following import OutputFollower, ShownOutput
-from checkpoint.output_log import OutputLog
 from dataflow.outputs import read_output
 from dos_client import Store
 from journal import ChainWriter, Op, Position, Record, StopNotFoundError, look_chain, take_over
-from journal.inspecting import Outcome
+from journal.inspecting import InspectionOutcome
 from journal.verify import verdict_text
-from spark_integration.core.admission import Piece
+from spark_integration.core.admission import StreamPiece
 from spark_integration.core.source_offsets import BEGINNING
 from spark_integration.core.source_options import parse_options
 from spark_integration.reading.chains import ChainScan
@@ -96,7 +96,7 @@ async def test_another_region_reads_all_that_the_last_checkpoint_covers(
     publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await region_whose_resets_failed(publish)
-    shown = ShownOutput(store, REGION, SINK)
+    shown = PublishedOutput(store, REGION, SINK)
     follower = shown.follower("w0000", 0, 0)
     pieces = await given(follower)
     in_cut = await shown.position("w0000")
@@ -119,13 +119,13 @@ async def test_spark_reads_all_that_the_last_checkpoint_covers(publish: Publish)
     store = await region_whose_resets_failed(publish)
     origin = OutputOrigin(store, parse_options({"path": f"dos://m1/{REGION}", "output": SINK}))
     end = await origin.end("w0000")
-    assert (end.epoch, end.size) == (1, (await ShownOutput(store, REGION, SINK).position("w0000")).size)
+    assert (end.epoch, end.size) == (1, (await PublishedOutput(store, REGION, SINK).position("w0000")).size)
     (one,) = await origin.ranges("w0000", BEGINNING, end)
     assert one.end == end.size
     assert [piece.end async for piece in whole(await origin.scan("w0000", BEGINNING))][-1] == end
 
 
-async def whole(scan: ChainScan) -> AsyncGenerator[Piece]:
+async def whole(scan: ChainScan) -> AsyncGenerator[StreamPiece]:
     while (piece := await scan.next()) is not None:
         yield piece
 
@@ -140,7 +140,7 @@ async def test_a_reader_without_a_checkpoint_says_what_it_cannot_show() -> None:
     assert "a take-over at epoch 5 did not complete" in state.unproved_text
     with pytest.raises(StopNotFoundError, match="a take-over at epoch 5 did not complete"):
         state.up_to(Position(1, state.bytes + 1, 0))
-    outcome = Outcome("out-x", "chain", unproved=state.unproved_text)
+    outcome = InspectionOutcome("out-x", "chain", unproved=state.unproved_text)
     assert verdict_text(outcome).startswith("sound as far as it can be proved: ")
     log = await OutputLog.open(
         store.claim(6, directory=WORKER), SINK, Publish.STEP, after_step=3, at=None, generation=1

@@ -107,7 +107,7 @@ def test_other_output_than_was_shown_stops_the_region_and_names_the_step(store: 
         assert control.status().state is RegionState.FAILED
         said = str(control.exception())
     assert "sink 'shown': step 1 was shown with digest" in said
-    assert 'publish="cut"' in said
+    assert 'publish="checkpoint"' in said
 
 
 def steps_of_when_there(store: str, region: str) -> list[StepRows]:

@@ -10,9 +10,9 @@ import pytest
 from dataflow import ParquetSink, SchemaError, limits
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sink_testing import check_sink
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.parquet import ParquetOutput
+from dataflow.testing.sink_check import check_sink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 

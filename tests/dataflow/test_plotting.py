@@ -23,7 +23,7 @@ from dataflow import (
     consistent,
 )
 from dataflow.core.drawing import GAP, Box, Drawing, Edge, Shape, arrange, without_cycle
-from dataflow.plotting import drawing_of
+from dataflow.graph.plotting import drawing_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -34,18 +34,18 @@ def shop() -> Graph:
     clicks = graph.source("clicks", InputSource("clicks", "at timestamp, who string, page string"))
     orders = graph.source("orders", InputSource("orders", "at timestamp, who string, price double"))
     odd = {"odd": "who string"}
-    clean = clicks.filter("clean", lambda row, emit: True, sides=odd)
-    clean.side("odd_clicks", "odd").sink("odd_out", CallSink(print))
+    clean = clicks.filter("clean", lambda row, emit: True, side_outputs=odd)
+    clean.side_output("odd_clicks", "odd").sink("odd_out", CallSink(print))
     by_who = clean.event_time("clicks_timed", "at", lateness=timedelta(minutes=1)).key_by("by_who", "who")
     timed = orders.event_time("orders_timed", "at", lateness=timedelta(minutes=1))
-    limits = graph.control("limits", graph.stream("new_limits"), "who")
-    checked = timed.filter("checked", lambda row, limits: True, control=limits)
+    limits = graph.broadcast_table("limits", graph.stream("new_limits"), "who")
+    checked = timed.filter("checked", lambda row, limits: True, broadcast=limits)
     sold = checked.key_by("by_customer", "who")
     pairs = by_who.join("bought", sold, times=("at", "at"), within=timedelta(minutes=30), suffix="_order")
     pairs.sink("pairs_out", CallSink(print))
     hourly = sold.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
     hourly.map("new_limits", lambda row: (row["who"], 1.0), schema="who string, max double")
-    hourly.side("too_late", "late").sink("late_out", CallSink(print))
+    hourly.side_output("too_late", "late").sink("late_out", CallSink(print))
     more = graph.source("more", InputSource("more", "at timestamp, who string, page string"))
     more.annotate(consistent())
     clean.union("both", more).sink("all", CallSink(print))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataflow import FileSink, FileSource, Graph, LogSink
 from dataflow.sinks.log import LogWriter
-from dataflow.worker_messages import OutputMade
+from dataflow.worker.messages import OutputMade
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import last_counts, rows_of, true_counts, word_count
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, ResetReport
 from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.limits import WorkerLimits

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
 from dataflow.operators.base import OperatorContext

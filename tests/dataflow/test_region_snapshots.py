@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from checkpoint import limits as checkpoint_limits
-from checkpoint.coordinator import RegionControl
+from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
-from checkpoint.manifest_reading import ManifestView, read_manifest
 from dataflow import Graph
 from dataflow.limits import WorkerLimits
-from dataflow.worker import WorkerSpec, run_worker
+from dataflow.worker.process import WorkerSpec, run_worker
 from dos_client import init_store, open_store
 from tests.dataflow.support import last_counts, true_counts
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, hurry, slow_word_count

@@ -1,4 +1,4 @@
-"""`dos cuts`, listeners and progress on a real region of real workers, and `dos region` on it."""
+"""`dos checkpoint`, listeners and progress on a real region of real workers, and `dos region` on it."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from checkpoint.coordinator import RegionControl, RegionListener
+from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.core.region import RegionState, coordinator_directory
 from checkpoint.errors import RegionFailedError
 from dataflow import Graph
@@ -22,7 +22,7 @@ from dataflow.local import run_local
 from dos_cli.main import app
 from dos_client import open_store
 from spark_integration.core.inside_options import parse_state
-from spark_integration.inside.state import StateTable
+from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, columns_of
 from tests.dataflow.support import true_counts, word_count
 
@@ -66,7 +66,7 @@ class Heard(RegionListener):
 
 def state_of(store: str, region: str, operator: str, **options: str) -> dict[str, int]:
     """What the operator keeps, as `dos-state` gives it to Spark."""
-    table = StateTable(parse_state({"path": f"{store}/{region}", "operator": operator, **options}))
+    table = OperatorStateTable(parse_state({"path": f"{store}/{region}", "operator": operator, **options}))
     reader = InsideReader(table, columns_of(table))
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert len({row["word"] for row in rows}) == len(rows)
@@ -154,7 +154,7 @@ def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
     assert len(late.calls) == before
     end = heard.calls[-1][1]
     assert (end["state"], end["exception"], end["name"]) == ("STOPPED", None, "heard")
-    assert end["lastCut"] == control.status().last_cut
+    assert end["lastCheckpoint"] == control.status().last_cut
     after = Heard()
     control.addListener(after)
     after.wait(lambda calls: calls == ["onStart", "onTerminated"])
@@ -206,27 +206,27 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     ) as control:  # the inputs have grown by a pass
         assert control.awaitTermination(WAIT_S)
     last = control.status().last_cut
-    listed = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
+    listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     numbers = [one["cut"] for one in listed["cuts"]]
     assert numbers == list(range(1, last + 1))
     assert listed["cuts"][-1]["final"]
     assert set(listed["cuts"][-1]["phaseSeconds"]) == {"align", "drain", "write", "sync"}
-    assert "final" in dos("cuts", "ls", store, "cuts")
+    assert "final" in dos("checkpoint", "ls", store, "cuts")
 
-    shown = json.loads(dos("cuts", "show", store, "cuts", "--json"))
+    shown = json.loads(dos("checkpoint", "show", store, "cuts", "--json"))
     assert shown["cut"] == last
     assert shown["operators"].keys() == {"lines", "words", "by_word", "counts", "out"}
     assert [one["worker"] for one in shown["workers"]] == [0, 1]
     assert shown["workers"][0]["sinks"]["out"]["size"] > 0
-    text = dos("cuts", "show", store, "cuts", numbers[0])
+    text = dos("checkpoint", "show", store, "cuts", numbers[0])
     assert f"cut {numbers[0]} of region cuts" in text
     assert "counts" in text
 
-    whole = json.loads(dos("cuts", "diff", store, "cuts", 1, last, "--json"))
+    whole = json.loads(dos("checkpoint", "diff", store, "cuts", 1, last, "--json"))
     assert whole["steps"] > 0
     assert whole["state"]["unknown"] == []
     (counts,) = whole["state"]["operators"]
-    first = json.loads(dos("cuts", "diff", store, "cuts", "--json"))
+    first = json.loads(dos("checkpoint", "diff", store, "cuts", "--json"))
     assert (first["from"], first["to"]) == (numbers[-2], last)
     assert counts["name"] == "counts"
     assert counts["keys"] == 101  # every word was counted once more in the last pass
@@ -234,31 +234,33 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     folder = tmp_path / "cuts"
     assert state_of(store, "cuts", "counts") == true_counts([folder / "a.txt", folder / "b.txt"], repeat=4)
     assert state_of(store, "cuts", "counts", since="1").keys() == state_of(store, "cuts", "counts").keys()
-    assert "keys changed" in dos("cuts", "diff", store, "cuts")
-    assert "keys changed" not in dos("cuts", "diff", store, "cuts", "--no-keys")
-    back = json.loads(dos("cuts", "diff", store, "cuts", last, 1, "--json"))
+    assert "keys changed" in dos("checkpoint", "diff", store, "cuts")
+    assert "keys changed" not in dos("checkpoint", "diff", store, "cuts", "--no-keys")
+    back = json.loads(dos("checkpoint", "diff", store, "cuts", last, 1, "--json"))
     assert back["steps"] == -whole["steps"]
     assert [one.split(":")[0] for one in back["state"]["unknown"]] == ["worker 0", "worker 1"]
 
     with running(store, tmp_path, "cuts", passes=5, retain=2) as control:
         assert control.awaitTermination(WAIT_S)
-    listed = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
+    listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     assert [one["retained"] for one in listed["cuts"]] == [False] * (len(listed["cuts"]) - 2) + [True, True]
-    assert "released" in dos("cuts", "ls", store, "cuts")
+    assert "released" in dos("checkpoint", "ls", store, "cuts")
     kept = ", ".join(str(one["cut"]) for one in listed["cuts"] if one["retained"])
-    released = dos("cuts", "diff", store, "cuts", 1, kept.split(", ")[-1], code=1)
+    released = dos("checkpoint", "diff", store, "cuts", 1, kept.split(", ")[-1], code=1)
     assert f"cut 1 of region cuts was released; retained are {kept}" in " ".join(released.split())
-    assert "steps in" in dos("cuts", "diff", store, "cuts", 1, 2, "--no-keys"), "its record is there still"
+    assert "steps in" in dos("checkpoint", "diff", store, "cuts", 1, 2, "--no-keys"), (
+        "its record is there still"
+    )
 
-    assert "has no cut 9999: it shows 1 to" in dos("cuts", "show", store, "cuts", 9999, code=1)
-    assert "no region 'nobody'" in dos("cuts", "ls", store, "nobody", code=1)
-    assert "names a directory" in dos("cuts", "ls", f"{store}/cuts", "cuts", code=2)
+    assert "has no cut 9999: it shows 1 to" in dos("checkpoint", "show", store, "cuts", 9999, code=1)
+    assert "no region 'nobody'" in dos("checkpoint", "ls", store, "nobody", code=1)
+    assert "names a directory" in dos("checkpoint", "ls", f"{store}/cuts", "cuts", code=2)
 
     trio.run(claimed_only, store, coordinator_directory("cuts"))
-    hidden = json.loads(dos("cuts", "ls", store, "cuts", "--json"))
+    hidden = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     assert "a later cut may be committed" in hidden["unproved"]
     assert [one["cut"] for one in hidden["cuts"]] == [one["cut"] for one in listed["cuts"]][:-1]
-    assert dos("cuts", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
+    assert dos("checkpoint", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
     assert dos("region", "status", store, "cuts", "--no-ask").splitlines()[-1] == hidden["unproved"]
 
 

@@ -10,9 +10,9 @@ import trio
 from typer.testing import CliRunner
 
 from checkpoint import limits as checkpoint_limits
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionState
-from dataflow.worker_journals import Journals
+from dataflow.worker.journals import Journals
 from dos_cli.main import app
 from dos_client import init_store
 from tests.dataflow.support import last_counts, true_counts
@@ -52,13 +52,13 @@ class Region:
 
     def pinned(self, cut: int) -> dict[str, Any]:
         """What the state of that cut has more than nothing has: read from the store, block by block."""
-        shown = dos("cuts", "diff", self.url, "words", cut, cut, "--json")
+        shown = dos("checkpoint", "diff", self.url, "words", cut, cut, "--json")
         assert shown.exit_code == 0, shown.stderr
         found: dict[str, Any] = json.loads(shown.stdout)
         return found
 
     def cuts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(dos("cuts", "ls", self.url, "words", "--json").stdout)
+        found: dict[str, Any] = json.loads(dos("checkpoint", "ls", self.url, "words", "--json").stdout)
         return found
 
     def finish(self, control: RegionControl) -> None:
@@ -86,7 +86,7 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
 
     control, watch = region.start()
     watch.cuts(8)
-    assert "pinned as good" in dos("cuts", "ls", region.url, "words").stdout
+    assert "pinned as good" in dos("checkpoint", "ls", region.url, "words").stdout
     found = region.cuts()
     assert found["pins"] == {"good": pinned}
     retained = [row["cut"] for row in found["cuts"] if row["retained"]]
@@ -95,7 +95,7 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
     assert dos("region", "unpin", region.url, "words", "good").exit_code == 0
     watch.cuts(10)
     assert region.cuts()["pins"] == {}
-    gone = dos("cuts", "diff", region.url, "words", pinned, pinned)
+    gone = dos("checkpoint", "diff", region.url, "words", pinned, pinned)
     assert (gone.exit_code, "released" in gone.stderr) == (1, True)
     region.finish(control)
 
@@ -160,7 +160,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     assert (refused.exit_code, "cut 99 is not retained" in refused.stderr) == (1, True)
     found = region.cuts()
     assert (found["cuts"][-1]["cut"], found["pins"]) == (last["cut"] + 1, {"end": last["cut"]})
-    assert f"back to {last['cut']}" in dos("cuts", "ls", region.url, "words").stdout
+    assert f"back to {last['cut']}" in dos("checkpoint", "ls", region.url, "words").stdout
     before = region.pinned(last["cut"])
     assert before["to"] == last["cut"]
 

@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow import FileSink, FileSource, Graph, GraphError, autonomous, consistent
-from dataflow.core.plan import Kind, NodeSpec
+from dataflow.core.plan import NodeSpec, OperatorKind
 from dataflow.core.regions import Annotation, Choice, choose_regions, region_options
 from tests.dataflow.support import word_count
 
 
-def node(name: str, kind: Kind, *inputs: int) -> NodeSpec:
+def node(name: str, kind: OperatorKind, *inputs: int) -> NodeSpec:
     return NodeSpec(name, kind, inputs)
 
 
 CHAIN = [
-    node("op1", Kind.SOURCE),
-    node("op2", Kind.MAP, 0),
-    node("op3", Kind.SINK, 1),
-    node("op4", Kind.FILTER, 0),
-    node("op5", Kind.SINK, 3),
+    node("op1", OperatorKind.SOURCE),
+    node("op2", OperatorKind.MAP, 0),
+    node("op3", OperatorKind.SINK, 1),
+    node("op4", OperatorKind.FILTER, 0),
+    node("op5", OperatorKind.SINK, 3),
 ]
 
 
@@ -49,11 +49,11 @@ def test_consistent_takes_in_what_is_reached_and_autonomous_takes_its_part_out()
 
 def test_consistent_takes_precedence_where_both_reach() -> None:
     graph = [
-        node("op1", Kind.SOURCE),
-        node("op2", Kind.MAP, 0),
-        node("op3", Kind.MAP, 0),
-        node("op4", Kind.UNION, 1, 2),
-        node("op5", Kind.SINK, 3),
+        node("op1", OperatorKind.SOURCE),
+        node("op2", OperatorKind.MAP, 0),
+        node("op3", OperatorKind.MAP, 0),
+        node("op4", OperatorKind.UNION, 1, 2),
+        node("op5", OperatorKind.SINK, 3),
     ]
     choice = choose_regions(graph, {0: consistent(), 2: autonomous})
     assert members(choice) == [{"op1", "op2", "op4", "op5"}]
@@ -64,19 +64,19 @@ def test_consistent_takes_precedence_where_both_reach() -> None:
 
 def test_regions_apart_are_two_and_regions_that_meet_are_one() -> None:
     apart = [
-        node("a", Kind.SOURCE),
-        node("b", Kind.SOURCE),
-        node("x", Kind.SINK, 0),
-        node("y", Kind.SINK, 1),
+        node("a", OperatorKind.SOURCE),
+        node("b", OperatorKind.SOURCE),
+        node("x", OperatorKind.SINK, 0),
+        node("y", OperatorKind.SINK, 1),
     ]
     choice = choose_regions(apart, {0: consistent(period=1), 1: consistent(period=60)})
     assert members(choice) == [{"a", "x"}, {"b", "y"}]
     assert [region.settings.period for region in choice.regions] == [1, 60]
     meet = [
-        node("a", Kind.SOURCE),
-        node("b", Kind.SOURCE),
-        node("u", Kind.UNION, 0, 1),
-        node("x", Kind.SINK, 2),
+        node("a", OperatorKind.SOURCE),
+        node("b", OperatorKind.SOURCE),
+        node("u", OperatorKind.UNION, 0, 1),
+        node("x", OperatorKind.SINK, 2),
     ]
     both = choose_regions(meet, {0: consistent(), 1: consistent()})
     assert (members(both), both.problems) == ([{"a", "b", "u", "x"}], ())
@@ -98,7 +98,7 @@ def annotated(draw: st.DrawFn) -> tuple[list[NodeSpec], dict[int, Annotation]]:
     nodes = []
     for index in range(count):
         inputs = sorted({rng.randrange(index) for _ in range(rng.randint(0, 2))}) if index else []
-        kind = (Kind.SOURCE, Kind.MAP, Kind.UNION)[len(inputs)]
+        kind = (OperatorKind.SOURCE, OperatorKind.MAP, OperatorKind.UNION)[len(inputs)]
         nodes.append(node(f"n{index}", kind, *inputs))
     annotations: dict[int, Annotation] = {
         index: rng.choice([consistent(), autonomous]) for index in range(count) if rng.random() < 0.4

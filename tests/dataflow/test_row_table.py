@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.state_blocks import newest_rows
+from checkpoint.chains.state_blocks import newest_rows
 from dataflow import limits
-from dataflow.row_table import RowTable
+from dataflow.state.row_table import RowTable
 
 COLUMNS = pa.schema([("name", pa.string()), ("tags", pa.list_(pa.int64()))])
 

@@ -1,16 +1,16 @@
 """What a worker does next, by the numbers of its steps alone."""
 
-from dataflow.core.plan import Kind, NodeSpec, make_plan
-from dataflow.core.schedule import CutMark, Produce, RunStage, Schedule, Wait
+from dataflow.core.plan import NodeSpec, OperatorKind, make_plan
+from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule, Wait
 
 PLAN = make_plan(
     [
-        NodeSpec("lines", Kind.SOURCE),
-        NodeSpec("k1", Kind.KEY_BY, (0,)),
-        NodeSpec("c1", Kind.COUNT, (1,)),
-        NodeSpec("k2", Kind.KEY_BY, (2,)),
-        NodeSpec("c2", Kind.COUNT, (3,)),
-        NodeSpec("out", Kind.SINK, (4,)),
+        NodeSpec("lines", OperatorKind.SOURCE),
+        NodeSpec("k1", OperatorKind.KEY_BY, (0,)),
+        NodeSpec("c1", OperatorKind.COUNT, (1,)),
+        NodeSpec("k2", OperatorKind.KEY_BY, (2,)),
+        NodeSpec("c2", OperatorKind.COUNT, (3,)),
+        NodeSpec("out", OperatorKind.SINK, (4,)),
     ]
 )
 
@@ -46,7 +46,7 @@ def test_the_highest_stage_that_can_run_runs_first() -> None:
     one = schedule()
     one.step_produced()
     assert following(one, {(0, 1)}) == RunStage(1, 1)
-    one.step_aligned(1, CutMark())
+    one.step_aligned(1, Barrier())
     assert not one.stage_done(1, 1)
     one.step_produced()
     assert following(one, {(0, 2), (1, 1)}) == RunStage(2, 1)
@@ -60,7 +60,7 @@ def test_an_idle_worker_makes_a_step_only_for_a_peer_or_a_cut() -> None:
     assert following(one, input_waits=False, peers_at=1) == Produce(1, replay=False)
     one.request_cut(1, final=False)
     assert following(one, input_waits=False) == Produce(1, replay=False)
-    assert one.step_produced() == CutMark(1, final=False)
+    assert one.step_produced() == Barrier(1, final=False)
     assert following(one, input_waits=False) == Wait("there is no input")
 
 
@@ -81,19 +81,19 @@ def test_a_cut_that_a_peer_asked_for_first_is_not_asked_for_again() -> None:
     one = schedule()
     one.step_produced()
     one.request_cut(1, final=False)
-    one.step_aligned(1, CutMark(1))
-    assert one.cut_at(1) == CutMark(1)
-    assert one.step_produced() == CutMark()
+    one.step_aligned(1, Barrier(1))
+    assert one.cut_at(1) == Barrier(1)
+    assert one.step_produced() == Barrier()
     one.request_cut(1, final=False)
-    assert one.step_produced() == CutMark(), "a request for a cut that has happened"
+    assert one.step_produced() == Barrier(), "a request for a cut that has happened"
 
 
 def test_after_the_final_cut_nothing_is_produced() -> None:
     one = schedule()
     one.request_cut(3, final=True)
-    assert one.step_produced() == CutMark(3, final=True)
-    one.step_aligned(1, CutMark(3, final=True))
+    assert one.step_produced() == Barrier(3, final=True)
+    one.step_aligned(1, Barrier(3, final=True))
     one.stage_done(1, 1)
     one.stage_done(2, 1)
-    assert one.forget(1) == CutMark(3, final=True)
+    assert one.forget(1) == Barrier(3, final=True)
     assert following(one, peers_at=9) == Wait("the final cut is taken")

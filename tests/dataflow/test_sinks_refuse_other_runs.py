@@ -8,21 +8,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoint.coordinator import RegionControl
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionState
 from dataflow import CallSink, FileSink, FileSource, Graph, LogSink, ParquetSink, TwoPhaseSink, sinks
 from dataflow.errors import SinkOwnedError
 from dataflow.local import run_local
-from dataflow.sink_testing import SinkCheckError, check_refuses_other_run
-from dataflow.sinks.base import Owner, SinkSpec
+from dataflow.sinks.base import OutputOwner, SinkSpec
 from dataflow.sinks.sql import SqlSink
+from dataflow.testing.sink_check import SinkCheckError, check_refuses_other_run
 from tests.dataflow.test_parquet_sink import ids_in, opened, rows
 from tests.dataflow.test_sql_sink import opened as opened_table
 from tests.dataflow.test_sql_sink import rows_in, told
 
 Made = tuple[SinkSpec, Callable[[], Iterable[int]]]
 _numbers = count(1)
-OTHER = Owner("other", "00" * 16, "out")
+OTHER = OutputOwner("other", "00" * 16, "out")
 
 
 def files(place: Path) -> Made:
@@ -131,12 +131,12 @@ def test_files_and_tables_that_an_earlier_version_wrote_are_still_their_regions(
     writer.publish(1)
     writer.close()
     (tmp_path / "_region.json").unlink()
-    ParquetSink(tmp_path).check_place(Owner("r", bytes(16).hex(), "out"))
+    ParquetSink(tmp_path).check_place(OutputOwner("r", bytes(16).hex(), "out"))
     with pytest.raises(SinkOwnedError, match=r"has part-\w+.* and no _region\.json"):
         ParquetSink(tmp_path).check_place(OTHER)
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     sink = SqlSink(url, "seen", key="id")
-    mine = Owner("seen", bytes(16).hex(), "out")
+    mine = OutputOwner("seen", bytes(16).hex(), "out")
     told(url, "CREATE TABLE seen (id bigint primary key)")
     told(url, "INSERT INTO seen VALUES (1)")
     told(url, "CREATE TABLE dos_sink_writers (writer varchar(64) primary key, incarnation bigint)")
@@ -150,7 +150,7 @@ def test_two_regions_that_begin_at_once_cannot_both_have_a_table(tmp_path: Path)
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     sink = SqlSink(url, "sold")
     sink.check_place(OTHER)
-    sink.check_place(Owner("mine", "00" * 16, "out"))
+    sink.check_place(OutputOwner("mine", "00" * 16, "out"))
     opened_table(sink).close()
     with pytest.raises(SinkOwnedError, match="table 'sold' belongs to"):
         sink.check_place(OTHER)

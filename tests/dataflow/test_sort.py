@@ -20,7 +20,7 @@ def sorting(lateness: timedelta) -> Graph:
     rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
     made = rows.sort("sorted", "at")
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_out", CallSink(print))
+    made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dataflow import CallSink, Graph, InputSource, SchemaError
 from dataflow.errors import OperatorError
-from dataflow.spark_rows import millis
+from dataflow.operators.spark_rows import millis
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import SCHEMA, row, second
 from tests.dataflow.trials import Row as AnyRow
@@ -296,13 +296,13 @@ def test_what_spark_has_and_we_have_not_is_refused_where_it_is_written(
 
 
 def test_the_watermark_of_a_call_is_just_before_its_row() -> None:
-    marks: list[int] = []
+    watermarks: list[int] = []
 
     def note(key: Any, frames: Any, state: Any) -> list[Any]:
-        marks.append(state.getCurrentWatermarkMs())
+        watermarks.append(state.getCurrentWatermarkMs())
         return []
 
     trial = Trial(graph_of("function", function=note))
     trial.step({"rows": [row(2), row(1)]})
     trial.step({}, end=True)
-    assert marks == [millis(second(1)) - 1, millis(second(2)) - 1]
+    assert watermarks == [millis(second(1)) - 1, millis(second(2)) - 1]

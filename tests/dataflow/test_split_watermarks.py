@@ -34,19 +34,19 @@ from dataflow import (
     LogSink,
     Tumbling,
 )
-from dataflow.circuit import Circuit
 from dataflow.core.event_time import END, UNKNOWN, is_time
 from dataflow.errors import GraphError, InputListChangedError
-from dataflow.feed_buffer import FeedBuffer
 from dataflow.limits import WorkerLimits
 from dataflow.schema import parse_schema
 from dataflow.sources.base import SourceSpec
-from dataflow.sources.fed import FedReader
 from dataflow.sources.files import FileReader
+from dataflow.sources.prefetch_buffer import PrefetchBuffer
+from dataflow.sources.prefetched import PrefetchedReader
 from dataflow.testing import Trial
-from dataflow.worker_identity import Clock
-from dataflow.worker_messages import Shared
-from dataflow.worker_reading import Reading
+from dataflow.worker.circuit import Circuit
+from dataflow.worker.identity import Clock
+from dataflow.worker.messages import Shared
+from dataflow.worker.step_input import StepInput
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
 from tests.dataflow.test_windows_in_regions import EPOCH, SIZE, parsed, texts_of
@@ -269,7 +269,7 @@ class FedCircuit:
         ).sink("out", CallSink(print))
         self._plan = graph.plan()
         self.now = 0.0
-        self.buffer = FeedBuffer()
+        self.buffer = PrefetchBuffer()
         self.open({})
 
     def open(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
@@ -277,13 +277,13 @@ class FedCircuit:
             self._plan, region="r", worker=0, workers=1, store_id=bytes(16), layout=even_layout(1)
         )
         reader = self.circuit.sources["rows"]
-        assert isinstance(reader, FedReader)
+        assert isinstance(reader, PrefetchedReader)
         reader.reset_to(positions.get("rows", {}))
         reader.attach(self.buffer)
         self.circuit.time.restore(positions)
         self.step_number = 0
         limits = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
-        self.reading = Reading(self.circuit, limits, Shared(), a_clock(self), 0)
+        self.reading = StepInput(self.circuit, limits, Shared(), a_clock(self), 0)
 
     def step(self, recorded: Division | None = None) -> tuple[int, dict[str, Any]]:
         """The watermark in seconds that the step sends (or one of those that are no time), its division."""
@@ -295,8 +295,8 @@ class FedCircuit:
         taken, now = self.reading.take_division(recorded)
         self.circuit.end_sources(self.step_number, now)
         taken |= self.circuit.time.division(self.step_number)
-        mark = self.circuit.time.to_send(self.step_number, 0)
-        return ((mark + 1) // 1_000_000 if is_time(mark) else mark), taken
+        watermark = self.circuit.time.to_send(self.step_number, 0)
+        return ((watermark + 1) // 1_000_000 if is_time(watermark) else watermark), taken
 
     def positions(self) -> dict[str, dict[str, SplitPosition]]:
         """As a checkpoint holds them."""
@@ -324,12 +324,12 @@ def test_a_backlog_of_producers_counts_from_when_they_are_listed() -> None:
     assert fed.step()[0] == UNKNOWN, "q was opened, and what it wrote is on its way"
     fed.buffer.put(a_piece("q", 1, [row(3)]))
     fed.buffer.polled("q", caught_up=True)
-    mark, division = fed.step()
-    assert mark == 3
+    watermark, division = fed.step()
+    assert watermark == 3
     at = fed.positions()
     fed.buffer.put(a_piece("q", 2, [row(7)]))
-    mark, later = fed.step()
-    assert mark == 7
+    watermark, later = fed.step()
+    assert watermark == 7
     fed.open(at)
     fed.buffer.put(a_piece("q", 2, [row(7)]))
     assert fed.step(Division(2, 0, later))[0] == 7, "a replay takes it from the division"
@@ -352,8 +352,8 @@ def test_a_producer_that_is_silent_for_long_does_not_count_and_a_replay_repeats_
     assert fed.step()[0] == 3
     fed.now = 61.0
     assert fed.reading.idle_in() == 0, "a step is made, though there is no input"
-    mark, division = fed.step()
-    assert mark == 51
+    watermark, division = fed.step()
+    assert watermark == 51
     assert fed.reading.idle_in() == 58
     fed.buffer.polled("q", caught_up=False)
     assert fed.step()[0] == 51, "what was promised stays"

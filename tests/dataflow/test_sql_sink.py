@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from dataflow import SchemaError, limits
 from dataflow.errors import SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext, UserFault
-from dataflow.sink_testing import check_sink
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlOutput, SqlSink
 from dataflow.sinks.sql_tables import target_table
+from dataflow.testing.sink_check import check_sink
 from tests.support.postgres import PostgresServer, postgres_server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoint.chains.state_blocks import decode_block, encode_block
 from checkpoint.key_hash import hash_keys
-from checkpoint.state_blocks import decode_block, encode_block
-from dataflow.columns import is_key_type, key_column
 from dataflow.errors import SchemaError
 from dataflow.operators.base import WEIGHT_COLUMN
 from dataflow.operators.count import CountOperator
-from dataflow.state import KeyIndex
+from dataflow.state.columns import is_key_type, key_column
+from dataflow.state.key_index import KeyIndex
 
 _strings = st.text(max_size=12)
 _keys = {

@@ -22,7 +22,7 @@ def windowed(name: str, stream: Stream, time: str, window: tuple[int, int], out:
     size, slide = (timedelta(seconds=part) for part in window)
     over = Tumbling(time, size) if size == slide else Sliding(time, size, slide)
     made = stream.key_by(f"{name}_key", "key").aggregate(f"{name}_made", over, n=Sum("n"), top=Max(time))
-    made.side(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
+    made.side_output(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
     return made.map(name, lambda row: (row["key"], row[out], row["n"]), schema=SCHEMA)
 
 
@@ -36,13 +36,13 @@ def window_link(window: tuple[int, int], out: str) -> Link:
 
 def sorting(name: str, stream: Stream) -> Stream:
     made = stream.sort(name, "at")
-    made.side(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
+    made.side_output(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
     return made
 
 
 def best(name: str, stream: Stream) -> Stream:
     made = stream.key_by(f"{name}_key", "key").top_k(name, Tumbling("at", timedelta(seconds=7)), 100, by="n")
-    made.side(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
+    made.side_output(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
     return made
 
 
@@ -50,8 +50,8 @@ def joining(name: str, stream: Stream) -> Stream:
     """Each row with those of its key that are near it, itself too."""
     left, right = stream.key_by(f"{name}_l", "key"), stream.key_by(f"{name}_r", "key")
     made = left.join(f"{name}_made", right, times=("at", "at"), within=timedelta(seconds=5), suffix="_r")
-    made.side(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
-    made.side(f"{name}_late_r", "late_right").sink(f"{name}_late_r_out", CallSink(print))
+    made.side_output(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
+    made.side_output(f"{name}_late_r", "late_right").sink(f"{name}_late_r_out", CallSink(print))
     return made.map(name, lambda row: (row["key"], min(row["at"], row["at_r"]), row["n"]), schema=SCHEMA)
 
 
@@ -63,7 +63,7 @@ def telling(name: str, stream: Stream) -> Stream:
         state="n bigint",
         schema=SCHEMA,
     )
-    made.side(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
+    made.side_output(f"{name}_late", "late").sink(f"{name}_late_out", CallSink(print))
     return made
 
 

@@ -26,7 +26,7 @@ def best(k: int, lateness: timedelta = timedelta(0), by: str = "x") -> Graph:
     rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=lateness)
     made = rows.key_by("by_key", "key").top_k("best", Tumbling("at", SIZE), k, by=by)
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_out", CallSink(print))
+    made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 

@@ -20,7 +20,7 @@ from dataflow import (
     Tumbling,
     consistent,
 )
-from dataflow.core.plan import Kind
+from dataflow.core.plan import OperatorKind
 from dataflow.core.updates import ON_UPDATES, OnUpdates
 
 SIZE = timedelta(seconds=10)
@@ -36,25 +36,29 @@ def running(graph: Graph) -> Stream:
     return rows(graph).key_by("by_key", "key").aggregate("running", at=Max("at"), x=Max("x"))
 
 
-REFUSING: dict[Kind, Callable[[Stream], Stream]] = {
-    Kind.COUNT: lambda stream: stream.key_by("k", "key").count("refuses"),
-    Kind.AGGREGATE: lambda stream: stream.key_by("k", "key").aggregate("refuses", sum=Sum("x")),
-    Kind.WINDOW: lambda stream: stream.key_by("k", "key").aggregate(
+REFUSING: dict[OperatorKind, Callable[[Stream], Stream]] = {
+    OperatorKind.COUNT: lambda stream: stream.key_by("k", "key").count("refuses"),
+    OperatorKind.AGGREGATE: lambda stream: stream.key_by("k", "key").aggregate("refuses", sum=Sum("x")),
+    OperatorKind.WINDOW: lambda stream: stream.key_by("k", "key").aggregate(
         "refuses", Tumbling("at", SIZE), n=Count()
     ),
-    Kind.COUNT_WINDOW: lambda stream: stream.key_by("k", "key").aggregate(
+    OperatorKind.COUNT_WINDOW: lambda stream: stream.key_by("k", "key").aggregate(
         "refuses", CountWindow("at", 2), n=Count()
     ),
-    Kind.SORT: lambda stream: stream.sort("refuses", "at"),
-    Kind.JOIN: lambda stream: stream.key_by("k", "key").join(
+    OperatorKind.SORT: lambda stream: stream.sort("refuses", "at"),
+    OperatorKind.JOIN: lambda stream: stream.key_by("k", "key").join(
         "refuses", stream.key_by("l", "key"), times=("at", "at"), within=SIZE
     ),
-    Kind.TOP_K: lambda stream: stream.key_by("k", "key").top_k("refuses", Tumbling("at", SIZE), 1, by="x"),
-    Kind.MAP_STATE: lambda stream: stream.key_by("k", "key").map_state(
+    OperatorKind.TOP_K: lambda stream: stream.key_by("k", "key").top_k(
+        "refuses", Tumbling("at", SIZE), 1, by="x"
+    ),
+    OperatorKind.MAP_STATE: lambda stream: stream.key_by("k", "key").map_state(
         "refuses", lambda row, state: None, time="at", state="n bigint", schema="n bigint"
     ),
-    Kind.DEDUP: lambda stream: stream.key_by("k", "key").dedup("refuses"),
-    Kind.WINDOW_DEDUP: lambda stream: stream.key_by("k", "key").dedup("refuses", Tumbling("at", SIZE)),
+    OperatorKind.DEDUP: lambda stream: stream.key_by("k", "key").dedup("refuses"),
+    OperatorKind.WINDOW_DEDUP: lambda stream: stream.key_by("k", "key").dedup(
+        "refuses", Tumbling("at", SIZE)
+    ),
 }
 
 
@@ -65,7 +69,7 @@ def test_every_kind_that_refuses_is_tried() -> None:
 @pytest.mark.parametrize("kind", REFUSING)
 @pytest.mark.parametrize("between", [False, True], ids=["at once", "behind functions"])
 def test_an_operator_that_would_be_wrong_on_updates_names_itself_and_who_makes_them(
-    kind: Kind, between: bool
+    kind: OperatorKind, between: bool
 ) -> None:
     graph = Graph("g")
     stream = running(graph)
@@ -81,19 +85,19 @@ def test_an_operator_that_would_be_wrong_on_updates_names_itself_and_who_makes_t
 
 
 @pytest.mark.parametrize("kind", REFUSING)
-def test_the_same_operators_take_rows(kind: Kind) -> None:
+def test_the_same_operators_take_rows(kind: OperatorKind) -> None:
     graph = Graph("g")
     REFUSING[kind](rows(graph)).sink("out", CallSink(print))
     updates = graph.plan().updates
-    assert updates == ({"refuses"} if kind in (Kind.COUNT, Kind.AGGREGATE) else set())
+    assert updates == ({"refuses"} if kind in (OperatorKind.COUNT, OperatorKind.AGGREGATE) else set())
 
 
 def test_sinks_and_control_tables_take_updates() -> None:
     graph = Graph("g")
     stream = running(graph)
     stream.sink("out", CallSink(print))
-    newest = graph.control("newest", stream, "key")
-    seen = graph.stream("timed").map("seen", lambda row, table: row, control=newest)
+    newest = graph.broadcast_table("newest", stream, "key")
+    seen = graph.stream("timed").map("seen", lambda row, table: row, broadcast=newest)
     seen.key_by("k", "key").count("counts").sink("seen_out", CallSink(print))
     plan = graph.plan()
     assert {"running", "counts", "newest.rows"} == plan.updates

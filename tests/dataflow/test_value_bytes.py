@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.errors import SchemaError
-from dataflow.value_bytes import ValueBytes
+from dataflow.state.value_bytes import ValueBytes
 
 NINETEEN_HUNDRED = datetime(1900, 1, 1)  # noqa: DTZ001 - of a column without a zone
 _ints = st.integers(-(2**63), 2**63 - 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.state_blocks import decode_block
+from checkpoint.chains.state_blocks import decode_block
 from dataflow import (
     ApproxDistinct,
     CallSink,
@@ -24,12 +24,12 @@ from dataflow import (
     Sum,
     Tumbling,
 )
-from dataflow.circuit import Checkpoint
 from dataflow.errors import OperatorError
 from dataflow.schema import parse_schema
-from dataflow.snapshot_spool import SnapshotSpool
 from dataflow.sources.base import SourceBatch
+from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.testing import Trial
+from dataflow.worker.circuit import Checkpoint
 from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
 
 SCHEMA = "at timestamp, key string, x double"
@@ -52,7 +52,7 @@ def windowed(window: Tumbling | Sliding, lateness: timedelta = timedelta(0)) -> 
         "made", window, rows=Count(), sum=Sum("x"), most=Max("x"), about=ApproxDistinct("x")
     )
     made.sink("out", CallSink(print))
-    made.side("late", "late").sink("late_out", CallSink(print))
+    made.side_output("late", "late").sink("late_out", CallSink(print))
     return graph
 
 
@@ -249,7 +249,7 @@ def test_windows_that_make_no_sense_are_refused_where_they_are_written(make: Any
 def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_way() -> None:
     graph = Graph("g")
     rows = graph.source("rows", InputSource("rows", SCHEMA))
-    rows.side("late", "late").sink("out", CallSink(print))
+    rows.side_output("late", "late").sink("out", CallSink(print))
     with pytest.raises(GraphError, match="source 'rows' has no side output 'late'; it has none"):
         graph.plan()
     for options in ({}, {"lateness": timedelta(1), "punctuation": "at"}):
@@ -283,11 +283,11 @@ def test_a_cut_holds_the_time_of_its_own_step_though_sources_are_ahead() -> None
         sent[step] = circuit.end_sources(step)
     for step in (1, 2):
         received = {0: [(0, batch) for batch in sent[step][0][0]]}
-        circuit.run_stage(1, step, received, cut=step == 2, marks={0: [circuit.time.to_send(step, 0)]})
+        circuit.run_stage(1, step, received, cut=step == 2, watermarks={0: [circuit.time.to_send(step, 0)]})
     whole = SnapshotSpool()
     taken = Checkpoint(snapshot=whole)
     circuit.take_checkpoint(1, taken)
-    mark = int(second(7).timestamp()) * 1_000_000 - 1
-    assert taken.blocks["timed~time"].column("mark").to_pylist() == [mark]
-    assert decode_block(dict(whole)["timed~time"]).column("mark").to_pylist() == [mark]
-    assert taken.blocks["made~time"].column("mark").to_pylist() == [mark]
+    watermark = int(second(7).timestamp()) * 1_000_000 - 1
+    assert taken.blocks["timed~time"].column("mark").to_pylist() == [watermark]
+    assert decode_block(dict(whole)["timed~time"]).column("mark").to_pylist() == [watermark]
+    assert taken.blocks["made~time"].column("mark").to_pylist() == [watermark]

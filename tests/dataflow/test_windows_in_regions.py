@@ -43,7 +43,7 @@ def per_window(paths: list[Path], lateness: int, sink: SinkSpec, late: SinkSpec)
     counts = timed.key_by("by_key", "key").aggregate(
         "counts", Tumbling("at", timedelta(seconds=SIZE)), rows=Count()
     )
-    counts.side("late", "late").sink("late_out", late)
+    counts.side_output("late", "late").sink("late_out", late)
     plain = counts.map("plain", as_plain_count, schema=PLAIN)
     keys = plain.key_by("by_window", "at").aggregate(
         "keys", Tumbling("at", timedelta(seconds=SIZE)), keys=Count()

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
+from checkpoint.chains.directory_store import DirectoryStore, FilesAt
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.retention import Rolling
-from checkpoint.directory_store import DirectoryStore, FilesAt
 from checkpoint.errors import ManifestError
 from dataflow import limits
-from dataflow.directory import OperatorDirectory
 from dataflow.errors import OperatorFailure
-from dataflow.worker_directories import Directories, PostedChanges, Taken
-from dataflow.worker_failures import first_error
+from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.worker.directories import Directories, DirectoriesAtCut, PostedChanges
+from dataflow.worker.failures import first_error
 from dos_protocol.errors import ClosedError, FencedError
-from journal import AtCut, AtStep, LostBytesError, Position, StopNotFoundError, restore
+from journal import AtCheckpoint, AtStep, LostBytesError, Position, StopNotFoundError, restore
 from journal.core.trimming import below
 from tests.dataflow.test_directory import filing
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore
@@ -42,7 +42,7 @@ class Worker:
         self.directories = directories
         self.files = files
 
-    async def vote(self, cut: int) -> Taken:
+    async def vote(self, cut: int) -> DirectoriesAtCut:
         self.files.cut(cut, 10 * cut)
         return await self.directories.synced(cut)
 
@@ -52,7 +52,7 @@ async def standing(
     store: MemoryStore,
     incarnation: int,
     scratch: Path,
-    at: Taken | None = None,
+    at: DirectoriesAtCut | None = None,
     rolling: Rolling | None = None,
 ) -> AsyncIterator[Worker]:
     directories = Directories(PLAN, DIRECTORY, incarnation, str(scratch))
@@ -75,7 +75,7 @@ async def standing(
         await directories.aclose()
 
 
-def part_of(at: Taken) -> WorkerCut:
+def part_of(at: DirectoriesAtCut) -> WorkerCut:
     any_position = Position(1, 0, 0)
     return WorkerCut(state=any_position, steps=any_position, directories=at.positions)
 
@@ -85,7 +85,7 @@ async def test_a_vote_waits_until_its_changes_are_on_a_quorum(tmp_path: Path) ->
     async with standing(MemoryStore(), 1, tmp_path) as worker, trio.open_nursery() as nursery:
         worker.claim.held = True
         worker.files.append("log", b"before the cut")
-        voted: list[Taken] = []
+        voted: list[DirectoriesAtCut] = []
 
         async def vote() -> None:
             voted.append(await worker.vote(1))
@@ -114,10 +114,13 @@ async def test_each_cut_of_a_directory_is_found_by_its_number_and_step_also_belo
         await wait_all_tasks_blocked()
     assert len(store.servers[0].objects[DIRECTORY]) > 2, "snapshots began segments"
     for cut in (1, 6, 12):
-        for at in (AtCut(cut), AtStep(10 * cut)):
+        for at in (AtCheckpoint(cut), AtStep(10 * cut)):
             await restore(tmp_path / f"{at}", store, DIRECTORY, CHAIN, at=at)
             assert files(tmp_path / f"{at}") == held[cut]
-    for at, why in ((AtCut(13), "has not cut 13; the one before is"), (AtStep(15), "not a cut of step 15")):
+    for at, why in (
+        (AtCheckpoint(13), "has not cut 13; the one before is"),
+        (AtStep(15), "not a cut of step 15"),
+    ):
         with pytest.raises(StopNotFoundError, match=why):
             await restore(tmp_path / "into", store, DIRECTORY, CHAIN, at=at)
 
@@ -182,7 +185,7 @@ async def test_a_cut_that_says_nothing_of_a_directory_is_refused_by_the_operator
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ExceptionGroup) as told:
-        async with standing(MemoryStore(), 1, tmp_path, Taken({}, {})):
+        async with standing(MemoryStore(), 1, tmp_path, DirectoriesAtCut({}, {})):
             pass
     error = first_error(told.value)
     assert isinstance(error, ManifestError)
@@ -293,7 +296,7 @@ def test_any_changes_cuts_and_crashes_leave_the_files_of_the_last_cut_that_count
 async def _any_changes(folder: Path, changes: list[tuple[Any, ...]], rng: Any) -> None:
     """A crash comes while appends wait, and on a disk of its own or with what the last life left."""
     store = MemoryStore()
-    counts: Taken | None = None
+    counts: DirectoriesAtCut | None = None
     waiting, numbers = [*changes, ("crash",)], iter(range(1, 1000))
     committed = dict[str, bytes]()
     for incarnation in range(1, sum(one[0] == "crash" for one in waiting) + 1):

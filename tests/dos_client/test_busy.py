@@ -49,7 +49,7 @@ async def test_a_claim_and_a_look_wait_until_the_server_has_room_and_say_what_fo
                     ),
                     "it says what it waits for",
                 )
-                attempts = [link.absence.attempts for one in other.claims() for link in one.links()]
+                attempts = [link.outage.attempts for one in other.claims() for link in one.links()]
                 assert not granted.is_set()
                 assert max(attempts) < 50, "it does not ask all the time"
                 await full.aclose()

@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import (
     CLAIM_TABLE,
+    ClaimClosed,
     ClaimEvent,
+    ClaimLost,
     ClaimMachine,
+    ClaimMoved,
     ClaimState,
-    Closed,
     Event,
-    Lost,
+    FenceReason,
     MemberClaimed,
     MemberFenced,
     MemberLeft,
-    Moved,
     RecordChanged,
-    Refusal,
     climb,
     diagram,
     judge_fenced,
@@ -44,7 +44,7 @@ def claimed(*members: bytes) -> ClaimMachine:
 def test_a_claim_is_granted_by_f_members() -> None:
     machine = claimed(A)
     assert machine.state is ClaimState.CLAIMING
-    assert machine.handle(MemberClaimed(B)) == [Moved(ClaimState.CLAIMING, ClaimState.HELD)]
+    assert machine.handle(MemberClaimed(B)) == [ClaimMoved(ClaimState.CLAIMING, ClaimState.HELD)]
 
 
 def test_a_member_with_damaged_objects_does_not_count_towards_the_grant() -> None:
@@ -68,7 +68,7 @@ def test_without_a_quorum_it_waits_and_goes_on_by_itself() -> None:
 def test_one_member_with_a_higher_epoch_ends_it_for_good() -> None:
     # EVIDENCE-OF: P-4
     machine = claimed(A, B)
-    assert Lost(C, 9) in machine.handle(MemberFenced(C, 9))
+    assert ClaimLost(C, 9) in machine.handle(MemberFenced(C, 9))
     machine.handle(MemberClaimed(C))
     assert machine.state is ClaimState.LOST
     assert machine.handle(MemberFenced(A, 10)) == []
@@ -98,7 +98,7 @@ events = st.one_of(
     st.builds(MemberLeft, st.sampled_from([A, B, C, J])),
     st.builds(MemberFenced, st.sampled_from([A, B, C]), st.integers(2, 5)),
     st.builds(RecordChanged, st.sampled_from([G1, G2])),
-    st.builds(Closed),
+    st.builds(ClaimClosed),
 )
 
 
@@ -111,7 +111,7 @@ def test_in_any_order_of_events_held_means_a_quorum_is_live_and_lost_stays_lost(
     for event in sequence:
         machine.handle(event)
         lost = lost or (isinstance(event, MemberFenced) and not closed)
-        closed = closed or isinstance(event, Closed)
+        closed = closed or isinstance(event, ClaimClosed)
         if closed:
             assert machine.state is ClaimState.CLOSED
         elif lost:
@@ -125,15 +125,15 @@ def test_in_any_order_of_events_held_means_a_quorum_is_live_and_lost_stays_lost(
 @pytest.mark.parametrize(
     ("held", "at_claim", "meaning"),
     [
-        (6, True, Refusal.LOST),
-        (6, False, Refusal.LOST),
-        (5, True, Refusal.ASK),
-        (5, False, Refusal.AGAIN),
-        (4, True, Refusal.CLIMB),
-        (4, False, Refusal.AGAIN),
+        (6, True, FenceReason.LOST),
+        (6, False, FenceReason.LOST),
+        (5, True, FenceReason.ASK),
+        (5, False, FenceReason.AGAIN),
+        (4, True, FenceReason.CLIMB),
+        (4, False, FenceReason.AGAIN),
     ],
 )
-def test_what_fenced_means_to_epoch_5(held: int, at_claim: bool, meaning: Refusal) -> None:
+def test_what_fenced_means_to_epoch_5(held: int, at_claim: bool, meaning: FenceReason) -> None:
     assert judge_fenced(5, held, at_claim=at_claim) is meaning
 
 
@@ -147,10 +147,10 @@ def test_climbing_makes_no_jump_that_is_refused(held: int, above: int) -> None:
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))
-def test_waiting_before_the_next_attempt_grows_and_is_bounded(attempt: int, chance: float) -> None:
-    seconds = backoff_s(attempt, chance)
+def test_waiting_before_the_next_attempt_grows_and_is_bounded(attempt: int, rng: float) -> None:
+    seconds = backoff_s(attempt, rng)
     assert backoff_first_s / 2 <= seconds <= backoff_max_s
-    assert backoff_s(attempt + 1, chance) >= seconds
+    assert backoff_s(attempt + 1, rng) >= seconds
 
 
 def test_a_damaged_copy_beside_a_member_that_is_away_does_not_say_that_bytes_are_lost() -> None:

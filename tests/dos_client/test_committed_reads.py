@@ -19,8 +19,8 @@ from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.live_store import Store
 from dos_client.reading import streaming
-from dos_client.reading.committed import Committed
-from dos_client.reading.damage import Wrong
+from dos_client.reading.committed import CommittedReads
+from dos_client.reading.damage import CopyFault
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
@@ -140,7 +140,7 @@ def flip(server: ThreadServer, position: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def reports(servers: Threads, found: Sequence[object]) -> list[tuple[int, Wrong]]:
+def reports(servers: Threads, found: Sequence[object]) -> list[tuple[int, CopyFault]]:
     ids = [server.server_id for server in servers]
     return [(ids.index(one.server_id.hex()), one.why) for one in found]  # type: ignore[attr-defined]
 
@@ -234,7 +234,7 @@ async def test_a_flipped_bit_on_one_member_is_reported_and_the_good_bytes_are_se
             assert b"".join([data async for data in store.stream("d", "x")]) == content
             for begin in (0, PIECE, 2 * PIECE):
                 assert await store.read("d", "x", begin, PIECE) == content[begin : begin + PIECE]
-        assert reports(three, store.damage.reports()) == [(2, Wrong.DAMAGED)]
+        assert reports(three, store.damage.reports()) == [(2, CopyFault.DAMAGED)]
 
 
 @pytest.mark.trio
@@ -255,7 +255,7 @@ async def test_a_member_with_other_bytes_in_a_whole_file_is_found_out_and_never_
             assert b"".join([data async for data in store.stream("d", "x")]) == content
             for _ in range(5):
                 await store.read("d", "x", 650_000, 100_000, committed=True)
-            expected = [(0, Wrong.DIFFERENT)]
+            expected = [(0, CopyFault.DIFFERENT)]
             found = reports(three, store.damage.reports())
             assert found == expected or (not found and preferred is not three[0])
     async with open_store(url_of(three)) as store:
@@ -346,7 +346,7 @@ async def test_a_damaged_copy_does_not_say_how_far_an_object_goes(three: Threads
         there = [bytes.fromhex(one.server_id) for one in three[:2]]
         await until(lambda: all(map(store.is_connected, there)), "both that are there are connected")
         with pytest.raises(QuorumUnavailableError, match="2 members are needed to say how far it goes"):
-            await Committed(store, "d", "x").reach()
+            await CommittedReads(store, "d", "x").reach()
 
 
 @pytest.mark.trio
@@ -361,7 +361,7 @@ async def test_a_take_over_reports_a_lying_copy_and_reads_it_from_the_others(
         await until(lambda: len(claim.answers) == 3, "all claimed")
         await claim.settle("x", len(content), prefix_digest(content))
         await until(lambda: bool(store.damage.reports()), "it is reported")
-        assert reports(three, store.damage.reports()) == [(1, Wrong.DIFFERENT)]
+        assert reports(three, store.damage.reports()) == [(1, CopyFault.DIFFERENT)]
         for member in (*store.record.members, *store.record.members):
             wrong = member.server_id.hex() == three[1].server_id
             store.pace.note(member.server_id, 300_000, 0.0001 if wrong else 1.0, trio.current_time())

@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.comparing import ABSENT, Copy, Verdict, judge, questions
+from dos_client.core.comparing import ABSENT, CopyState, MemberCopy, judge, questions
 from dos_protocol.digests import prefix_digest
 
 A, B, C, D, E = (bytes([n]) * 16 for n in range(1, 6))
 Contents = dict[bytes, bytes | None]
 
 
-def judged(contents: Contents, damaged: frozenset[bytes] = frozenset()) -> dict[bytes, Verdict]:
+def judged(contents: Contents, damaged: frozenset[bytes] = frozenset()) -> dict[bytes, CopyState]:
     copies = {
-        one: ABSENT if data is None else Copy(len(data), prefix_digest(data), damaged=one in damaged)
+        one: ABSENT if data is None else MemberCopy(len(data), prefix_digest(data), damaged=one in damaged)
         for one, data in contents.items()
     }
     digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
@@ -21,23 +21,23 @@ def judged(contents: Contents, damaged: frozenset[bytes] = frozenset()) -> dict[
 
 def test_lagging_copies_are_behind_and_not_different() -> None:
     assert judged({A: b"abc", B: b"ab", C: None}) == {
-        A: Verdict.EQUAL,
-        B: Verdict.BEHIND,
-        C: Verdict.MISSING,
+        A: CopyState.EQUAL,
+        B: CopyState.BEHIND,
+        C: CopyState.MISSING,
     }
-    assert judged({A: b"", B: None}) == {A: Verdict.EQUAL, B: Verdict.MISSING}
-    assert judged({A: None, B: None}) == {A: Verdict.EQUAL, B: Verdict.EQUAL}
+    assert judged({A: b"", B: None}) == {A: CopyState.EQUAL, B: CopyState.MISSING}
+    assert judged({A: None, B: None}) == {A: CopyState.EQUAL, B: CopyState.EQUAL}
 
 
 def test_the_copy_that_most_contradict_is_the_one_that_differs() -> None:
-    assert judged({A: b"abc", B: b"abX", C: b"ab", D: b"abc"})[B] is Verdict.DIFFERS
+    assert judged({A: b"abc", B: b"abX", C: b"ab", D: b"abc"})[B] is CopyState.DIFFERS
     verdicts = judged({A: b"abXY", B: b"abc", C: b"ab"})
-    assert verdicts == {A: Verdict.DIFFERS, B: Verdict.DIFFERS, C: Verdict.BEHIND}, "nobody knows which"
+    assert verdicts == {A: CopyState.DIFFERS, B: CopyState.DIFFERS, C: CopyState.BEHIND}, "nobody knows which"
 
 
 def test_a_damaged_copy_is_that_and_judges_nobody() -> None:
     verdicts = judged({A: b"abc", B: b"abX and more", C: b"abc"}, frozenset({B}))
-    assert verdicts == {A: Verdict.EQUAL, B: Verdict.DAMAGED, C: Verdict.EQUAL}
+    assert verdicts == {A: CopyState.EQUAL, B: CopyState.DAMAGED, C: CopyState.EQUAL}
 
 
 contents = st.dictionaries(
@@ -50,7 +50,7 @@ contents = st.dictionaries(
 @given(contents=contents, damaged=st.frozensets(st.sampled_from([A, B]), max_size=2))
 def test_verdicts_say_what_the_bytes_say(contents: Contents, damaged: frozenset[bytes]) -> None:
     copies = {
-        one: ABSENT if data is None else Copy(len(data), prefix_digest(data), damaged=one in damaged)
+        one: ABSENT if data is None else MemberCopy(len(data), prefix_digest(data), damaged=one in damaged)
         for one, data in contents.items()
     }
     digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
@@ -61,9 +61,9 @@ def test_verdicts_say_what_the_bytes_say(contents: Contents, damaged: frozenset[
         all(max(sound.values(), key=len).startswith(data) for data in sound.values()) if sound else True
     )
     for one, verdict in judgement.verdicts.items():
-        assert (verdict is Verdict.DAMAGED) == (one in damaged and contents[one] is not None)
+        assert (verdict is CopyState.DAMAGED) == (one in damaged and contents[one] is not None)
         if one_history:
-            assert verdict is not Verdict.DIFFERS
+            assert verdict is not CopyState.DIFFERS
     if judgement.reference is not None:
         head = next(
             data
@@ -72,9 +72,9 @@ def test_verdicts_say_what_the_bytes_say(contents: Contents, damaged: frozenset[
         )
         for one, data in sound.items():
             verdict = judgement.verdicts[one]
-            assert (verdict is Verdict.DIFFERS) == (not head.startswith(data))
-            assert verdict is not Verdict.EQUAL or data == head
-            assert verdict is not Verdict.BEHIND or len(data) < len(head)
+            assert (verdict is CopyState.DIFFERS) == (not head.startswith(data))
+            assert verdict is not CopyState.EQUAL or data == head
+            assert verdict is not CopyState.BEHIND or len(data) < len(head)
             others = [other for other in sound.values() if not head.startswith(other)]
             for other in others:
                 line = [one for one in sound.values() if other.startswith(one)]

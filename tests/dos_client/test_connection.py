@@ -22,7 +22,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.frames import encode_frame
 from dos_protocol.messages import encode
-from dos_protocol.vocabulary import Pong, Watermark, Welcome
+from dos_protocol.vocabulary import DurabilityAck, Pong, Welcome
 from tests.dos_client.support import ThreadServer, new_writer
 from tests.support.proxy import Way, proxies
 
@@ -50,7 +50,7 @@ async def test_what_was_posted_is_waited_for_until_the_kernel_has_it_or_the_sess
     # EVIDENCE-OF: P-9
     async with proxies([alone]) as (between,), open_connection(between.location) as connection:
         await connection.claim("d", 1, new_writer())
-        connection.on_watermark = lambda _: None
+        connection.on_durability_ack = lambda _: None
         await connection.wait_sent()
         with between.stall(Way.TO_SERVER):
             size = 0
@@ -73,16 +73,16 @@ async def test_what_was_posted_is_waited_for_until_the_kernel_has_it_or_the_sess
 async def test_reading_and_refusals_leave_the_session_usable(alone: ThreadServer) -> None:
     # EVIDENCE-OF: P-2, P-8
     async with open_connection(alone.location) as connection:
-        marks: list[Watermark] = []
+        marks: list[DurabilityAck] = []
         synced = trio.Event()
         refused: list[tuple[int, RefusedError]] = []
 
-        def take(mark: Watermark) -> None:
+        def take(mark: DurabilityAck) -> None:
             marks.append(mark)
             if mark.synced == 5:
                 synced.set()
 
-        connection.on_watermark = take
+        connection.on_durability_ack = take
         connection.on_append_refused = lambda tag, error: refused.append((tag, error))
         await connection.claim("d", 1, new_writer())
         connection.post(append_head("x", 7, Chunk(0, 0, b"hello")), b"hello")
@@ -105,7 +105,7 @@ async def test_reading_and_refusals_leave_the_session_usable(alone: ThreadServer
 
 async def test_a_session_pages_through_names_and_waits_for_bytes(alone: ThreadServer) -> None:
     async with open_connection(alone.location) as writer, open_connection(alone.location) as reader:
-        writer.on_watermark = lambda _: None
+        writer.on_durability_ack = lambda _: None
         await writer.claim("d", 1, new_writer())
         for name in ("a1", "a2", "a3", "b"):
             writer.post(append_head(name, 1, Chunk(0, 0, b"x")), b"x")

@@ -8,7 +8,7 @@ import trio.testing
 
 from dos_client import init_store, open_store
 from dos_client.limits import damage_reports_max
-from dos_client.reading.damage import Damage, Wrong
+from dos_client.reading.damage import CopyFault, Damage
 from tests.dos_client.support import ThreadServer, new_writer, until, url_of
 
 A, B = b"a" * 16, b"b" * 16
@@ -18,8 +18,8 @@ A, B = b"a" * 16, b"b" * 16
 async def test_a_wrong_copy_is_reported_once_and_avoided(caplog: pytest.LogCaptureFixture) -> None:
     damage = Damage()
     with caplog.at_level(logging.WARNING, "dos.client"):
-        assert damage.note(A, "d", "x", 70, Wrong.DAMAGED)
-        assert not damage.note(A, "d", "x", 80, Wrong.DAMAGED)
+        assert damage.note(A, "d", "x", 70, CopyFault.DAMAGED)
+        assert not damage.note(A, "d", "x", 80, CopyFault.DAMAGED)
     assert len(caplog.messages) == 1
     assert "d/x on 61616161616161616161616161616161, from byte 70" in caplog.messages[0]
     assert damage.avoid(A, "d", "x")
@@ -31,18 +31,18 @@ async def test_a_wrong_copy_is_reported_once_and_avoided(caplog: pytest.LogCaptu
 @pytest.mark.trio
 async def test_bytes_that_look_sound_and_are_not_are_worse_than_damage() -> None:
     damage = Damage()
-    damage.note(A, "d", "x", 70, Wrong.DAMAGED)
-    assert damage.note(A, "d", "x", 90, Wrong.DIFFERENT)
+    damage.note(A, "d", "x", 70, CopyFault.DAMAGED)
+    assert damage.note(A, "d", "x", 90, CopyFault.DIFFERENT)
     assert damage.refuse(A, "d", "x")
-    assert [(one.offset, one.why) for one in damage.reports()] == [(70, Wrong.DIFFERENT)]
-    assert damage.note(A, "d", "x", 10, Wrong.DAMAGED), "from an earlier byte on: news"
-    assert [(one.offset, one.why) for one in damage.reports()] == [(10, Wrong.DIFFERENT)]
+    assert [(one.offset, one.why) for one in damage.reports()] == [(70, CopyFault.DIFFERENT)]
+    assert damage.note(A, "d", "x", 10, CopyFault.DAMAGED), "from an earlier byte on: news"
+    assert [(one.offset, one.why) for one in damage.reports()] == [(10, CopyFault.DIFFERENT)]
 
 
 @pytest.mark.trio
 async def test_who_waits_for_reports_misses_none() -> None:
     damage = Damage()
-    damage.note(A, "d", "before", 0, Wrong.DAMAGED)
+    damage.note(A, "d", "before", 0, CopyFault.DAMAGED)
     first = await damage.wait_new(0)
     async with trio.open_nursery() as nursery:
         found: list[str] = []
@@ -53,7 +53,7 @@ async def test_who_waits_for_reports_misses_none() -> None:
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
         assert found == []
-        damage.note(B, "d", "after", 0, Wrong.POISONED)
+        damage.note(B, "d", "after", 0, CopyFault.POISONED)
     assert found == ["after"]
 
 
@@ -61,12 +61,12 @@ async def test_who_waits_for_reports_misses_none() -> None:
 async def test_what_is_mended_or_no_member_any_more_is_forgotten() -> None:
     damage = Damage()
     for server_id in (A, B):
-        damage.note(server_id, "d", "x", 0, Wrong.DAMAGED)
-    damage.mended(A, "d", "x")
+        damage.note(server_id, "d", "x", 0, CopyFault.DAMAGED)
+    damage.repaired(A, "d", "x")
     assert not damage.avoid(A, "d", "x")
     damage.keep_only([A])
     assert damage.reports() == []
-    assert damage.note(A, "d", "x", 0, Wrong.DAMAGED), "wrong again: news"
+    assert damage.note(A, "d", "x", 0, CopyFault.DAMAGED), "wrong again: news"
 
 
 @pytest.mark.trio
@@ -74,7 +74,7 @@ async def test_the_register_is_bounded() -> None:
     # EVIDENCE-OF: P-9
     damage = Damage()
     for number in range(damage_reports_max + 1):
-        damage.note(A, "d", f"x{number}", 0, Wrong.DAMAGED)
+        damage.note(A, "d", f"x{number}", 0, CopyFault.DAMAGED)
     assert len(damage.reports()) == damage_reports_max
     assert not damage.avoid(A, "d", "x0")
 
@@ -85,7 +85,7 @@ async def test_a_wrong_copy_is_shown_in_the_status_until_it_is_mended(three: lis
     async with open_store(url_of(three)) as store:
         await until(lambda: all(one.connected for one in store.members()), "all connected")
         bad = store.record.members[1].server_id
-        store.damage.note(bad, "d", "x", 0, Wrong.DIFFERENT)
+        store.damage.note(bad, "d", "x", 0, CopyFault.DIFFERENT)
         assert [one.state for one in store.members()].count("broken") == 1
         assert "d/x on" in next(one.error for one in store.members() if one.server_id == bad)
         async with await store.claim("d", 1, new_writer()) as claim:

@@ -328,7 +328,7 @@ async def put_behind_the_stores_back(server: ThreadServer, name: str, data: byte
     """Bytes of no writer of the store, as a server with a damaged history would hold them."""
     async with open_connection(server.location) as connection:
         await connection.claim("d", 1, new_writer())
-        connection.on_watermark = lambda mark: synced.set() if mark.synced == len(data) else None
+        connection.on_durability_ack = lambda mark: synced.set() if mark.synced == len(data) else None
         synced = trio.Event()
         connection.post(append_head(name, 1, Chunk(0, 0, data)), data)
         await synced.wait()

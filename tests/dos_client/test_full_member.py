@@ -59,7 +59,7 @@ async def test_a_full_member_holds_nobody_up_and_catches_up_when_there_is_space(
         assert 0 < len(held) < DISK_BYTES
         assert (BLOCK * count).startswith(held), "what it has it serves"
         (link,) = [one for one in claim.links() if one.member.address == three[2].location]
-        await until(lambda: link.absence.attempts > 3, "it is tried again and again")
+        await until(lambda: link.outage.attempts > 3, "it is tried again and again")
         assert caplog.text.count("no space for x") == 1, "and the log heard of it once"
         disk.resize(8 * DISK_BYTES)
         await until(lambda: state_of(store, three[2])[0] == "in sync", "it has caught up")

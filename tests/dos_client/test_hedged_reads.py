@@ -10,7 +10,7 @@ import trio
 from dos_client import init_store, open_store
 from dos_client.limits import answers_owed_max, hedge_burst, hedge_share, read_timeout_s
 from dos_client.live_store import Store
-from dos_client.reading.asking import Answers, Question, ask_members
+from dos_client.reading.questions import MemberAnswers, Question, ask_members
 from dos_client.sessions.connection import Connection
 from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
 from tests.support.proxy import Way, proxies
@@ -114,7 +114,7 @@ async def test_a_member_that_owes_too_much_is_not_asked(three: Threads) -> None:
             async def ask(connection: Connection) -> bytes:
                 return await connection.get("x", 0, 10)
 
-            def judge(answers: Answers[bytes]) -> tuple[int, bool]:
+            def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
                 return 1 - len(answers.given), False
 
             question = Question("d", "x", 10, ask, judge)

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.hedging import Ask, Budget, Candidate, Drop, Effect, Latencies, Lost, Pace, Race, Won
+from dos_client.core.hedging import (
+    AskMember,
+    Budget,
+    Candidate,
+    DropMember,
+    Effect,
+    Latencies,
+    Pace,
+    Race,
+    RaceLost,
+    RaceWon,
+)
 from dos_client.limits import (
     hedge_burst,
     hedge_delay_first_s,
@@ -59,17 +70,17 @@ def play(does: dict[bytes, Behaviour], race: Race, lacking: int = 1) -> Played:
     def perform(effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(server_id, hedge):
+                case AskMember(server_id, hedge):
                     assert server_id not in played.asked, "asked twice"
                     played.asked.append(server_id)
                     played.hedges += hedge
                     if does[server_id].does != "nothing":
                         heapq.heappush(coming, (now + does[server_id].seconds, server_id))
-                case Drop(server_id, seconds):
+                case DropMember(server_id, seconds):
                     assert server_id not in played.ended
                     assert seconds >= 0
                     played.ended[server_id] = "dropped"
-                case Won() | Lost():
+                case RaceWon() | RaceLost():
                     assert not played.result
                     played.result = type(effect).__name__
 
@@ -108,7 +119,7 @@ def test_every_race_ends_and_nobody_is_asked_twice_or_left_behind(
     assert set(played.ended) == set(played.asked), "each is answered, refused or dropped"
     assert played.seconds <= (read_timeout_s + hedge_rescue_s) * (len(does) + 1)
     good = [server_id for server_id, how in played.ended.items() if how == "answer"]
-    assert (played.result == "Won") == (len(good) == lacking)
+    assert (played.result == "RaceWon") == (len(good) == lacking)
 
 
 @given(st.dictionaries(st.sampled_from(MEMBERS), behaviours, min_size=1), st.floats(0.002, 0.25))
@@ -118,14 +129,14 @@ def test_one_good_member_is_enough_whatever_the_others_do(
     quick = [one for one in does.values() if one.does == "answer" and one.seconds < read_settle_s / 2]
     played = play(does, Race(list(does), delay_s, Budget()))
     if quick:
-        assert played.result == "Won"
+        assert played.result == "RaceWon"
         assert played.seconds <= hedge_rescue_s * len(does) + min(one.seconds for one in quick)
 
 
 def test_a_stopped_member_costs_the_delay_and_no_more() -> None:
     does = {A: Behaviour(0, "nothing"), B: Behaviour(0.001, "answer"), C: Behaviour(0, "answer")}
     played = play(does, Race([A, B, C], 0.005, Budget()))
-    assert (played.result, played.asked, played.hedges) == ("Won", [A, B], 1)
+    assert (played.result, played.asked, played.hedges) == ("RaceWon", [A, B], 1)
     assert played.seconds == 0.006
     assert played.ended == {A: "dropped", B: "answer"}
 
@@ -140,7 +151,7 @@ def test_ends_of_f_members_are_believed_after_a_moment() -> None:
     does = {A: Behaviour(0.001, "empty"), B: Behaviour(0.001, "empty"), C: Behaviour(0, "nothing")}
     race = Race([A, B, C], 0.1, Budget())
     played = play(does, race)
-    assert played.result == "Lost"
+    assert played.result == "RaceLost"
     assert played.seconds == 0.001 + read_settle_s
 
 
@@ -159,7 +170,7 @@ def test_without_budget_a_member_that_says_nothing_is_still_given_up() -> None:
     while budget.take():
         pass
     played = play({A: Behaviour(0, "nothing"), B: Behaviour(0, "answer")}, Race([A, B], 0.01, budget))
-    assert (played.result, played.seconds) == ("Won", hedge_rescue_s)
+    assert (played.result, played.seconds) == ("RaceWon", hedge_rescue_s)
 
 
 @given(
@@ -204,10 +215,10 @@ def test_the_slow_the_absent_and_the_wrong_are_asked_last_and_equals_share() -> 
         pace.note(B, 1_000, 0.0010, 0.0)
         pace.note(C, 1_000, 0.0500, 0.0)
     everyone = [Candidate(one) for one in (A, B, C)]
-    firsts = [pace.order(everyone, 1_000, 0.0, chance / 30)[0] for chance in range(30)]
+    firsts = [pace.order(everyone, 1_000, 0.0, rng / 30)[0] for rng in range(30)]
     assert firsts.count(A) == firsts.count(B) == 15
     assert C not in firsts
     for hindered in (Candidate(A, connected=False), Candidate(A, avoided=True), Candidate(A, owed=1)):
         assert pace.order([hindered, Candidate(B), Candidate(C)], 1_000, 0.0, 0.0) == [B, C, A]
     later = hedge_sample_age_s + 1
-    assert C in [pace.order(everyone, 1_000, later, chance / 30)[0] for chance in range(30)], "tried again"
+    assert C in [pace.order(everyone, 1_000, later, rng / 30)[0] for rng in range(30)], "tried again"

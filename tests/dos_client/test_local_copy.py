@@ -13,9 +13,9 @@ import trio
 from dos_client import Claim, ObjectWriter, Store, init_store
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
-from dos_client.core.window import Window
+from dos_client.core.window import SendWindow
 from dos_client.limits import milestone_bytes, window_bytes_max
-from dos_client.writing.target import Target
+from dos_client.writing.target import WriteTarget
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import PoisonedError
 from journal.scratch import ScratchCopy
@@ -76,7 +76,7 @@ async def test_with_both_other_members_gone_the_local_copy_fills_the_third(
         await writer.wait_synced(writer.append(b"end"))
 
 
-def window_of(claim: Claim) -> Window:
+def window_of(claim: Claim) -> SendWindow:
     window = claim.targets["x"].window
     assert window is not None
     return window
@@ -225,7 +225,7 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
     # EVIDENCE-OF: P-2, P-3, P-10
     monkeypatch.setattr("dos_client.writing.target.window_bytes_max", 300_000)  # members fall behind at once
     monkeypatch.setattr("dos_client.writing.target._TRIM_STEP_BYTES", 1)
-    chance, path = random.Random(seed), tmp_path / "copy"
+    rng, path = random.Random(seed), tmp_path / "copy"
     async with proxies(three) as between:
         url = "dos://" + ",".join(proxy.location for proxy in between)
         await init_store(url)
@@ -235,10 +235,10 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
                 writer.append(CONTENT[start : start + len(BLOCK)])
                 with path.open("ab") as file:
                     file.write(CONTENT[start : start + len(BLOCK)])
-                if chance.random() < 0.1:
-                    chance.choice(between).cut()
-                if chance.random() < 0.01:
-                    spoil(path, chance.choice(["torn", "stale", "a bit flipped"]))
+                if rng.random() < 0.1:
+                    rng.choice(between).cut()
+                if rng.random() < 0.01:
+                    spoil(path, rng.choice(["torn", "stale", "a bit flipped"]))
                 await writer.wait_synced(writer.size - 4 * len(BLOCK))
             await writer.wait_synced(writer.size)
             for server in three:
@@ -296,12 +296,12 @@ class Files:
         return None if content is None else content[offset : offset + max_bytes]
 
 
-def target_of(local: Files) -> Target:
-    window = Window()
+def target_of(local: Files) -> WriteTarget:
+    window = SendWindow()
     for start in range(0, TOTAL, len(BLOCK)):
         window.append(CONTENT[start : start + len(BLOCK)])
     window.trim(TOTAL - 3 * len(BLOCK))
-    return Target("x", 1, Quorums(record("abc", 2)), window, local)
+    return WriteTarget("x", 1, Quorums(record("abc", 2)), window, local)
 
 
 @pytest.mark.trio
@@ -338,7 +338,7 @@ async def test_the_last_stretch_ends_where_the_memory_begins() -> None:
 async def test_of_an_object_whose_end_alone_is_known_the_whole_copy_is_folded_once() -> None:
     """A take-over knows size and digest of what it settles, and no digest on the way."""
     local = Files([CONTENT])
-    target = Target("x", 1, Quorums(record("abc", 2)), None, local)
+    target = WriteTarget("x", 1, Quorums(record("abc", 2)), None, local)
     target.seal(TOTAL, prefix_digest(CONTENT))
     assert not len(target.milestones)
     first = await target.local.proved(0)
@@ -350,10 +350,10 @@ async def test_of_an_object_whose_end_alone_is_known_the_whole_copy_is_folded_on
     assert second is not None
     assert second.data == CONTENT[milestone_bytes : 2 * milestone_bytes]
     assert local.reads == folded + 2, "the digests on the way are known now"
-    other = Target("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[::-1]]))
+    other = WriteTarget("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[::-1]]))
     other.seal(TOTAL, prefix_digest(CONTENT))
     assert await other.local.proved(0) is None
-    small = Target("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[:1_000]]))
+    small = WriteTarget("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[:1_000]]))
     small.seal(1_000, prefix_digest(CONTENT[:1_000]))
     whole = await small.local.proved(10)
     assert whole is not None

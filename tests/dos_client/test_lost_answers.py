@@ -10,7 +10,7 @@ import pytest
 
 from dos_client import init_store
 from dos_client.core.replica import ReplicaState
-from dos_protocol.vocabulary import Opcode, Watermark
+from dos_protocol.vocabulary import DurabilityAck, Opcode
 from tests.dos_client.support import ThreadServer, claimed, has, until
 from tests.support.proxy import Way, proxies
 
@@ -48,15 +48,15 @@ async def test_bytes_acknowledged_to_nobody_are_there_once_and_are_sent_once(thr
 @pytest.mark.trio
 async def test_many_lost_answers_on_any_member_leave_one_copy_of_every_record(three: Threads) -> None:
     # EVIDENCE-OF: P-2, P-3, P-10
-    chance, content = random.Random(7), b""
+    rng, content = random.Random(7), b""
     async with proxies(three) as between:
         await init_store(url_through(between))
         async with claimed(three, url=url_through(between)) as (store, claim):
             writer = claim.open_object("x")
             for number in range(40):
                 for proxy in between:
-                    if number % 4 == 0 and chance.random() < 0.5:
-                        proxy.drop_reply(Opcode.APPEND, chance.randint(1, 3))
+                    if number % 4 == 0 and rng.random() < 0.5:
+                        proxy.drop_reply(Opcode.APPEND, rng.randint(1, 3))
                 record = b"%04d" % number * 25
                 content += record
                 await writer.wait_synced(writer.append(record))
@@ -120,7 +120,7 @@ async def test_a_watermark_of_a_session_that_another_store_record_has_ended_coun
             claim.record_changed()
             for session in sessions:
                 assert session is not None
-                session.on_watermark(Watermark("x", size, size))
+                session.on_durability_ack(DurabilityAck("x", size, size))
             assert writer.synced == len(b"before "), "told in sessions of the record before"
             for rule in held:
                 rule.end()

@@ -2,7 +2,7 @@
 
 import itertools
 
-from dos_client.core.admission import Admission, admit
+from dos_client.core.admission import MemberAdmission, admit
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_protocol.store_record import Member, StoreRecord
 from tests.dos_client.records import member, record, server_id
@@ -122,10 +122,10 @@ def test_no_answers_are_no_store() -> None:
 
 def test_a_session_is_worth_having_only_with_the_very_member_at_the_very_generation() -> None:
     a = server_id("a")
-    assert admit(G2, a, a, G2) is Admission.ADMITTED
-    assert admit(G2, a, a, G1) is Admission.OLDER_RECORD
-    assert admit(G2, a, a, None) is Admission.OLDER_RECORD
-    assert admit(G2, a, a, G3) is Admission.NEWER_RECORD
-    assert admit(G2, a, server_id("x"), None) is Admission.OTHER_SERVER
-    assert admit(G2, a, server_id("x"), G3) is Admission.NEWER_RECORD
-    assert admit(G2, a, a, StoreRecord(b"T" * 16, 1, 1, (member("a"),))) is Admission.OTHER_STORE
+    assert admit(G2, a, a, G2) is MemberAdmission.ADMITTED
+    assert admit(G2, a, a, G1) is MemberAdmission.OLDER_RECORD
+    assert admit(G2, a, a, None) is MemberAdmission.OLDER_RECORD
+    assert admit(G2, a, a, G3) is MemberAdmission.NEWER_RECORD
+    assert admit(G2, a, server_id("x"), None) is MemberAdmission.OTHER_SERVER
+    assert admit(G2, a, server_id("x"), G3) is MemberAdmission.NEWER_RECORD
+    assert admit(G2, a, a, StoreRecord(b"T" * 16, 1, 1, (member("a"),))) is MemberAdmission.OTHER_STORE

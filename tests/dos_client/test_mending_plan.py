@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.comparing import ABSENT, Copy, questions
-from dos_client.core.mending import Mend, Refused, plan
+from dos_client.core.comparing import ABSENT, MemberCopy, questions
 from dos_client.core.quorum import Quorums
+from dos_client.core.repair import RepairPlan, RepairRefused, plan
 from dos_protocol.digests import prefix_digest
 from dos_protocol.store_record import Member, StoreRecord
 
@@ -22,9 +22,9 @@ def quorums(n: int, qa: int, *, joining: bool = False) -> Quorums:
 
 def planned(
     contents: Contents, member: bytes, q: Quorums, damaged: frozenset[bytes] = frozenset()
-) -> Mend | Refused | None:
+) -> RepairPlan | RepairRefused | None:
     copies = {
-        one: ABSENT if data is None else Copy(len(data), prefix_digest(data), damaged=one in damaged)
+        one: ABSENT if data is None else MemberCopy(len(data), prefix_digest(data), damaged=one in damaged)
         for one, data in contents.items()
     }
     digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
@@ -37,42 +37,48 @@ THREE = quorums(3, 2)
 
 def test_a_short_or_missing_copy_is_lengthened_from_one_that_begins_with_it() -> None:
     todo = planned({A: b"abc", B: b"a", C: None}, B, THREE)
-    assert isinstance(todo, Mend)
+    assert isinstance(todo, RepairPlan)
     assert (todo.goal.size, todo.sources, todo.overwrite) == (3, (A,), False)
-    assert isinstance(planned({A: b"abc", C: None}, C, THREE), Mend), (
+    assert isinstance(planned({A: b"abc", C: None}, C, THREE), RepairPlan), (
         "one other is enough: nothing is taken away"
     )
     assert planned({A: b"abc", B: b"ab", C: b""}, A, THREE) is None, "the longest stays"
-    assert isinstance(planned({A: b"abc", B: b"abX", C: b"ab"}, C, THREE), Refused)
+    assert isinstance(planned({A: b"abc", B: b"abX", C: b"ab"}, C, THREE), RepairRefused)
 
 
 def test_a_damaged_copy_needs_others_that_hold_all_that_was_acknowledged() -> None:
     bad = frozenset({A})
     todo = planned({A: b"ab", B: b"abcd", C: b"abc"}, A, THREE, bad)
-    assert isinstance(todo, Mend)
+    assert isinstance(todo, RepairPlan)
     assert (todo.goal.size, todo.sources, todo.overwrite) == (4, (B,), False)
-    assert isinstance(planned({A: b"ab", B: b"abcd"}, A, THREE, bad), Refused)
-    assert isinstance(planned({A: b"ab", B: b"abcd", C: b"abX"}, A, THREE, bad), Refused)
-    assert isinstance(planned({A: b"ab", B: b"ab"}, A, quorums(2, 2), bad), Mend), "each byte was on both"
-    assert isinstance(planned({A: b"ab"}, A, quorums(1, 1), bad), Refused)
-    assert isinstance(planned({A: b"ab", B: b"ab", C: b"ab"}, A, quorums(3, 1), bad), Refused)
+    assert isinstance(planned({A: b"ab", B: b"abcd"}, A, THREE, bad), RepairRefused)
+    assert isinstance(planned({A: b"ab", B: b"abcd", C: b"abX"}, A, THREE, bad), RepairRefused)
+    assert isinstance(planned({A: b"ab", B: b"ab"}, A, quorums(2, 2), bad), RepairPlan), (
+        "each byte was on both"
+    )
+    assert isinstance(planned({A: b"ab"}, A, quorums(1, 1), bad), RepairRefused)
+    assert isinstance(planned({A: b"ab", B: b"ab", C: b"ab"}, A, quorums(3, 1), bad), RepairRefused)
 
 
 def test_a_copy_that_differs_is_replaced_only_when_it_can_never_have_been_acknowledged() -> None:
     todo = planned({A: b"abX and more", B: b"abcd", C: b"abc"}, A, THREE)
-    assert isinstance(todo, Mend)
+    assert isinstance(todo, RepairPlan)
     assert (todo.goal.size, todo.overwrite) == (4, True)
-    assert isinstance(planned({A: b"abX", B: b"abcd"}, A, THREE), Refused)
-    assert isinstance(planned({A: b"abX", B: b"abcd", C: b"ab"}, A, THREE), Refused), "C may get what A has"
-    assert isinstance(planned({A: b"abX", B: b"abcd"}, A, quorums(2, 2)), Mend), "it was on one of two"
-    assert isinstance(planned({A: b"x", B: b"y"}, A, quorums(2, 1)), Refused)
+    assert isinstance(planned({A: b"abX", B: b"abcd"}, A, THREE), RepairRefused)
+    assert isinstance(planned({A: b"abX", B: b"abcd", C: b"ab"}, A, THREE), RepairRefused), (
+        "C may get what A has"
+    )
+    assert isinstance(planned({A: b"abX", B: b"abcd"}, A, quorums(2, 2)), RepairPlan), "it was on one of two"
+    assert isinstance(planned({A: b"x", B: b"y"}, A, quorums(2, 1)), RepairRefused)
 
 
 def test_while_a_member_joins_both_sets_must_be_covered() -> None:
     q = quorums(3, 2, joining=True)
     bad = frozenset({A})
-    assert isinstance(planned({A: b"a", B: b"ab", C: b"ab"}, A, q, bad), Refused), "B alone of the set with J"
-    assert isinstance(planned({A: b"a", B: b"ab", C: b"ab", b"j" * 16: b"a"}, A, q, bad), Mend)
+    assert isinstance(planned({A: b"a", B: b"ab", C: b"ab"}, A, q, bad), RepairRefused), (
+        "B alone of the set with J"
+    )
+    assert isinstance(planned({A: b"a", B: b"ab", C: b"ab", b"j" * 16: b"a"}, A, q, bad), RepairPlan)
 
 
 @st.composite
@@ -105,7 +111,7 @@ def test_no_plan_takes_an_acknowledged_byte_away(
     # EVIDENCE-OF: P-5
     contents, member, q, damaged, acknowledged = story
     todo = planned(contents, member, q, damaged)
-    if not isinstance(todo, Mend):
+    if not isinstance(todo, RepairPlan):
         return
     source = next((contents[one] or b"" for one in todo.sources), b"")
     new, old = source[: todo.goal.size], contents[member] or b""

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from dos_client import MemberStatus, metrics
-from dos_client.telling.counts import Counts
+from dos_client.status.counters import StoreCounters
 
 PAGE = Path(__file__).parent.parent.parent / "docs/metrics.md"
 
@@ -29,10 +29,10 @@ def value(name: str, **labels: str) -> float | None:
 
 
 def test_several_stores_that_see_one_member_add_up_and_show_the_worst() -> None:
-    one, other = metrics.Figures(), metrics.Figures()
+    one, other = metrics.StoreFigures(), metrics.StoreFigures()
     try:
-        one.publish(Counts(), [member("m:1", "catching up", 5, 2.0), member("m:2")], 1)
-        other.publish(Counts(), [member("m:1", "away", 7, 1.0)], 0)
+        one.publish(StoreCounters(), [member("m:1", "catching up", 5, 2.0), member("m:2")], 1)
+        other.publish(StoreCounters(), [member("m:1", "away", 7, 1.0)], 0)
         assert value("dos_client_member_lag_bytes", member="m:1") == 12
         assert value("dos_client_member_lag_seconds", member="m:1") == 2
         assert value("dos_client_member_state", member="m:1", dos_client_member_state="away") == 1
@@ -48,7 +48,7 @@ def test_several_stores_that_see_one_member_add_up_and_show_the_worst() -> None:
 
 
 def test_counters_grow_by_what_is_new_and_stay_when_the_store_is_closed() -> None:
-    figures, counts = metrics.Figures(), Counts(appended_bytes=10)
+    figures, counts = metrics.StoreFigures(), StoreCounters(appended_bytes=10)
     counts.sent_bytes["m:9"] = 30
     counts.filled_bytes["m:9", "local"] = 20
     before = value("dos_client_appended_bytes_total") or 0

@@ -24,7 +24,7 @@ from dos_client.core.replacement import add
 from dos_client.membership.record_log import open_record_log, read_overrides
 from dos_client.membership.recovering import recover_store
 from dos_client.membership.replacing import add_member, replace_member
-from dos_client.mending.verifying import verify_store
+from dos_client.repair.verifying import verify_store
 from dos_client.sessions.discovery import probe
 from dos_protocol.errors import BrokenConnectionError, FencedError, NotAMemberError
 from tests.dos_client.support import (

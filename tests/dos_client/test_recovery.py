@@ -4,7 +4,7 @@ import pytest
 
 from dos_client.core.membership import ServerAnswer, decide
 from dos_client.core.override_log import Override, decode, encode, is_finished
-from dos_client.core.recovery import GENERATIONS_PER_ERA, Standing, era, forced, standing
+from dos_client.core.recovery import GENERATIONS_PER_ERA, StoreSurvivors, era, forced, standing
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from tests.dos_client.records import member, record, server_id
 
@@ -13,7 +13,7 @@ def answer(letter: str, shown: StoreRecord | None, address: str = "") -> ServerA
     return ServerAnswer(address or f"{letter}:1", server_id(letter), shown)
 
 
-def stand(*answers: ServerAnswer) -> Standing:
+def stand(*answers: ServerAnswer) -> StoreSurvivors:
     found = standing(decide(answers), answers)
     assert found is not None
     return found

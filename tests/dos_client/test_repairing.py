@@ -8,9 +8,9 @@ import trio
 import trio.lowlevel
 
 from dos_client import QuorumUnavailableError, init_store, open_store
-from dos_client.mending.repairing import Outcome, RepairReport, repair_object, repair_store
-from dos_client.mending.verifying import verify_store
-from dos_client.mending.walking import Walk
+from dos_client.repair.repairing import RepairOutcome, RepairReport, repair_object, repair_store
+from dos_client.repair.verifying import verify_store
+from dos_client.repair.walking import StoreWalk
 from dos_protocol.errors import BrokenConnectionError
 from tests.dos_client.support import claimed, content_of, damage, has, off, on, until, url_of
 from tests.dos_client.test_cli import dos
@@ -88,7 +88,11 @@ async def test_a_live_writer_goes_on_while_a_copy_of_what_it_writes_is_mended(th
         async with open_store(url_of(three)) as other:
             repair = await repair_object(other, bad, "d", "x")
         # the writer's own store mends it too, so this one may come too late, or find it at that
-        assert repair is None or repair.outcome in (Outcome.MENDED, Outcome.LEFT, Outcome.REFUSED), repair
+        assert repair is None or repair.outcome in (
+            RepairOutcome.REPAIRED,
+            RepairOutcome.LEFT,
+            RepairOutcome.REFUSED,
+        ), repair
         await until(lambda: writer.synced > size, "the writer goes on")
         await until(
             lambda: {m.server_id: m.state for m in store.members()}[bad] != "broken", "it counts again"
@@ -114,7 +118,7 @@ async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threa
         assert away.startswith(f"{three[0].location}: ")
         assert damaged == f"{three[1].location} has damaged objects: a"
         (refused,) = (await repair_store(store)).repairs
-        assert refused.outcome is Outcome.REFUSED
+        assert refused.outcome is RepairOutcome.REFUSED
         assert "too few to hold all that was acknowledged" in refused.reason
     await on(three[0])
     assert list(outcomes(await repaired(three)).values()) == ["MENDED"]
@@ -204,17 +208,17 @@ async def test_a_member_that_goes_away_while_it_is_looked_at_is_told_as_away(
 ) -> None:
     """Found by the simulator (seed 282): it ended the whole client, which mends by itself."""
     await filled(three, "a")
-    member, enter = three[0], Walk.enter
+    member, enter = three[0], StoreWalk.enter
     await damage(member, "d", "a")
 
-    async def goes_away(walk: Walk, directory: str, members: Iterable[bytes] = ()) -> None:
+    async def goes_away(walk: StoreWalk, directory: str, members: Iterable[bytes] = ()) -> None:
         if members:
             await off(member)
         await enter(walk, directory, members)
 
     async with open_store(url_of(three)) as store:
         server_id = bytes.fromhex(member.server_id)
-        monkeypatch.setattr(Walk, "enter", goes_away)
+        monkeypatch.setattr(StoreWalk, "enter", goes_away)
         with pytest.raises(BrokenConnectionError):
             await repair_object(store, server_id, "d", "a", suspect_at=0)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core import record_log
-from dos_client.core.replacement import GONE_SUFFIX, Step, begin, finish, plan
+from dos_client.core.replacement import GONE_SUFFIX, ReplacementStep, begin, finish, plan
 from dos_protocol.store_record import Member, decode_store_record, encode_store_record
 from dos_protocol.vocabulary import ObjectInfo
 from tests.dos_client.records import member, record, server_id
@@ -16,11 +16,11 @@ J = server_id("j")
 
 def test_a_replacement_is_two_records() -> None:
     first = plan(G1, "c:1", J, "j:1")
-    assert first == (Step.BEGIN, record("abc", 2, 2, joining="j", after="c"))
-    assert plan(first.record, "c:1", J, "j:1") == (Step.FILL, first.record)
+    assert first == (ReplacementStep.BEGIN, record("abc", 2, 2, joining="j", after="c"))
+    assert plan(first.record, "c:1", J, "j:1") == (ReplacementStep.FILL, first.record)
     last = finish(first.record)
     assert last == record("abj", 2, 3)
-    assert plan(last, "c:1", J, "j:1") == (Step.DONE, last)
+    assert plan(last, "c:1", J, "j:1") == (ReplacementStep.DONE, last)
 
 
 def test_the_old_member_may_be_named_by_its_identity() -> None:
@@ -32,14 +32,14 @@ def test_a_new_server_may_stand_at_the_old_ones_address() -> None:
     assert first.members[2].address == server_id("c").hex() + GONE_SUFFIX
     assert first.members[3] == Member(J, "c:1", "joining")
     assert decode_store_record(encode_store_record(first)) == first
-    assert plan(first, "c:1", J, "c:1").step is Step.FILL
-    assert plan(finish(first), "c:1", J, "c:1").step is Step.DONE
+    assert plan(first, "c:1", J, "c:1").step is ReplacementStep.FILL
+    assert plan(finish(first), "c:1", J, "c:1").step is ReplacementStep.DONE
 
 
 def test_one_that_joins_may_be_let_go_for_another() -> None:
     during = record("abc", 2, 2, joining="j", after="c")
     again = plan(during, "c:1", server_id("k"), "k:1")
-    assert again == (Step.BEGIN, record("abc", 2, 3, joining="k", after="c"))
+    assert again == (ReplacementStep.BEGIN, record("abc", 2, 3, joining="k", after="c"))
     assert plan(during, "j:1", server_id("k"), "k:1") == again
 
 

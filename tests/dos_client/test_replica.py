@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from dos_client.core.replica import (
     AGREED,
     REPLICA_TABLE,
-    Agreed,
-    Comparison,
-    Differed,
+    CopyRelation,
     Effect,
-    Entered,
-    FellBehind,
-    Goal,
-    Left,
     LocalKnown,
-    Reached,
+    ObjectGoal,
+    ObjectView,
     Replica,
+    ReplicaAgreed,
+    ReplicaDiffered,
+    ReplicaEntered,
     ReplicaEvent,
+    ReplicaFellBehind,
+    ReplicaLeft,
+    ReplicaReached,
     ReplicaState,
-    View,
     compare,
     diagram,
     in_words,
@@ -33,14 +33,14 @@ from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
 from dos_protocol.vocabulary import ObjectInfo
 
 CONTENT = bytes(range(100))
-OPEN, SEALED = Goal(100, sealed=False), Goal(100, sealed=True)
+OPEN, SEALED = ObjectGoal(100, sealed=False), ObjectGoal(100, sealed=True)
 
 
 def known(size: int) -> int | None:
     return prefix_digest(CONTENT[:size]) if 40 <= size <= 100 else None
 
 
-VIEW = View(OPEN, 40, known)
+VIEW = ObjectView(OPEN, 40, known)
 
 
 def copy(size: int, content: bytes = CONTENT, **marks: bool) -> ObjectInfo:
@@ -50,20 +50,20 @@ def copy(size: int, content: bytes = CONTENT, **marks: bool) -> ObjectInfo:
 @pytest.mark.parametrize(
     ("info", "goal", "expected"),
     [
-        (ObjectInfo("x"), OPEN, Comparison.AGREES),
-        (copy(100), OPEN, Comparison.AGREES),
-        (copy(60), OPEN, Comparison.AGREES),
-        (copy(30), OPEN, Comparison.ASK_ANOTHER),
-        (copy(60, bytes(100)), OPEN, Comparison.DIFFERS),
-        (copy(101, CONTENT + b"x"), OPEN, Comparison.DIFFERS),
-        (copy(101, CONTENT + b"x"), SEALED, Comparison.ASK_MEMBER),
-        (copy(60, poisoned=True), OPEN, Comparison.DIFFERS),
-        (copy(60, corrupt=True), OPEN, Comparison.DIFFERS),
-        (copy(60, corrupt=True), SEALED, Comparison.DIFFERS),
-        (copy(100, corrupt=True), SEALED, Comparison.AGREES),
+        (ObjectInfo("x"), OPEN, CopyRelation.AGREES),
+        (copy(100), OPEN, CopyRelation.AGREES),
+        (copy(60), OPEN, CopyRelation.AGREES),
+        (copy(30), OPEN, CopyRelation.ASK_ANOTHER),
+        (copy(60, bytes(100)), OPEN, CopyRelation.DIFFERS),
+        (copy(101, CONTENT + b"x"), OPEN, CopyRelation.DIFFERS),
+        (copy(101, CONTENT + b"x"), SEALED, CopyRelation.ASK_MEMBER),
+        (copy(60, poisoned=True), OPEN, CopyRelation.DIFFERS),
+        (copy(60, corrupt=True), OPEN, CopyRelation.DIFFERS),
+        (copy(60, corrupt=True), SEALED, CopyRelation.DIFFERS),
+        (copy(100, corrupt=True), SEALED, CopyRelation.AGREES),
     ],
 )
-def test_comparing_by_size_and_digest(info: ObjectInfo, goal: Goal, expected: Comparison) -> None:
+def test_comparing_by_size_and_digest(info: ObjectInfo, goal: ObjectGoal, expected: CopyRelation) -> None:
     assert compare(info, goal, known) is expected
 
 
@@ -71,7 +71,7 @@ def test_comparing_by_size_and_digest(info: ObjectInfo, goal: Goal, expected: Co
 def test_a_copy_agrees_only_if_it_is_a_prefix(content: bytes) -> None:
     # EVIDENCE-OF: P-3
     info = ObjectInfo("x", len(content), len(content), prefix_digest(content))
-    if compare(info, OPEN, lambda size: prefix_digest(CONTENT[:size])) is Comparison.AGREES:
+    if compare(info, OPEN, lambda size: prefix_digest(CONTENT[:size])) is CopyRelation.AGREES:
         assert CONTENT.startswith(content)
 
 
@@ -112,10 +112,10 @@ def test_every_attempt_at_a_session_can_fail_and_the_next_begins_with_what_is_he
     assert "DISCOVER_REMOTE_SIZE --> IN_SYNC" in diagram()
 
 
-def entered(info: ObjectInfo, view: View = VIEW) -> tuple[Replica, list[Effect]]:
+def entered(info: ObjectInfo, view: ObjectView = VIEW) -> tuple[Replica, list[Effect]]:
     replica = Replica(0.0)
     replica.handle(LocalKnown(0), 1.0)
-    return replica, replica.handle(Entered(info, view), 2.0)
+    return replica, replica.handle(ReplicaEntered(info, view), 2.0)
 
 
 @pytest.mark.parametrize(
@@ -129,21 +129,21 @@ def entered(info: ObjectInfo, view: View = VIEW) -> tuple[Replica, list[Effect]]
     ],
 )
 def test_what_follows_from_what_the_member_has(
-    info: ObjectInfo, goal: Goal, state: ReplicaState, effects: list[Effect]
+    info: ObjectInfo, goal: ObjectGoal, state: ReplicaState, effects: list[Effect]
 ) -> None:
-    replica, found = entered(info, View(goal, 40, known))
+    replica, found = entered(info, ObjectView(goal, 40, known))
     assert (replica.state, found) == (state, effects)
 
 
 def test_a_copy_whose_digest_was_asked_for_counts_from_the_answer_on() -> None:
     replica, _ = entered(copy(30))
     assert replica.synced == 0, "not compared yet"
-    assert replica.handle(Agreed(30, VIEW), 3.0) == [Effect.COUNT, Effect.FILL]
+    assert replica.handle(ReplicaAgreed(30, VIEW), 3.0) == [Effect.COUNT, Effect.FILL]
     assert (replica.sent, replica.synced) == (30, 30)
     with pytest.raises(LocalProtocolError, match="byte 30 is not in memory: it begins at 40"):
-        replica.handle(Reached(VIEW), 4.0)
+        replica.handle(ReplicaReached(VIEW), 4.0)
     replica.sent_to(45)
-    assert replica.handle(Reached(VIEW), 4.0) == [Effect.FOLLOW]
+    assert replica.handle(ReplicaReached(VIEW), 4.0) == [Effect.FOLLOW]
 
 
 def test_a_watermark_beyond_what_was_sent_or_below_what_was_synced_ends_the_session() -> None:
@@ -167,16 +167,16 @@ def test_nothing_is_sent_to_a_copy_that_was_not_compared() -> None:
 
 def test_a_broken_copys_watermarks_count_for_nothing_and_it_says_why() -> None:
     replica, _ = entered(copy(60))
-    assert replica.handle(Differed("its disk failed"), 3.0) == [Effect.DISCOUNT]
+    assert replica.handle(ReplicaDiffered("its disk failed"), 3.0) == [Effect.DISCOUNT]
     assert not replica.told(60, 60)
     assert (replica.synced, replica.why, replica.since) == (0, "its disk failed", 3.0)
-    replica.handle(Left("cut off"), 4.0)
+    replica.handle(ReplicaLeft("cut off"), 4.0)
     assert (replica.why, replica.since, replica.state) == ("cut off", 4.0, ReplicaState.DISCOVER_LOCAL_SIZE)
 
 
 def test_what_the_memory_moved_on_past_is_filled() -> None:
     replica, _ = entered(copy(60))
-    assert replica.handle(FellBehind(), 3.0) == [Effect.FILL]
+    assert replica.handle(ReplicaFellBehind(), 3.0) == [Effect.FILL]
     assert replica.state is ReplicaState.CATCH_UP
 
 

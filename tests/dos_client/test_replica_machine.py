@@ -15,20 +15,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dos_client.core.replica import (
     AGREED,
     REPLICA_TABLE,
-    Agreed,
-    Differed,
     Effect,
-    Entered,
     Event,
-    FellBehind,
-    Goal,
-    Left,
     LocalKnown,
-    Reached,
+    ObjectGoal,
+    ObjectView,
     Replica,
+    ReplicaAgreed,
+    ReplicaDiffered,
+    ReplicaEntered,
     ReplicaEvent,
+    ReplicaFellBehind,
+    ReplicaLeft,
+    ReplicaReached,
     ReplicaState,
-    View,
 )
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -41,12 +41,12 @@ def may_come_in(event: ReplicaEvent) -> set[ReplicaState]:
 
 COMES_IN = {
     LocalKnown: may_come_in(ReplicaEvent.LOCAL_KNOWN),
-    Entered: may_come_in(ReplicaEvent.ENTERED),
-    Agreed: {ReplicaState.DISCOVER_REMOTE_SIZE},
-    Differed: may_come_in(ReplicaEvent.DIFFERS),
-    Reached: {ReplicaState.CATCH_UP},
-    FellBehind: may_come_in(ReplicaEvent.FELL_BEHIND),
-    Left: may_come_in(ReplicaEvent.LEFT),
+    ReplicaEntered: may_come_in(ReplicaEvent.ENTERED),
+    ReplicaAgreed: {ReplicaState.DISCOVER_REMOTE_SIZE},
+    ReplicaDiffered: may_come_in(ReplicaEvent.DIFFERS),
+    ReplicaReached: {ReplicaState.CATCH_UP},
+    ReplicaFellBehind: may_come_in(ReplicaEvent.FELL_BEHIND),
+    ReplicaLeft: may_come_in(ReplicaEvent.LEFT),
 }
 
 
@@ -77,13 +77,13 @@ class OneCopy(RuleBasedStateMachine):
         self.filling = self.following = False
         self.broken_disk = False
 
-    def view(self) -> View:
+    def view(self) -> ObjectView:
         def digest_at(size: int) -> int | None:
             known = size == len(self.history) if self.sealed else self.base <= size <= len(self.history)
             return prefix_digest(self.history[:size]) if known else None
 
         base = len(self.history) if self.sealed else self.base
-        return View(Goal(len(self.history), self.sealed), base, digest_at)
+        return ObjectView(ObjectGoal(len(self.history), self.sealed), base, digest_at)
 
     def handle(self, event: Event) -> None:
         self.now += 1
@@ -132,7 +132,7 @@ class OneCopy(RuleBasedStateMachine):
         if enters:
             size = len(self.there)
             info = ObjectInfo("x", size, size, prefix_digest(self.there), poisoned=self.broken_disk)
-            self.handle(Entered(info, self.view()))
+            self.handle(ReplicaEntered(info, self.view()))
 
     @precondition(lambda self: self.replica.state is ReplicaState.DISCOVER_REMOTE_SIZE)
     @rule()
@@ -140,16 +140,16 @@ class OneCopy(RuleBasedStateMachine):
         assert self.asked is not None, "it was asked for"
         upto = len(self.history) if self.asked is Effect.ASK_MEMBER else len(self.there)
         if self.there[:upto] == self.history[:upto]:
-            self.handle(Agreed(upto, self.view()))
+            self.handle(ReplicaAgreed(upto, self.view()))
         else:
-            self.handle(Differed("another content"))
+            self.handle(ReplicaDiffered("another content"))
 
     @precondition(lambda self: self.filling and self.replica.state is ReplicaState.CATCH_UP)
     @rule(count=st.integers(1, 10))
     def fill(self, count: int) -> None:
         sent = self.replica.sent
         if sent >= self.view().base:
-            self.handle(Reached(self.view()))
+            self.handle(ReplicaReached(self.view()))
         else:
             self.send(min(sent + count, len(self.history)))
 
@@ -158,7 +158,7 @@ class OneCopy(RuleBasedStateMachine):
     def follow(self, count: int) -> None:
         sent = self.replica.sent
         if sent < self.view().base:
-            self.handle(FellBehind())
+            self.handle(ReplicaFellBehind())
         elif sent < len(self.history):
             self.send(min(sent + count, len(self.history)))
 
@@ -196,14 +196,14 @@ class OneCopy(RuleBasedStateMachine):
     @precondition(lambda self: ReplicaEvent.DIFFERS in REPLICA_TABLE[self.replica.state])
     @rule()
     def the_disk_fails(self) -> None:
-        self.handle(Differed("poisoned"))
+        self.handle(ReplicaDiffered("poisoned"))
 
     @precondition(lambda self: self.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE)
     @rule(arrives=st.integers(0, 20))
     def the_session_ends(self, arrives: int) -> None:
         self.there += self.under_way[:arrives]
         self.under_way = b""
-        self.handle(Left("cut"))
+        self.handle(ReplicaLeft("cut"))
         self.asked, self.filling, self.following = None, False, False
         self.counted = None
 
@@ -214,12 +214,12 @@ class OneCopy(RuleBasedStateMachine):
         view = self.view()
         events: dict[type, Event] = {
             LocalKnown: LocalKnown(9),
-            Entered: Entered(ObjectInfo("x"), view),
-            Agreed: Agreed(0, view),
-            Differed: Differed("?"),
-            Reached: Reached(view),
-            FellBehind: FellBehind(),
-            Left: Left("?"),
+            ReplicaEntered: ReplicaEntered(ObjectInfo("x"), view),
+            ReplicaAgreed: ReplicaAgreed(0, view),
+            ReplicaDiffered: ReplicaDiffered("?"),
+            ReplicaReached: ReplicaReached(view),
+            ReplicaFellBehind: ReplicaFellBehind(),
+            ReplicaLeft: ReplicaLeft("?"),
         }
         before = [getattr(self.replica, name) for name in Replica.__slots__]
         try:

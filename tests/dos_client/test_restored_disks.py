@@ -21,11 +21,11 @@ from dos_client import (
     repair_store,
     replace_member,
 )
-from dos_client.cli.mending import finding_text
+from dos_client.cli.repair import finding_text
 from dos_client.core.describing import Condition
 from dos_client.membership.status import store_status
-from dos_client.mending.repairing import Outcome
-from dos_client.mending.verifying import verify_store
+from dos_client.repair.repairing import RepairOutcome
+from dos_client.repair.verifying import verify_store
 from dos_client.sessions.members import MemberStatus
 from dos_server.core.stamps import decode_history, decode_witnesses
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, look_chain, read_records, take_over
@@ -108,7 +108,7 @@ async def test_repair_overwrites_nothing_of_an_epoch_that_was_granted_twice(
     async with open_store(url_of(three)) as store:
         verified = await verify_store(store)
         report = await repair_store(store)
-    assert {one.outcome for one in report.repairs if one.name == segment} == {Outcome.REFUSED}
+    assert {one.outcome for one in report.repairs if one.name == segment} == {RepairOutcome.REFUSED}
     reason = next(one.reason for one in report.repairs if one.name == segment)
     assert "its epoch was granted twice: the disk of a member went back to an older state" in reason
     assert "`dos store replace`" in reason
@@ -147,7 +147,9 @@ async def test_without_a_restored_disk_the_same_outages_lose_nothing(three: list
     async with open_store(url) as store:
         await wrote(store, "d")
         assert await shown(store) == ["a", "b", "c", "d"]
-        assert not [one for one in (await repair_store(store)).repairs if one.outcome is Outcome.REFUSED]
+        assert not [
+            one for one in (await repair_store(store)).repairs if one.outcome is RepairOutcome.REFUSED
+        ]
 
 
 async def all_told(store: Store, three: list[ThreadServer]) -> None:

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store
-from dos_client.mending.verifying import verify_store
+from dos_client.repair.verifying import verify_store
 from dos_client.sessions.connection import open_connection
-from dos_server.core.findings import Verdict
+from dos_server.core.findings import Severity
 from dos_server.offline.checking import Check
 from tests.dos_client.support import claimed, damage, until, url_of
 from tests.dos_client.test_cli import dos
@@ -47,7 +47,7 @@ async def old_object(servers: list[ServerProcess]) -> None:
         )
 
 
-def mended(server: ServerProcess) -> bool:
+def repaired(server: ServerProcess) -> bool:
     """Whether the server put a new copy in the place of its bad one; seen on its disk, by no request."""
     folder = server.data / "d" / "old"
     return (folder / ".broken.o.0").exists() and (folder / "o").exists()
@@ -58,12 +58,12 @@ async def test_rot_that_nobody_reads_is_found_and_mended_by_the_living_store(
     three_scrubbed: list[ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-5, P-10
-    monkeypatch.setattr("dos_client.mending.watching.damage_watch_s", 0.2)
+    monkeypatch.setattr("dos_client.repair.watching.damage_watch_s", 0.2)
     bad = three_scrubbed[1]
     await old_object(three_scrubbed)
     async with claimed(three_scrubbed, "elsewhere") as (store, _):
         await damage(bad, "old", "o", notice=False, at=500_000)
-        await until(lambda: mended(bad), "the copy is replaced")
+        await until(lambda: repaired(bad), "the copy is replaced")
         await until(lambda: not store.damage.reports(), "the store has nothing left to mend")
         assert store.damage.found == 1
         verified = await verify_store(store, read=True)
@@ -73,7 +73,7 @@ async def test_rot_that_nobody_reads_is_found_and_mended_by_the_living_store(
     for server in three_scrubbed:
         assert server.stop() == 0
         report = Check(server.data).run()
-        assert {one.verdict for one in report.findings} <= {Verdict.NOTE}, report.findings
+        assert {one.verdict for one in report.findings} <= {Severity.NOTE}, report.findings
 
 
 @pytest.mark.trio

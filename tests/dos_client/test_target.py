@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from dos_client import init_store
 from dos_client.core.quorum import Quorums
-from dos_client.core.window import Window
+from dos_client.core.window import SendWindow
 from dos_client.limits import journal_lag_bytes_max, window_bytes_max
-from dos_client.writing.target import Target, Waiters
+from dos_client.writing.target import Waiters, WriteTarget
 from tests.dos_client.records import record, server_id
 from tests.dos_client.support import ThreadServer, claimed, until, url_of
 
@@ -19,12 +19,12 @@ JOINING = Quorums(record("abc", 2, 2, joining="j", after="c"))
 NEW = Quorums(record("abj", 2, 3))
 
 
-def target_of(size: int) -> Target:
-    window = Window()
+def target_of(size: int) -> WriteTarget:
+    window = SendWindow()
     for _ in range(size // 65_536):
         window.append(bytes(65_536))
     window.append(bytes(size % 65_536))
-    return Target("x", 1, OLD, window)
+    return WriteTarget("x", 1, OLD, window)
 
 
 @pytest.mark.trio

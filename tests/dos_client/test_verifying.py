@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from dos_client import QuorumUnavailableError, connect, init_store, open_store
-from dos_client.core.comparing import Verdict
-from dos_client.mending.verifying import VerifyProgress, VerifyReport, verify_store
+from dos_client.core.comparing import CopyState
+from dos_client.repair.verifying import VerifyProgress, VerifyReport, verify_store
 from tests.dos_client.support import (
     ThreadServer,
     claimed,
@@ -172,4 +172,4 @@ def test_the_command_says_what_it_found(three: Threads) -> None:
     assert f"d/a on {three[0].location} is damaged" in done.stdout.decode()
     assert "dos store repair" in done.stderr
     found = json.loads(dos("store", "verify", url, "--json").stdout)["findings"]
-    assert [one["verdict"] for one in found] == [Verdict.DAMAGED.value]
+    assert [one["verdict"] for one in found] == [CopyState.DAMAGED.value]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dos_client import Claim, ObjectWriter, init_store, metrics
 from dos_client.core.claim import ClaimState
-from dos_client.core.standing import Began, Ended, Seen, Waiting, waiting_reason
+from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracker, waiting_reason
 from dos_client.limits import journal_lag_bytes_max, waiting_told_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
@@ -21,7 +21,7 @@ Threads = list[ThreadServer]
 
 @given(st.lists(st.tuples(st.sampled_from(["", "this", "that"]), st.integers(0, 9)), max_size=20))
 def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tuple[str, int]]) -> None:
-    waiting, now, total, this_time, told = Waiting(), 0.0, 0.0, 0.0, False
+    waiting, now, total, this_time, told = WaitTracker(), 0.0, 0.0, 0.0, False
     before = ""
     for reason, eighths in looks:
         seconds = eighths / 8
@@ -29,11 +29,11 @@ def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tu
         this_time = this_time + seconds if before else 0.0
         total += seconds if before else 0.0
         long = this_time >= waiting_told_s
-        expected: Began | Ended | None = None
+        expected: WaitBegan | WaitEnded | None = None
         if reason and not told and long:
-            expected = Began(reason)
+            expected = WaitBegan(reason)
         elif not reason and told:
-            expected = Ended(this_time)
+            expected = WaitEnded(this_time)
         assert waiting.look(reason, now) == expected
         assert (waiting.reason, waiting.seconds(now)) == (reason, this_time if reason else 0.0)
         told = bool(reason) and (told or long)
@@ -43,17 +43,17 @@ def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tu
 
 def test_the_reason_names_who_is_missing_and_why() -> None:
     members = [
-        Seen("h1:1", "in sync"),
-        Seen("h2:1", "away", "cannot connect"),
-        Seen("h3:1", "broken", "a/b there: damaged"),
+        MemberSeen("h1:1", "in sync"),
+        MemberSeen("h2:1", "away", "cannot connect"),
+        MemberSeen("h3:1", "broken", "a/b there: damaged"),
     ]
     assert waiting_reason(2, 1, members) == (
         "2 members are needed and 1 hold the claim; h2:1 is away: cannot connect;"
         " h3:1 is broken: a/b there: damaged"
     )
-    assert waiting_reason(2, 3, [Seen("h1:1", "catching up", late=True), Seen("h2:1", "in sync")]) == (
-        "2 members are needed and too few of 3 acknowledge; h1:1 acknowledges nothing"
-    )
+    assert waiting_reason(
+        2, 3, [MemberSeen("h1:1", "catching up", late=True), MemberSeen("h2:1", "in sync")]
+    ) == ("2 members are needed and too few of 3 acknowledge; h1:1 acknowledges nothing")
 
 
 def figure(name: str) -> float:
@@ -138,7 +138,7 @@ async def test_fifty_failed_attempts_are_two_lines_in_the_log_at_most(
             await until(lambda: link.connection is not None, "it is there")
             caplog.clear()
             await off(three[2])
-            await until(lambda: link.absence.attempts >= 50, "it was tried again and again")
+            await until(lambda: link.outage.attempts >= 50, "it was tried again and again")
             assert len(about(caplog, three[2])) <= 2
             await on(three[2])
             await until(lambda: link.connection is not None, "it is back")

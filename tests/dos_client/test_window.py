@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.window import Chunk, Window, append_head, tag_of
+from dos_client.core.window import Chunk, SendWindow, append_head, tag_of
 from dos_client.limits import chunk_bytes_max
 from dos_protocol.digests import prefix_digest
 from dos_protocol.frames import FrameDecoder
@@ -41,7 +41,7 @@ def pattern(start: int, count: int) -> bytes:
 def test_chunks_are_the_bytes_appended_and_carry_the_digest_before_them(
     script: list[tuple[str, int]],
 ) -> None:
-    window, content = Window(), b""
+    window, content = SendWindow(), b""
     for action, number in script:
         if action == "append":
             data = pattern(len(content), number)
@@ -61,7 +61,7 @@ def test_chunks_are_the_bytes_appended_and_carry_the_digest_before_them(
     assert window.digest == prefix_digest(content)
 
 
-def check_from(window: Window, content: bytes, offset: int) -> None:
+def check_from(window: SendWindow, content: bytes, offset: int) -> None:
     for chunk in window.chunks_from(offset):
         assert chunk.start == offset
         assert chunk.digest == prefix_digest(content[:offset])
@@ -77,7 +77,7 @@ def check_from(window: Window, content: bytes, offset: int) -> None:
 def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown(
     cuts: list[int], trimmed: int, asked: int
 ) -> None:
-    window, content = Window(), b""
+    window, content = SendWindow(), b""
     for cut in cuts:
         content += pattern(len(content), cut)
         window.append(content[-cut:])
@@ -91,7 +91,7 @@ def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown
 
 
 def test_small_appends_between_two_takes_travel_as_one_chunk() -> None:
-    window = Window()
+    window = SendWindow()
     for _ in range(1000):
         window.append(b"twenty bytes or so..")
     assert [len(chunk.payload) for chunk in window.chunks_from(0)] == [20_000]
@@ -99,14 +99,14 @@ def test_small_appends_between_two_takes_travel_as_one_chunk() -> None:
 
 def test_an_append_of_one_block_is_not_copied() -> None:
     block = bytes(BLOCK)
-    window = Window()
+    window = SendWindow()
     window.append(block)
     assert next(iter(window.chunks_from(0))).payload is block
 
 
 def test_what_may_change_later_is_copied() -> None:
     data = bytearray(b"abc")
-    window = Window()
+    window = SendWindow()
     window.append(data)
     data[:] = b"xyz"
     assert next(iter(window.chunks_from(0))).payload == b"abc"
@@ -116,7 +116,7 @@ def test_what_may_change_later_is_copied() -> None:
 def test_a_window_goes_on_from_a_block_boundary_and_a_tail(before: int, more: int) -> None:
     content = pattern(0, before)
     base = before - before % BLOCK
-    window = Window(base, prefix_digest(content[:base]), content[base:])
+    window = SendWindow(base, prefix_digest(content[:base]), content[base:])
     window.append(pattern(before, more))
     content += pattern(before, more)
     assert window.size == len(content)
@@ -141,7 +141,7 @@ def test_an_append_is_a_frame_whose_id_tells_the_object(tag: int, start: int, pa
 
 def test_many_small_appends_cost_little_more_than_their_bytes() -> None:
     # EVIDENCE-OF: P-9
-    window, record, sent = Window(), bytes(100), 0
+    window, record, sent = SendWindow(), bytes(100), 0
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -223,7 +223,7 @@ def test_an_empty_buffer_gives_its_memory_back() -> None:
 
 def test_values_that_do_not_fit_are_the_callers_error() -> None:
     for message in (
-        m.Watermark("a", -1, 0),
+        m.DurabilityAck("a", -1, 0),
         m.Get("a", 0, 2**32, 0),
         m.Stat("\u20ac"),
         m.Stat("x" * 256),

@@ -6,7 +6,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import check_id
 from dos_protocol.tokens import TOKEN_BYTES_MAX, token_in
-from dos_server.core.records import Claim, Mark, encode_claim, encode_identity, encode_mark
+from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim, encode_identity, encode_mark
 
 ANY = {
     "version": 1,
@@ -52,7 +52,7 @@ def test_an_id_is_bytes_of_its_length(wrong: object) -> None:
 @pytest.mark.parametrize("wrong", WRONG_IDS)
 def test_no_record_of_a_data_directory_cuts_an_id_or_a_name(wrong: bytes) -> None:
     with pytest.raises(LocalProtocolError):
-        encode_claim(Claim(1, wrong))
+        encode_claim(ClaimRecord(1, wrong))
     with pytest.raises(LocalProtocolError):
         encode_identity(wrong)
 
@@ -60,7 +60,7 @@ def test_no_record_of_a_data_directory_cuts_an_id_or_a_name(wrong: bytes) -> Non
 @pytest.mark.parametrize("name", ["", "n" * 129, "a\0b", ".a"])
 def test_no_mark_cuts_a_name(name: str) -> None:
     with pytest.raises(Exception, match="a name must match"):
-        encode_mark(Mark(name, 0))
+        encode_mark(ObjectMark(name, 0))
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \t\nsecret\n", b"\r\nsecret", b"t" * (TOKEN_BYTES_MAX + 1)])

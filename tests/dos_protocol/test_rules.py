@@ -25,12 +25,12 @@ SAMPLES: dict[m.Opcode, m.Message] = {
         m.Hello(1, b"t", b"s" * 16, 2, "c"), m.ChangeDirectory("d", True, 2, b"w" * 16),
         m.Append("a", 1, 2, b"p"), m.Get("a", 1, 2, 3), m.List("a", "b", 3), m.Stat("a", 4), m.Delete("a"),
         m.Configure(b"r"), m.Ping(b"p"),
-        m.Quit(), m.Mend("a", 1, 2, 3, 4, 5, True, b"p"), m.Stamp(1, b"i" * 16),
+        m.Quit(), m.RepairChunk("a", 1, 2, 3, 4, 5, True, b"p"), m.Stamp(1, b"i" * 16),
         m.Witness(b"s" * 16, 1, b"i" * 16, 2, b"j" * 16), m.Welcome(1, b"s" * 16, 2, 3, 4, b"r"),
-        m.DirectoryOpened(1, b"w" * 16, (INFO,)), m.Watermark("a", 2, 1), m.Data("a", 1, 2, b"p"),
+        m.DirectoryOpened(1, b"w" * 16, (INFO,)), m.DurabilityAck("a", 2, 1), m.Data("a", 1, 2, b"p"),
         m.Listing((INFO,), True), m.StatResult(INFO, 1, 2), m.Deleted("a"), m.Configured(1),
         m.Pong(b"p"), m.Bye(),
-        m.Mended("a", 1, True), m.Stamped(1, b"i" * 16), m.Witnessed(b"s" * 16, 1, b"i" * 16),
+        m.RepairAck("a", 1, True), m.Stamped(1, b"i" * 16), m.Witnessed(b"s" * 16, 1, b"i" * 16),
         m.Error(13, "m", "r", 5, b"x"),
     )
 }  # fmt: skip
@@ -97,7 +97,7 @@ def test_requests_are_below_128_and_every_message_has_an_opcode() -> None:
 
 @pytest.mark.parametrize("size", [0, 255, 256])
 def test_a_name_has_at_most_255_bytes_on_the_wire(size: int) -> None:
-    for message in (m.Delete("é" * size), m.Watermark("é" * size, 1, 0)):
+    for message in (m.Delete("é" * size), m.DurabilityAck("é" * size, 1, 0)):
         if size < 256:
             assert m.decode(m.encode(message)) == message
         else:

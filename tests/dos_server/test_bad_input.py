@@ -99,7 +99,7 @@ def test_a_flipped_bit_in_an_append_never_reaches_the_object(server: embedded.Em
             wire.sock.sendall(bad)
             wire.sock.shutdown(socket.SHUT_WR)
             assert wire.ends()
-            assert not any(isinstance(one, m.Watermark) for one in wire.unasked)
+            assert not any(isinstance(one, m.DurabilityAck) for one in wire.unasked)
 
 
 def test_a_frame_cut_short_has_no_effect(server: embedded.EmbeddedServer) -> None:
@@ -119,7 +119,7 @@ def test_an_unknown_opcode_and_an_answer_sent_as_a_request_are_named(server: emb
         for opcode in (0, 99, 77, 128, 142, 254):
             wire.sock.sendall(encode_frame(Frame(opcode, 900 + opcode, b"", b"")))
             assert wire.answer(900 + opcode).code == ErrorCode.UNKNOWN_OPCODE
-        for answer in (m.Watermark("o", 1, 1), m.Bye(), m.Error(1)):
+        for answer in (m.DurabilityAck("o", 1, 1), m.Bye(), m.Error(1)):
             assert wire.ask(answer).code == ErrorCode.UNKNOWN_OPCODE
         assert wire.ask(m.Ping(b"x")) == m.Pong(b"x")
 
@@ -165,7 +165,7 @@ def test_wrong_sizes_digests_epochs_and_names_are_named_and_the_session_goes_on(
             (m.Get("missing", 0, 10), ErrorCode.NOT_FOUND, 0),
             (m.Stat("missing"), ErrorCode.NOT_FOUND, 0),
             (m.Delete("missing"), ErrorCode.NOT_FOUND, 0),
-            (m.Mend("o", 0, size, 0, 0, 0, overwrite=True, payload=b"x"), ErrorCode.NOT_READY, 0),
+            (m.RepairChunk("o", 0, size, 0, 0, 0, overwrite=True, payload=b"x"), ErrorCode.NOT_READY, 0),
             (m.ChangeDirectory("dir", claim=True, epoch=4, writer_id=b"x" * 16), ErrorCode.FENCED, 5),
             (m.ChangeDirectory("dir", claim=True, epoch=5, writer_id=b"x" * 16), ErrorCode.FENCED, 5),
             (m.ChangeDirectory("dir", claim=True, epoch=2**64 - 1), ErrorCode.FENCED, 5),

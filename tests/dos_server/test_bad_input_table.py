@@ -181,12 +181,12 @@ REFUSALS: dict[str, tuple[m.Message, ErrorCode, int]] = {
     "a digest past the end": (m.Stat("o", SIZE + 1), ErrorCode.PAST_END, SIZE),
     f"a digest at {2**63}": (m.Stat("o", 2**63), ErrorCode.PAST_END, SIZE),
     "an object that is not there": (m.Get("missing", 0, 1), ErrorCode.NOT_FOUND, 0),
-    "a new copy without a store": (m.Mend("o", 0, 1, 0, 0, 0, False, b"x"), ErrorCode.NOT_READY, 0),
+    "a new copy without a store": (m.RepairChunk("o", 0, 1, 0, 0, 0, False, b"x"), ErrorCode.NOT_READY, 0),
     **{
-        f"a new copy of {n} bytes": (m.Mend("o", n, n, n, n, n, True, b"x"), ErrorCode.NOT_READY, 0)
+        f"a new copy of {n} bytes": (m.RepairChunk("o", n, n, n, n, n, True, b"x"), ErrorCode.NOT_READY, 0)
         for n in HUGE
     },
-    "an answer for a question": (m.Watermark("o", 1, 1), ErrorCode.UNKNOWN_OPCODE, 0),
+    "an answer for a question": (m.DurabilityAck("o", 1, 1), ErrorCode.UNKNOWN_OPCODE, 0),
 }
 
 
@@ -277,7 +277,7 @@ def test_the_end_in_the_middle_of_appends_loses_none_that_was_accepted(tmp_path:
                 wire.send(m.Quit())
             wire.sock.shutdown(socket.SHUT_WR)
             assert wire.ends()
-            synced = max(one.synced for one in wire.unasked if isinstance(one, m.Watermark))
+            synced = max(one.synced for one in wire.unasked if isinstance(one, m.DurabilityAck))
             assert synced == len(content)
             assert (wire.unasked[-1] == m.Bye()) is (ending == "QUIT")
         with Wire(fresh.address) as reader:

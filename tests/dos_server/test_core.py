@@ -36,11 +36,11 @@ def test_nothing_is_told_before_the_sync_has_ended() -> None:
     server = Harness()
     session = claimed(server)
     server.send(session, append(b"", b"hello"))
-    assert server.unasked(session, m.Watermark) == []
+    assert server.unasked(session, m.DurabilityAck) == []
     (pending,) = server.pending
     assert isinstance(pending[0], v.Sync)
     server.finish()
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 5, 5)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 5, 5)]
 
 
 def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
@@ -50,9 +50,9 @@ def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
     server.send(session, append(b"", b"one"))
     server.send(session, append(b"one", b"two"))
     server.finish()
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 6, 3)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 6, 3)]
     server.finish()
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 6, 6)
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 6, 6)
 
 
 def test_one_sync_serves_every_append_written_before_it() -> None:
@@ -62,7 +62,7 @@ def test_one_sync_serves_every_append_written_before_it() -> None:
     for number in range(1, 50):
         server.send(session, append(b"a" * number, b"a"))
     server.settle()
-    assert [one.synced for one in server.unasked(session, m.Watermark)] == [1, 50]
+    assert [one.synced for one in server.unasked(session, m.DurabilityAck)] == [1, 50]
 
 
 def test_appends_of_one_batch_share_extents() -> None:
@@ -81,10 +81,10 @@ def test_received_is_told_when_no_sync_ends_for_a_while() -> None:
     session = claimed(server)
     server.send(session, append(b"", b"hello"))
     server.tick(0.05)
-    assert server.unasked(session, m.Watermark) == []
+    assert server.unasked(session, m.DurabilityAck) == []
     assert server.core.wants_tick()
     server.tick(0.06)
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 5, 0)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 5, 0)]
     assert not server.core.wants_tick()
 
 
@@ -119,12 +119,12 @@ def test_an_empty_append_makes_an_empty_object_and_asks_for_a_watermark() -> Non
     server = Harness()
     session = claimed(server)
     server.send(session, append(b"", b""))
-    assert server.unasked(session, m.Watermark) == []
+    assert server.unasked(session, m.DurabilityAck) == []
     server.settle()
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 0, 0)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 0, 0)]
     assert server.ask(session, m.List()).entries == (m.ObjectInfo("o"),)
     server.send(session, append(b"", b""))
-    assert len(server.unasked(session, m.Watermark)) == 2
+    assert len(server.unasked(session, m.DurabilityAck)) == 2
 
 
 def test_a_claim_is_answered_only_when_it_is_durable() -> None:
@@ -157,7 +157,7 @@ def test_a_claim_waits_for_what_was_accepted_before_it_and_tells_the_final_sizes
     server.finish(0)
     opened = server.answer(new, request)
     assert opened.entries == (m.ObjectInfo("o", 10, 10, prefix_digest(b"last words"), False, False, False),)
-    assert server.unasked(old, m.Watermark) == []
+    assert server.unasked(old, m.DurabilityAck) == []
 
 
 def test_a_superseded_writer_is_refused_for_ever_and_may_still_read() -> None:
@@ -200,7 +200,7 @@ def test_the_same_writer_may_claim_again_on_a_new_connection() -> None:
     second = claimed(server, 5, W1)
     assert code_of(server.ask(first, append(b"abc", b"d"))) == ErrorCode.FENCED
     server.ask(second, append(b"abc", b"d"))
-    assert server.unasked(second, m.Watermark) == [m.Watermark("o", 4, 4)]
+    assert server.unasked(second, m.DurabilityAck) == [m.DurabilityAck("o", 4, 4)]
 
 
 def test_of_two_claims_at_once_the_higher_wins_and_the_other_is_told() -> None:
@@ -227,7 +227,7 @@ def test_a_directory_nobody_claimed_takes_appends_until_somebody_does() -> None:
     session = server.connect()
     server.ask(session, m.ChangeDirectory("free"))
     server.ask(session, append(b"", b"abc"))
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 3, 3)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 3, 3)]
     other = server.connect()
     server.ask(other, m.ChangeDirectory("free"))
     server.send(session, append(b"abc", b"d"))
@@ -249,7 +249,7 @@ def test_requests_behind_a_cwd_wait_for_it() -> None:
     stat = server.send(session, m.Stat("o"))
     assert not server.core.may_read(session)
     server.settle()
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 6, 6)
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 6, 6)
     assert code_of(server.answer(session, stat)) == ErrorCode.NOT_FOUND  # nothing of it was written yet then
     assert server.core.may_read(session)
 
@@ -266,7 +266,7 @@ def test_a_failed_sync_poisons_and_nothing_more_is_acknowledged() -> None:
     assert [code_of(server.answer(session, one)) for one in (first, second)] == [ErrorCode.POISONED] * 2
     assert code_of(server.ask(session, append(b"goodlostmore", b"x"))) == ErrorCode.POISONED
     assert code_of(server.ask(session, append(b"good", b"x"))) == ErrorCode.POISONED
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 4, 4)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 4, 4)]
     info = server.ask(session, m.Stat("o")).info
     assert (info.synced, info.corrupt, info.poisoned) == (4, True, True)
     assert server.ask(session, m.Get("o", 0, 100)).payload == b"good"
@@ -288,7 +288,7 @@ def test_after_a_failed_sync_a_restart_does_not_believe_the_cache() -> None:
     opened = server.ask(session, m.List()).entries
     assert opened == (m.ObjectInfo("o", 4, 4, prefix_digest(b"good")),)
     server.ask(session, append(b"good", b"again"))
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 9, 9)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 9, 9)]
     assert any(name.startswith(".torn.o.") for name in server.disk.names("d/dir") or [])
 
 
@@ -325,9 +325,9 @@ def test_a_full_disk_refuses_whole_appends_and_goes_on_when_there_is_space() -> 
     disk.space = 1 << 30
     server.ask(session, append(b"a" * 1000, b"b" * 5000))
     server.ask(session, append(b"", b"n" * 5000, "new"))
-    assert server.unasked(session, m.Watermark)[-2:] == [
-        m.Watermark("o", 6000, 6000),
-        m.Watermark("new", 5000, 5000),
+    assert server.unasked(session, m.DurabilityAck)[-2:] == [
+        m.DurabilityAck("o", 6000, 6000),
+        m.DurabilityAck("new", 5000, 5000),
     ]
 
 
@@ -377,10 +377,10 @@ def test_a_session_that_is_elsewhere_hears_no_watermark_of_what_it_left() -> Non
     server.send(session, m.ChangeDirectory("there"))
     server.settle()
     server.tick(60.0)
-    assert server.unasked(session, m.Watermark) == []
+    assert server.unasked(session, m.DurabilityAck) == []
     server.ask(session, m.ChangeDirectory("here"))
     server.ask(session, append(b"hello", b"!"))
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 6, 6)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 6, 6)]
 
 
 def test_an_unreadable_claim_closes_the_directory_and_no_other() -> None:
@@ -406,7 +406,7 @@ def test_the_entry_of_a_new_object_and_its_folders_are_durable_before_the_first_
     server.ask(session, m.ChangeDirectory("free"))
     server.disk.calls.clear()
     server.send(session, append(b"", b"x"))
-    assert server.unasked(session, m.Watermark) == []
+    assert server.unasked(session, m.DurabilityAck) == []
     calls = [call for call in server.disk.calls if call[0] in {"write", "sync", "sync_folder"}]
     assert calls == [
         ("write", "d/free/o"),
@@ -415,7 +415,7 @@ def test_the_entry_of_a_new_object_and_its_folders_are_durable_before_the_first_
         ("sync_folder", "d"),
     ]
     server.settle()
-    assert server.unasked(session, m.Watermark) == [m.Watermark("o", 1, 1)]
+    assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 1, 1)]
 
 
 def test_get_gives_only_what_is_durable_and_waits_for_more_when_asked() -> None:
@@ -497,7 +497,7 @@ def test_quit_is_answered_after_everything_before_it() -> None:
     assert server.answer(session, bye) is None
     server.settle()
     kinds = [type(message) for _, message in server.heard[session]][-2:]
-    assert kinds == [m.Watermark, m.Bye]
+    assert kinds == [m.DurabilityAck, m.Bye]
     assert session in server.closed
 
 

@@ -71,7 +71,7 @@ class Run:
         """Take in the watermarks of the session that holds the claim."""
         heard = self.server.heard.get(self.writer, [])
         for _, message in heard[self.heard :]:
-            if isinstance(message, m.Watermark):
+            if isinstance(message, m.DurabilityAck):
                 assert message.synced <= message.received <= len(self.history[message.name]), self.seed
                 self.told[message.name] = max(self.told.get(message.name, 0), message.synced)
         self.heard = len(heard)
@@ -161,7 +161,7 @@ def test_power_that_goes_in_the_start_after_a_kill_makes_no_object_look_damaged(
     session = server.connect()
     server.send(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
     server.settle()
-    server.storage.sync = lambda effect: v.Trouble.NONE  # killed before the first sync began
+    server.storage.sync = lambda effect: v.DiskFailure.NONE  # killed before the first sync began
     server.send(session, m.Append("o", 0, prefix_digest(b""), b"accepted"))
     server.disk.kill()
     server.start()
@@ -185,7 +185,7 @@ def append_and_forget(run: Run) -> None:
 
 def test_a_server_that_does_not_sync_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The canary: the oracles see a planted bug."""
-    monkeypatch.setattr("dos_server.storage.Storage.sync", lambda self, effect: v.Trouble.NONE)
+    monkeypatch.setattr("dos_server.storage.Storage.sync", lambda self, effect: v.DiskFailure.NONE)
     with pytest.raises(AssertionError):
         live_many(30)
 

@@ -81,7 +81,9 @@ def no_more_a_member(world: World) -> None:
     world.ask(world.connect(), m.Configure(with_record(2, server=b"n" * 16)))
 
 
-LOSING = m.Mend("o", 0, 4, prefix_digest(b"good"), len(CONTENT), prefix_digest(CONTENT), False, b"good")
+LOSING = m.RepairChunk(
+    "o", 0, 4, prefix_digest(b"good"), len(CONTENT), prefix_digest(CONTENT), False, b"good"
+)
 
 STORIES: dict[ErrorCode, Story] = {
     ErrorCode.BAD_FRAME: Story(nothing, same(m.Hello())),

@@ -19,9 +19,9 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
-from dos_server.core.index import Place
-from dos_server.core.records import Claim, Mark, encode_mark
-from dos_server.core.recovery_scan import Found
+from dos_server.core.index import ExtentPlace
+from dos_server.core.records import ClaimRecord, ObjectMark, encode_mark
+from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.storage import Storage
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
@@ -47,7 +47,7 @@ def made(texts: list[bytes], name: str = "obj", directory: str = "dir", epoch: i
         server.send(session, m.Append(name, len(content), prefix_digest(content), text))
         server.settle()
         content += text
-        last = server.unasked(session, m.Watermark)[-1]
+        last = server.unasked(session, m.DurabilityAck)[-1]
         assert (last.name, last.synced) == (name, len(content))
     disk = server.disk
     paths = ["identity", "store", f"d/{directory}/.claim", f"d/{directory}/.marks", f"d/{directory}/{name}"]
@@ -77,7 +77,7 @@ class Started(NamedTuple):
 
     disk: FakeDisk
     loaded: v.DirectoryLoaded
-    found: Found
+    found: RecoveredObject
     served: bytes
     error: bool
 
@@ -95,7 +95,7 @@ def started_on(disk: FakeDisk) -> Started:
     loaded = storage.load("dir")
     assert not loaded.problem, loaded.problem
     found = loaded.objects["obj"]
-    read = v.ReadData(1, 1, "dir", "obj", Place(0, 0), 0, found.size)
+    read = v.ReadData(1, 1, "dir", "obj", ExtentPlace(0, 0), 0, found.size)
     got = storage.read(read)
     served = got.data
     if got.damaged_at is not None:
@@ -127,7 +127,7 @@ def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def with_object(data: bytes, mark: int | None) -> Files:
     """The files with another object; its mark tells that size, or there is none."""
-    marks = b"" if mark is None else encode_mark(Mark("obj", mark, root=ROOT))
+    marks = b"" if mark is None else encode_mark(ObjectMark("obj", mark, root=ROOT))
     return {**FILES, OBJECT: data, MARKS: marks}
 
 
@@ -150,7 +150,7 @@ def shown_anywhere(order: tuple[int, ...], mark: int | None) -> int:
 def test_the_whole_directory_is_served_whole() -> None:
     one = judge(FILES, len(CONTENT), "untouched")
     assert (one.served, one.error, one.found.letter) == (CONTENT, False, "A")
-    assert one.loaded.claim == Claim(7, b"w" * 16)
+    assert one.loaded.claim == ClaimRecord(7, b"w" * 16)
     assert [shown(WHOLE, mark) for mark in MARKED] == [39, 39, 54]
 
 
@@ -231,11 +231,11 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("whose", FOREIGN)
+@pytest.mark.parametrize("owner_of", FOREIGN)
 @pytest.mark.parametrize("mark", MARKED)
-def test_extents_of_another_object_are_never_served(mark: int | None, whose: str) -> None:
+def test_extents_of_another_object_are_never_served(mark: int | None, owner_of: str) -> None:
     # EVIDENCE-OF: P-2
-    foreign = FOREIGN[whose]
+    foreign = FOREIGN[owner_of]
     for mask in itertools.product((False, True), repeat=3):
         data = b"".join(
             foreign[at:to] if other else WHOLE[at:to] for other, (at, to) in zip(mask, SPANS, strict=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from dos_protocol.errors import CorruptDataError
-from dos_server.core.records import Claim, Mark, encode_mark
+from dos_server.core.records import ClaimRecord, ObjectMark, encode_mark
 from dos_server.limits import mark_bytes
-from dos_server.marks import Marks
+from dos_server.marks import ObjectMarks
 from dos_server.storage import Storage
 from tests.dos_server.test_exhaustive_damage import CLAIM, FILES, MARKS, RECORD, flips
 from tests.support.core_harness import SERVER_ID
@@ -59,7 +59,7 @@ def test_a_claim_is_the_one_that_was_granted_or_the_directory_is_refused(
     caplog.set_level(logging.CRITICAL, "dos.server")
     whole = Storage(disk_with(FILES))
     whole.start(b"f" * 16)
-    assert whole.load("dir").claim == Claim(7, b"w" * 16)
+    assert whole.load("dir").claim == ClaimRecord(7, b"w" * 16)
     for where, data in damages(FILES[CLAIM]):
         if data == FILES[CLAIM]:
             continue
@@ -74,15 +74,15 @@ def test_a_claim_is_the_one_that_was_granted_or_the_directory_is_refused(
 
 
 SLOTS = [
-    Mark("one", 2**40 + 5),
-    Mark("obj", 54, damaged=True),
-    Mark("x" * 128, 2**64 - 1, poisoned=True, removed=True),
+    ObjectMark("one", 2**40 + 5),
+    ObjectMark("obj", 54, damaged=True),
+    ObjectMark("x" * 128, 2**64 - 1, poisoned=True, removed=True),
 ]
 SLOT_BYTES = [encode_mark(mark) for mark in SLOTS]
 
 
-def marks_in(data: bytes) -> dict[str, Mark]:
-    return Marks(disk_with({MARKS: data}), "d/dir").load()
+def marks_in(data: bytes) -> dict[str, ObjectMark]:
+    return ObjectMarks(disk_with({MARKS: data}), "d/dir").load()
 
 
 @pytest.mark.parametrize("slot", range(3))

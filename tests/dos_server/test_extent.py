@@ -14,9 +14,9 @@ from dos_protocol.digests import PrefixDigest, digest64, prefix_digest
 from dos_protocol.errors import CorruptDataError
 from dos_server.core import records
 from dos_server.core.extent import (
+    AcceptedBytes,
     ExtentHeader,
     HeaderFault,
-    Piece,
     build_extents,
     decode_header,
     decode_linked,
@@ -24,7 +24,7 @@ from dos_server.core.extent import (
     object_seed,
     steps_in,
 )
-from dos_server.core.index import Place, SparseIndex
+from dos_server.core.index import ExtentPlace, SparseIndex
 from dos_server.limits import extent_payload_bytes_max, index_entries_max
 from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
 from tests.dos_protocol.strategies import good_names, ids, u64
@@ -134,7 +134,7 @@ def test_adjacent_appends_share_extents_and_the_specification_reads_them(
     pieces = []
     for number, size in enumerate(sizes):
         data = bytes([number + 1]) * size
-        pieces.append(Piece(fold.size, fold.blocks_digest, data))
+        pieces.append(AcceptedBytes(fold.size, fold.blocks_digest, data))
         fold.update(data)
     extents = list(build_extents(pieces, seed=SEED, epoch=epoch, durable=begin, link=link))
     offset, content = begin, b""
@@ -154,7 +154,7 @@ def test_adjacent_appends_share_extents_and_the_specification_reads_them(
 
 
 def test_an_extent_holds_at_most_256_kib() -> None:
-    pieces = [Piece(i * 65_536, 0, bytes(65_536)) for i in range(9)]
+    pieces = [AcceptedBytes(i * 65_536, 0, bytes(65_536)) for i in range(9)]
     counts = [header.payload_bytes for header, _ in build_extents(pieces, seed=1, epoch=0, durable=0, link=1)]
     assert counts == [262_144, 262_144, 65_536]
 
@@ -163,8 +163,8 @@ def test_an_extent_holds_at_most_256_kib() -> None:
 def test_a_claim_survives_its_bytes_and_damage_is_named(
     epoch: int, writer_id: bytes, bit: int, cut: int
 ) -> None:
-    data = records.encode_claim(records.Claim(epoch, writer_id))
-    assert records.decode_claim(data, "x") == records.Claim(epoch, writer_id)
+    data = records.encode_claim(records.ClaimRecord(epoch, writer_id))
+    assert records.decode_claim(data, "x") == records.ClaimRecord(epoch, writer_id)
     parsed = ClaimSpec.parse(data).body.value
     assert (parsed.epoch, parsed.writer_id) == (epoch, writer_id)
     bad = bytearray(data)
@@ -178,7 +178,7 @@ def test_a_claim_survives_its_bytes_and_damage_is_named(
 def test_a_mark_survives_its_bytes_and_a_damaged_one_says_nothing(
     name: str, synced: int, poisoned: bool, root: int, bit: int
 ) -> None:
-    mark = records.Mark(name, synced, poisoned, root=root)
+    mark = records.ObjectMark(name, synced, poisoned, root=root)
     data = records.encode_mark(mark)
     assert records.decode_marks(data + data[:100]) == [mark]
     parsed = MarkSpec.parse(data).body.value
@@ -205,14 +205,14 @@ def test_an_identity_is_hex_and_nothing_else() -> None:
     cut=st.integers(0, 16_000_000),
 )
 def test_the_index_finds_an_extent_at_or_before(sizes: list[int], ask: int, cut: int) -> None:
-    index, offset, position, starts = SparseIndex(), 0, 0, [Place(0, 0)]
+    index, offset, position, starts = SparseIndex(), 0, 0, [ExtentPlace(0, 0)]
     for size in sizes:
-        starts.append(Place(offset, position, len(starts)))
+        starts.append(ExtentPlace(offset, position, len(starts)))
         index.add(offset, position, len(starts) - 1)
         offset, position = offset + size, position + size + 64
     found = index.find(ask)
     assert found in starts
-    assert found.offset <= ask or found == Place(0, 0)
+    assert found.offset <= ask or found == ExtentPlace(0, 0)
     index.cut(cut)
     kept = index.find(2**63)
     assert kept in starts
@@ -249,8 +249,8 @@ def test_the_index_keeps_extents_that_start_one_spacing_apart_and_doubles_it_whe
     for start in (0, spacing - 1, spacing, 2 * spacing - 1, 2 * spacing):
         index.add(start, start + 7, 1)
     assert [*map(index.find, (spacing - 1, spacing, 2 * spacing - 1, 2 * spacing))] == [
-        Place(0, 7, 1), Place(spacing, spacing + 7, 1), Place(spacing, spacing + 7, 1),
-        Place(2 * spacing, 2 * spacing + 7, 1),
+        ExtentPlace(0, 7, 1), ExtentPlace(spacing, spacing + 7, 1), ExtentPlace(spacing, spacing + 7, 1),
+        ExtentPlace(2 * spacing, 2 * spacing + 7, 1),
     ]  # fmt: skip
     index = SparseIndex()
     for doubled in range(3):

@@ -22,17 +22,17 @@ from dos_protocol.errors import CorruptDataError
 from dos_protocol.stamps import DiskStamp
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import records
-from dos_server.core.extent import Piece, build_extents, link_after, object_seed
-from dos_server.core.findings import Finding, Verdict
-from dos_server.core.records import Mark
-from dos_server.core.recovery import Decision
+from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.findings import Finding, Severity
+from dos_server.core.records import ObjectMark
+from dos_server.core.recovery import RecoveryDecision
 from dos_server.core.recovery_scan import judge
 from dos_server.core.scan import DamagedExtentError
 from dos_server.core.stamps import decode_history, encode_history
-from dos_server.core.verify import Chain, Goal, beginning, verify_part
+from dos_server.core.verify import VerifiedChain, VerifyGoal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.limits import extent_payload_bytes_max, fsck_part_bytes, fsck_part_extents_max, mark_bytes
-from dos_server.offline.checking import Check, NotCheckedError, Report
+from dos_server.offline.checking import Check, CheckReport, NotCheckedError
 from dos_server.offline.cli import fsck
 from dos_server.storage import Storage
 from tests.support.core_harness import SERVER_ID, Harness
@@ -67,7 +67,7 @@ def data(tmp_path: Path) -> Path:
     return written(tmp_path / "data", "a", "b")
 
 
-def checked(root: Path, *, repair: bool = False) -> Report:
+def checked(root: Path, *, repair: bool = False) -> CheckReport:
     return Check(root, repair=repair).run()
 
 
@@ -142,7 +142,7 @@ def test_damage_that_no_start_reads_is_told_by_object_and_offset_with_what_to_do
     before = tree(data)
     (one,) = checked(data).findings
     told = (one.verdict, one.place, one.offset, one.position, one.case)
-    assert told == (Verdict.DAMAGED, "dir/a", 100_000, 100_064 + 64, "")
+    assert told == (Severity.DAMAGED, "dir/a", 100_000, 100_064 + 64, "")
     assert "payload digest" in one.expected
     assert one.todo.endswith("dos store repair URL")
     shown = dos("fsck", str(data), "--json")
@@ -154,23 +154,23 @@ def test_damage_that_no_start_reads_is_told_by_object_and_offset_with_what_to_do
     assert tree(data) == before
 
 
-def verdicts(root: Path) -> dict[str, tuple[Verdict, int | None, str]]:
+def verdicts(root: Path) -> dict[str, tuple[Severity, int | None, str]]:
     return {one.place: (one.verdict, one.offset, one.case) for one in checked(root).findings}
 
 
-def agrees(root: Path, copy: Path, where: str) -> Verdict | None:
+def agrees(root: Path, copy: Path, where: str) -> Severity | None:
     """The rule: what fsck says of `dir/a` is what a start decides, and what reading all of it finds."""
     told = verdicts(root).get("dir/a")
     storage, disk = started(root, copy)
     try:
         found = storage.load("dir").objects["a"]
         if found.corrupt:
-            assert told == (Verdict.DAMAGED, found.size, found.letter), where
-        elif found.decision is not Decision.KEEP:
-            assert told == (Verdict.TORN, found.size, found.letter), where
+            assert told == (Severity.DAMAGED, found.size, found.letter), where
+        elif found.decision is not RecoveryDecision.KEEP:
+            assert told == (Severity.TORN, found.size, found.letter), where
         else:
             damage = read_through(storage, found.size)
-            assert told == (None if damage is None else (Verdict.DAMAGED, damage, "")), where
+            assert told == (None if damage is None else (Severity.DAMAGED, damage, "")), where
     finally:
         storage.stop()
         disk.shut()
@@ -181,9 +181,9 @@ def agrees(root: Path, copy: Path, where: str) -> Verdict | None:
 def read_through(storage: Storage, size: int) -> int | None:
     """Where reading all of the object finds damage."""
     from dos_server.core import vocabulary as v
-    from dos_server.core.index import Place
+    from dos_server.core.index import ExtentPlace
 
-    return storage.read(v.ReadData(0, 0, "dir", "a", Place(0, 0), 0, size)).damaged_at
+    return storage.read(v.ReadData(0, 0, "dir", "a", ExtentPlace(0, 0), 0, size)).damaged_at
 
 
 @pytest.mark.parametrize("parts", [PARTS, LARGE], ids=["small", "large"])
@@ -196,7 +196,7 @@ def test_for_flipped_bits_it_says_what_a_start_decides(tmp_path: Path, parts: li
     for position in [*headers, *rng.sample(range(len(whole)), 40)]:
         flip(path, position, rng.randrange(8))
         told = agrees(data, tmp_path / "copy", f"bit in byte {position}")
-        assert told is Verdict.DAMAGED, f"a flip in byte {position} of what was synced is {told}"
+        assert told is Severity.DAMAGED, f"a flip in byte {position} of what was synced is {told}"
         path.write_bytes(whole)
 
 
@@ -211,9 +211,9 @@ def test_for_cuts_and_zeros_with_and_without_a_mark_it_says_what_a_start_decides
                 path.write_bytes(file)
                 marks.write_bytes(slots)
                 verdict = agrees(data, tmp_path / "copy", f"cut at {size}, {slots == marked}")
-                assert slots != marked or file == whole or verdict is Verdict.DAMAGED, size
+                assert slots != marked or file == whole or verdict is Severity.DAMAGED, size
                 told.add(verdict)
-    assert told == {None, Verdict.TORN, Verdict.DAMAGED}
+    assert told == {None, Severity.TORN, Severity.DAMAGED}
 
 
 def test_a_torn_tail_is_good_and_repair_cuts_it_as_a_start_does(data: Path, tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_a_torn_tail_is_good_and_repair_cuts_it_as_a_start_does(data: Path, tmp_
     before = tree(data)
     bad = rotten.read_bytes()
     assert {place: told[0] for place, told in verdicts(data).items()} == {
-        "dir/a": Verdict.TORN,
-        "dir/b": Verdict.TORN,
-        "dir/c": Verdict.DAMAGED,
+        "dir/a": Severity.TORN,
+        "dir/b": Severity.TORN,
+        "dir/c": Severity.DAMAGED,
     }
     assert tree(data) == before
     storage, disk = started(data, tmp_path / "started")
@@ -271,31 +271,31 @@ def test_the_mark_is_held_against_the_object(data: Path) -> None:
     (folder / "a").write_bytes((folder / "a").read_bytes()[: EDGES[2]])
     (folder / "b").unlink()
     told = verdicts(data)
-    assert told["dir/a"] == (Verdict.DAMAGED, len(PARTS[0] + PARTS[1]), "G")
-    assert told["dir/b"] == (Verdict.DAMAGED, 0, "G")
+    assert told["dir/a"] == (Severity.DAMAGED, len(PARTS[0] + PARTS[1]), "G")
+    assert told["dir/b"] == (Severity.DAMAGED, 0, "G")
 
 
-def set_mark(data: Path, mark: Mark) -> None:
+def set_mark(data: Path, mark: ObjectMark) -> None:
     path = data / "d" / "dir" / ".marks"
     slots = [one for one in records.decode_marks(path.read_bytes()) if one is not None]
     path.write_bytes(b"".join(records.encode_mark(mark if one.name == mark.name else one) for one in slots))
 
 
 def test_flags_of_marks_are_told(data: Path) -> None:
-    set_mark(data, Mark("a", len(CONTENT), damaged=True))
-    set_mark(data, Mark("b", len(PARTS[0]), poisoned=True))
+    set_mark(data, ObjectMark("a", len(CONTENT), damaged=True))
+    set_mark(data, ObjectMark("b", len(PARTS[0]), poisoned=True))
     told = verdicts(data)
-    assert told["dir/a"] == (Verdict.DAMAGED, len(CONTENT), "R")
-    assert told["dir/b"] == (Verdict.TORN, len(PARTS[0]), "P")
-    set_mark(data, Mark("b", len(CONTENT), poisoned=True))
-    assert verdicts(data)["dir/b"] == (Verdict.NOTE, None, "P")
-    set_mark(data, Mark("b", len(CONTENT), removed=True))
+    assert told["dir/a"] == (Severity.DAMAGED, len(CONTENT), "R")
+    assert told["dir/b"] == (Severity.TORN, len(PARTS[0]), "P")
+    set_mark(data, ObjectMark("b", len(CONTENT), poisoned=True))
+    assert verdicts(data)["dir/b"] == (Severity.NOTE, None, "P")
+    set_mark(data, ObjectMark("b", len(CONTENT), removed=True))
     report = checked(data)
     assert report.objects == 1
-    assert [one.found for one in report.of(Verdict.NOTE)] == ["its file"]
+    assert [one.found for one in report.of(Severity.NOTE)] == ["its file"]
     flip(data / "d" / "dir" / ".marks", mark_bytes + 3)
     (mark,) = [one for one in checked(data).findings if one.place == "d/dir/.marks"]
-    assert (mark.verdict, mark.position) == (Verdict.DAMAGED, mark_bytes)
+    assert (mark.verdict, mark.position) == (Severity.DAMAGED, mark_bytes)
 
 
 def test_a_swapped_or_foreign_file_is_noticed(data: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_swapped_or_foreign_file_is_noticed(data: Path) -> None:
     a = (folder / "a").read_bytes()
     (folder / "a").write_bytes((folder / "b").read_bytes())
     (folder / "b").write_bytes(a)
-    assert {told[:2] for told in verdicts(data).values()} == {(Verdict.DAMAGED, 0)}
+    assert {told[:2] for told in verdicts(data).values()} == {(Severity.DAMAGED, 0)}
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
@@ -321,7 +321,7 @@ def test_what_is_no_regular_file_of_one_name_is_told_and_never_followed(data: Pa
         case "folder":
             path.mkdir()
     (one,) = checked(data).findings
-    assert (one.place, one.verdict, one.offset, one.case) == ("dir/a", Verdict.DAMAGED, 0, "G")
+    assert (one.place, one.verdict, one.offset, one.case) == ("dir/a", Severity.DAMAGED, 0, "G")
     assert kind.split()[-1] in one.found
     storage, disk = started(data, data.parent / "copy") if kind != "pipe" else (None, None)
     if storage is not None and disk is not None:
@@ -333,7 +333,7 @@ def test_what_is_no_regular_file_of_one_name_is_told_and_never_followed(data: Pa
 
 def test_a_directory_that_is_a_link_is_told(data: Path) -> None:
     (data / "d" / "other").symlink_to(data / "d" / "dir")
-    assert verdicts(data)["other"][0] is Verdict.DAMAGED
+    assert verdicts(data)["other"][0] is Severity.DAMAGED
 
 
 def test_leftovers_and_unknown_names_are_notes(data: Path) -> None:
@@ -349,7 +349,7 @@ def test_leftovers_and_unknown_names_are_notes(data: Path) -> None:
         ".identity.new",
         "notes.txt",
     }
-    assert {one.verdict for one in report.findings} == {Verdict.NOTE}
+    assert {one.verdict for one in report.findings} == {Severity.NOTE}
     assert dos("fsck", str(data)).returncode == 0
 
 
@@ -359,20 +359,20 @@ def test_identity_store_record_and_claim_are_verified(data: Path) -> None:
     assert checked(data).findings == []
     other = StoreRecord(b"s" * 16, 1, 1, (Member(b"o" * 16, "a:1"),))
     (data / "store").write_bytes(encode_store_record(other))
-    assert [(one.place, one.verdict) for one in checked(data).findings] == [("store", Verdict.NOTE)]
+    assert [(one.place, one.verdict) for one in checked(data).findings] == [("store", Severity.NOTE)]
     for path in (data / "store", data / "d" / "dir" / ".claim", data / "identity"):
         good = path.read_bytes()
         path.write_bytes(good[:-1] + bytes([good[-1] ^ 0x80]))
         place = str(path.relative_to(data))
-        assert verdicts(data)[place][0] is Verdict.DAMAGED, place
+        assert verdicts(data)[place][0] is Severity.DAMAGED, place
         path.write_bytes(good)
     (data / "identity").unlink()
-    assert verdicts(data)["identity"][0] is Verdict.DAMAGED
+    assert verdicts(data)["identity"][0] is Severity.DAMAGED
 
 
-@pytest.mark.parametrize("left", [None, records.Claim(2, b"w" * 16)])
+@pytest.mark.parametrize("left", [None, records.ClaimRecord(2, b"w" * 16)])
 def test_a_claim_below_the_extents_is_damage_as_it_is_for_a_start(
-    data: Path, tmp_path: Path, left: records.Claim | None
+    data: Path, tmp_path: Path, left: records.ClaimRecord | None
 ) -> None:
     path = data / "d" / "dir" / ".claim"
     if left is None:
@@ -380,7 +380,7 @@ def test_a_claim_below_the_extents_is_damage_as_it_is_for_a_start(
     else:
         path.write_bytes(records.encode_claim(left))
     (one,) = checked(data).findings
-    assert (one.verdict, one.place) == (Verdict.DAMAGED, "d/dir/.claim")
+    assert (one.verdict, one.place) == (Severity.DAMAGED, "d/dir/.claim")
     assert "epoch 3" in one.expected
     storage, _ = started(data, tmp_path / "copy")
     assert storage.load("dir").problem
@@ -393,7 +393,7 @@ def test_a_claim_that_is_lost_is_raised_above_every_epoch_when_a_person_asks_for
     path = data / "d" / "dir" / ".claim"
     path.unlink()
     report = Check(data, raise_claims=True).run()
-    assert [one.verdict for one in report.findings] == [Verdict.DAMAGED]
+    assert [one.verdict for one in report.findings] == [Severity.DAMAGED]
     assert report.raised == ["dir: epoch 1048579"]
     assert checked(data).findings == []
     storage, _ = started(data, tmp_path / "copy")
@@ -411,7 +411,7 @@ def test_a_block_of_another_time_is_found_by_its_root(tmp_path: Path) -> None:
     path = data / "d" / "dir" / "a"
     stale = (tmp_path / "old" / "d" / "dir" / "a").read_bytes()[:200_064]
     path.write_bytes(stale + path.read_bytes()[200_064:])
-    assert verdicts(data) == {"dir/a": (Verdict.DAMAGED, 0, "E")}
+    assert verdicts(data) == {"dir/a": (Severity.DAMAGED, 0, "E")}
 
 
 def test_content_that_the_headers_contradict_is_found_though_no_start_sees_it(tmp_path: Path) -> None:
@@ -419,27 +419,27 @@ def test_content_that_the_headers_contradict_is_found_though_no_start_sees_it(tm
     data = written(tmp_path / "data", "a", parts=[b"n" * 200_000, b"x" * 200_000])
     path = data / "d" / "dir" / "a"
     seed, file = object_seed("dir", "a"), path.read_bytes()
-    piece = Piece(200_000, 7, b"x" * 200_000)
+    piece = AcceptedBytes(200_000, 7, b"x" * 200_000)
     ((_, buffers),) = build_extents([piece], seed=seed, epoch=3, durable=0, link=link_after(file))
     path.write_bytes(file[:200_064] + b"".join(buffers))
-    assert verdicts(data) == {"dir/a": (Verdict.DAMAGED, 0, "")}
+    assert verdicts(data) == {"dir/a": (Severity.DAMAGED, 0, "")}
 
 
 def test_what_may_not_be_read_is_not_checked_and_not_called_damaged(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dos_server.offline.disk import LookingDisk
+    from dos_server.offline.disk import ReadOnlyDisk
 
-    before = LookingDisk.open
+    before = ReadOnlyDisk.open
 
-    def refused(self: LookingDisk, path: str, *, create: bool) -> int:
+    def refused(self: ReadOnlyDisk, path: str, *, create: bool) -> int:
         if path.endswith("/a"):  # a test may run as root, to whom nothing is refused
             raise PermissionError(13, "Permission denied", path)
         return before(self, path, create=create)
 
-    monkeypatch.setattr(LookingDisk, "open", refused)
+    monkeypatch.setattr(ReadOnlyDisk, "open", refused)
     (one,) = checked(data).findings
-    assert (one.verdict, one.place) == (Verdict.UNCHECKED, "dir/a")
+    assert (one.verdict, one.place) == (Severity.UNCHECKED, "dir/a")
 
 
 def test_an_interrupted_look_keeps_what_it_found(data: Path) -> None:
@@ -460,7 +460,7 @@ def test_an_interrupted_look_keeps_what_it_found(data: Path) -> None:
 def test_an_interrupted_command_tells_what_it_found_and_that_it_was_not_all(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object) -> Chain:
+    def interrupted(*_: object) -> VerifiedChain:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dos_server.offline.checking.verify_part", interrupted)
@@ -488,7 +488,7 @@ class Endless:
         self.payload = payload
         self.heads: list[bytes] = []
         for _ in range(extents):
-            piece = Piece(fold.size, fold.blocks_digest, payload)
+            piece = AcceptedBytes(fold.size, fold.blocks_digest, payload)
             ((_, (head, _)),) = build_extents([piece], seed=self.seed, epoch=1, durable=fold.size, link=link)
             link = link_after(head)
             self.heads.append(bytes(head))
@@ -508,8 +508,8 @@ class Endless:
         return b"".join(parts)
 
 
-def parts_of(file: Endless) -> Iterator[Chain]:
-    chain, goal = beginning(1), Goal(file.size, file.digest)
+def parts_of(file: Endless) -> Iterator[VerifiedChain]:
+    chain, goal = beginning(1), VerifyGoal(file.size, file.digest)
     while chain.offset < goal.size:
         chain = verify_part(file.read, file.seed, chain, goal, fsck_part_bytes, fsck_part_extents_max)
         yield chain
@@ -520,7 +520,7 @@ def test_memory_does_not_grow_with_the_object() -> None:
     file = Endless(1_000)
     tracemalloc.start()
     try:
-        found = judge(file.read, file.file_bytes, file.seed, Mark("big", file.size))
+        found = judge(file.read, file.file_bytes, file.seed, ObjectMark("big", file.size))
         *_, last = parts_of(file)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -532,7 +532,7 @@ def test_memory_does_not_grow_with_the_object() -> None:
 
 def test_a_goal_with_another_digest_is_damage_of_what_no_header_vouches_for() -> None:
     file = Endless(3)
-    goal = Goal(file.size, file.digest ^ 1)
+    goal = VerifyGoal(file.size, file.digest ^ 1)
     with pytest.raises(DamagedExtentError) as caught:
         verify_part(file.read, file.seed, beginning(1), goal, fsck_part_bytes, 100)
     assert caught.value.offset == 2 * extent_payload_bytes_max
@@ -542,18 +542,18 @@ def test_every_row_that_is_not_kept_has_its_words() -> None:
     from dos_server.core.findings import of_object
     from dos_server.core.index import SparseIndex
     from dos_server.core.recovery import CASES
-    from dos_server.core.recovery_scan import Found
+    from dos_server.core.recovery_scan import RecoveredObject
 
-    rows = [(case.letter, case.decision) for case in CASES] + [("R", Decision.QUARANTINE)]
+    rows = [(case.letter, case.decision) for case in CASES] + [("R", RecoveryDecision.QUARANTINE)]
     for letter, decision in rows:
-        found = Found(10, 74, PrefixDigest(), SparseIndex(), letter, decision)
-        one = of_object("dir/a", found, 100, Mark("a", 20))
-        if decision is Decision.KEEP:
+        found = RecoveredObject(10, 74, PrefixDigest(), SparseIndex(), letter, decision)
+        one = of_object("dir/a", found, 100, ObjectMark("a", 20))
+        if decision is RecoveryDecision.KEEP:
             assert one is None
             continue
         assert isinstance(one, Finding)
         assert one.case == letter
-        assert (one.verdict is Verdict.DAMAGED) == found.corrupt
+        assert (one.verdict is Severity.DAMAGED) == found.corrupt
         assert all((one.expected, one.found, one.means, one.todo))
 
 
@@ -563,7 +563,7 @@ def test_a_disk_that_went_back_and_a_damaged_history_of_stamps_are_reported(data
     history = decode_history(path.read_bytes())
     path.write_bytes(encode_history(history._replace(missing=DiskStamp(9, b"9" * 16))))
     (finding,) = checked(data).findings
-    assert (finding.verdict, finding.place) == (Verdict.DAMAGED, "stamps")
+    assert (finding.verdict, finding.place) == (Severity.DAMAGED, "stamps")
     assert "went back in time" in finding.means
     assert "`dos store replace`" in finding.todo
     for name in ("stamps", "witnessed"):
@@ -577,6 +577,6 @@ def test_a_disk_that_went_back_and_a_damaged_history_of_stamps_are_reported(data
 def test_an_extent_beyond_the_goal_is_damage(lacks: int) -> None:
     """A goal is where an extent ends: one that goes on behind it was not acknowledged so."""
     file = Endless(3)
-    goal = Goal(file.size - lacks, file.digest)
+    goal = VerifyGoal(file.size - lacks, file.digest)
     with pytest.raises(DamagedExtentError, match="an extent of the bytes from"):
         verify_part(file.read, file.seed, beginning(1), goal, fsck_part_bytes, fsck_part_extents_max)

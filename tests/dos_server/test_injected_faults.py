@@ -41,7 +41,7 @@ def content_of(wire: Wire, name: str) -> bytes:
 
 def told_of(wire: Wire, name: str) -> int:
     """The highest synced size any watermark told of an object so far."""
-    marks = [one for one in wire.unasked if isinstance(one, m.Watermark) and one.name == name]
+    marks = [one for one in wire.unasked if isinstance(one, m.DurabilityAck) and one.name == name]
     return max((one.synced for one in marks), default=0)
 
 
@@ -214,10 +214,10 @@ def test_what_wrote_a_file_syncs_it_and_is_not_closed_in_between(
             wire.claim("dir", epoch=2)
             for start in range(0, len(content), 30_000):
                 part = content[start : start + 30_000]
-                mend = m.Mend(
+                repair = m.RepairChunk(
                     "copied", start, len(content), prefix_digest(content), 0, 0, overwrite=False, payload=part
                 )
-                assert isinstance(wire.ask(mend), m.Mended)
+                assert isinstance(wire.ask(repair), m.RepairAck)
             assert wire.ask(m.Get("copied", 0, 1 << 20)).payload == content
     written_by: dict[str, int] = {}
     synced: list[str] = []

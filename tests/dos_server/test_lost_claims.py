@@ -12,7 +12,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core.extent import object_seed
-from dos_server.core.records import Claim, encode_claim
+from dos_server.core.records import ClaimRecord, encode_claim
 from dos_server.core.recovery_scan import judge
 from tests.dos_server.test_mending import LONGER, World
 from tests.support.core_harness import Harness
@@ -38,9 +38,9 @@ def written(epoch: int = 2) -> Harness:
     return server
 
 
-@pytest.mark.parametrize("left", [None, Claim(1, b"w" * 16)])
+@pytest.mark.parametrize("left", [None, ClaimRecord(1, b"w" * 16)])
 def test_a_directory_whose_extents_are_newer_than_its_claim_is_refused_and_said_to_be(
-    left: Claim | None, caplog: pytest.LogCaptureFixture
+    left: ClaimRecord | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     # EVIDENCE-OF: P-4
     server = written()
@@ -86,7 +86,7 @@ def test_a_new_copy_is_of_the_claim_that_is_stored() -> None:
     )
     assert isinstance(refused, m.Error)
     world.rot(150_000)
-    assert isinstance(world.mend(world.reader(), LONGER, old=world.look()), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.look()), m.RepairAck)
     world.disk.kill()
     world.start()
     opened = world.ask(world.reader(), m.ChangeDirectory("dir"))

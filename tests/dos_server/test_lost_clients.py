@@ -83,5 +83,5 @@ def test_a_session_that_ends_at_any_step_of_an_append_leaves_a_size_to_go_on_fro
     if content:
         assert told == {"o": (len(content), len(content), prefix_digest(content))}
     server.ask(session, m.Append("o", len(content), prefix_digest(content), b"."))
-    assert server.unasked(session, m.Watermark)[-1].synced == len(content) + 1
+    assert server.unasked(session, m.DurabilityAck)[-1].synced == len(content) + 1
     assert server.ask(session, m.Get("o", 0, 100)).payload == content + b"."

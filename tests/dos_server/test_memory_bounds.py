@@ -141,9 +141,9 @@ def test_no_other_object_is_made_when_those_in_use_are_too_many_and_nothing_else
     assert (refused.code, refused.actual) == (ErrorCode.BUSY, 1)
     assert server.ask(session, m.Stat("p")).code == ErrorCode.NOT_FOUND
     server.ask(session, m.Append("o", 1, server.core._tables.find("a", "o").fold.value, b"y"))
-    assert server.unasked(session, m.Watermark)[-1].synced == 2
+    assert server.unasked(session, m.DurabilityAck)[-1].synced == 2
     old = server.connect0("a")
     assert (server.ask0(old, "ap\t0") or b"").startswith(b"ERROR")
     server.ask(session, m.Delete("o"))
     server.ask(session, m.Append("p", 0, 0, b"x"))
-    assert server.unasked(session, m.Watermark)[-1].name == "p"
+    assert server.unasked(session, m.DurabilityAck)[-1].name == "p"

@@ -84,7 +84,7 @@ class World(Harness):
         self.disk.kill()
         self.start()
 
-    def mend(
+    def repair(
         self, session: int, data: bytes, *, old: m.ObjectInfo, overwrite: bool = False, chunk: int = 1 << 18
     ) -> m.Message:
         """Bring a new copy; the last answer."""
@@ -93,11 +93,11 @@ class World(Harness):
             part = data[start : start + chunk]
             answer = self.ask(
                 session,
-                m.Mend(
+                m.RepairChunk(
                     "o", start, len(data), digest, old.synced, old.digest, overwrite=overwrite, payload=part
                 ),
             )
-            if not isinstance(answer, m.Mended):
+            if not isinstance(answer, m.RepairAck):
                 break
         return answer
 
@@ -117,17 +117,17 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     old = world.look()
     assert (old.corrupt, old.synced, old.received) == (True, 0, 0), "no size is told that covers the wound"
     repairer = world.reader()
-    answer = world.mend(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
+    answer = world.repair(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
     assert isinstance(answer, m.Error)
     assert world.look() == old
-    answer = world.mend(repairer, new, old=old, chunk=chunk)
-    assert answer == m.Mended("o", len(new), done=True)
+    answer = world.repair(repairer, new, old=old, chunk=chunk)
+    assert answer == m.RepairAck("o", len(new), done=True)
     info = world.look()
     assert (info.corrupt, info.synced, info.digest) == (False, len(new), prefix_digest(new))
     assert world.content() == new
     assert ".broken.o.0" in world.folder
     assert not any(name.startswith(".mend.") for name in world.folder)
-    assert world.mend(repairer, new, old=old) == answer, "a lost answer is asked for again"
+    assert world.repair(repairer, new, old=old) == answer, "a lost answer is asked for again"
     world.disk.power_cut(random.Random(7))
     world.start()
     assert world.look() == info
@@ -146,7 +146,7 @@ def test_damage_that_a_read_found_is_known_after_a_restart(power: bool) -> None:
     assert world.look() == old, "it does not count again, though nobody has read it since"
     refused = world.ask(world.reader(), m.Get("o", 5_000, 10))
     assert refused.code == ErrorCode.CORRUPT
-    assert isinstance(world.mend(world.reader(), large, old=old), m.Mended)
+    assert isinstance(world.repair(world.reader(), large, old=old), m.RepairAck)
     world.disk.kill()
     world.start()
     assert not world.look().corrupt
@@ -159,11 +159,11 @@ def test_the_new_copy_may_not_end_below_what_was_durable_once() -> None:
     old = world.look()
     assert old.corrupt
     assert old.synced < 150_000
-    answer = world.mend(world.reader(), CONTENT[:-1], old=old)
+    answer = world.repair(world.reader(), CONTENT[:-1], old=old)
     assert isinstance(answer, m.Error)
     assert (answer.code, answer.actual) == (ErrorCode.WOULD_LOSE, len(CONTENT))
     assert world.look() == old
-    assert isinstance(world.mend(world.reader(), CONTENT[:-1], old=old, overwrite=True), m.Mended)
+    assert isinstance(world.repair(world.reader(), CONTENT[:-1], old=old, overwrite=True), m.RepairAck)
     assert world.content() == CONTENT[:-1]
 
 
@@ -178,10 +178,10 @@ def test_what_a_start_could_not_write_again_for_want_of_room_may_have_been_durab
     world.start()
     old = world.look()
     assert (old.corrupt, old.synced) == (True, 0)
-    answer = world.mend(world.reader(), CONTENT[:-1], old=old)
+    answer = world.repair(world.reader(), CONTENT[:-1], old=old)
     assert isinstance(answer, m.Error)
     assert (answer.code, answer.actual) == (ErrorCode.WOULD_LOSE, len(CONTENT))
-    assert isinstance(world.mend(world.reader(), CONTENT, old=old), m.Mended)
+    assert isinstance(world.repair(world.reader(), CONTENT, old=old), m.RepairAck)
 
 
 def test_a_sound_copy_is_only_replaced_by_a_longer_one_of_the_same_history_or_by_word() -> None:
@@ -190,14 +190,14 @@ def test_a_sound_copy_is_only_replaced_by_a_longer_one_of_the_same_history_or_by
     old = world.look()
     other = bytes([CONTENT[0] ^ 1]) + LONGER[1:]
     for new in (other, CONTENT[:1000]):
-        answer = world.mend(world.reader(), new, old=old)
+        answer = world.repair(world.reader(), new, old=old)
         assert isinstance(answer, m.Error)
         assert answer.code == ErrorCode.WOULD_LOSE
         assert world.look() == old
-    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
     assert world.content() == LONGER
     assert not any(name.startswith(".broken.") for name in world.folder), "all of it is in the new one"
-    assert isinstance(world.mend(world.reader(), other, old=world.look(), overwrite=True), m.Mended)
+    assert isinstance(world.repair(world.reader(), other, old=world.look(), overwrite=True), m.RepairAck)
     assert world.content() == other
 
 
@@ -205,7 +205,7 @@ def test_a_missing_object_is_made() -> None:
     world = World(b"")
     repairer = world.connect(HELLO)
     world.ask(repairer, m.ChangeDirectory("dir"))
-    assert isinstance(world.mend(repairer, CONTENT, old=m.ObjectInfo("o")), m.Mended)
+    assert isinstance(world.repair(repairer, CONTENT, old=m.ObjectInfo("o")), m.RepairAck)
     assert world.content() == CONTENT
     world.disk.power_cut(random.Random(3))
     world.start()
@@ -219,7 +219,7 @@ def test_a_poisoned_object_is_mended_without_a_restart() -> None:
     world.ask(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"lost"))
     old = world.look()
     assert old.poisoned
-    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
     assert not world.look().corrupt
     world.disk.power_cut(random.Random(5))
     world.start()
@@ -239,7 +239,7 @@ def test_nothing_is_mended_while_a_sync_of_the_bad_copy_is_under_way() -> None:
     assert old.poisoned
     repairer = world.connect(HELLO)
     world.send(repairer, m.ChangeDirectory("dir"))
-    refused = world.ask_now(repairer, _mend(LONGER, old))
+    refused = world.ask_now(repairer, _repair(LONGER, old))
     assert refused.code == ErrorCode.BEING_APPENDED
     newer = world.connect(HELLO)
     claim = world.send(newer, m.ChangeDirectory("dir", claim=True, epoch=4, writer_id=b"v" * 16))
@@ -247,7 +247,7 @@ def test_nothing_is_mended_while_a_sync_of_the_bad_copy_is_under_way() -> None:
     assert world.answer(newer, claim) is None, "it is answered when all that was begun has ended"
     world.settle()
     assert isinstance(world.answer(newer, claim), m.DirectoryOpened)
-    assert isinstance(world.mend(repairer, LONGER, old=old), m.Mended)
+    assert isinstance(world.repair(repairer, LONGER, old=old), m.RepairAck)
 
 
 def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
@@ -255,7 +255,7 @@ def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
     world = World()
     world.rot(150_000)
     writer = world.writer
-    assert isinstance(world.mend(world.reader(), LONGER, old=world.look()), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.look()), m.RepairAck)
     (told,) = world.unasked(writer, m.Error)
     assert (told.code, told.actual) == (ErrorCode.FENCED, 3)
     refused = world.ask(writer, m.Append("o", len(LONGER), prefix_digest(LONGER), b"x"))
@@ -264,7 +264,7 @@ def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
     assert (info.corrupt, info.synced) == (False, len(LONGER))
     world.send(world.writer, m.Append("o", len(LONGER), prefix_digest(LONGER), b"x"))
     world.settle()
-    assert world.unasked(world.writer, m.Watermark)[-1].synced == len(LONGER) + 1
+    assert world.unasked(world.writer, m.DurabilityAck)[-1].synced == len(LONGER) + 1
 
 
 def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
@@ -272,31 +272,35 @@ def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
     world = World()
     old, repairer = world.look(), world.reader()
     world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"more"))
-    refused = world.answer(repairer, world.send(repairer, _mend(LONGER, old)))
+    refused = world.answer(repairer, world.send(repairer, _repair(LONGER, old)))
     assert refused.code == ErrorCode.BEING_APPENDED
     world.settle()
-    refused = world.ask(repairer, _mend(LONGER, old))
+    refused = world.ask(repairer, _repair(LONGER, old))
     assert (refused.code, refused.actual) == (ErrorCode.SIZE_MISMATCH, len(CONTENT) + 4)
     now = world.look()
-    refused = world.ask(repairer, _mend(LONGER, now, digest=1))
+    refused = world.ask(repairer, _repair(LONGER, now, digest=1))
     assert refused.code == ErrorCode.DIGEST_MISMATCH
-    refused = world.ask(repairer, m.Mend("o", 5, 10, 0, now.synced, now.digest, overwrite=True, payload=b"x"))
+    refused = world.ask(
+        repairer, m.RepairChunk("o", 5, 10, 0, now.synced, now.digest, overwrite=True, payload=b"x")
+    )
     assert (refused.code, refused.actual) == (ErrorCode.SIZE_MISMATCH, 0)
-    refused = world.ask(repairer, m.Mend("o", 0, 1, 0, now.synced, now.digest, overwrite=True, payload=b"xy"))
+    refused = world.ask(
+        repairer, m.RepairChunk("o", 0, 1, 0, now.synced, now.digest, overwrite=True, payload=b"xy")
+    )
     assert refused.code == ErrorCode.SIZE_MISMATCH
-    refused = world.ask(repairer, m.Mend(".o", 0, 1, 0, 0, 0, overwrite=True, payload=b"x"))
+    refused = world.ask(repairer, m.RepairChunk(".o", 0, 1, 0, 0, 0, overwrite=True, payload=b"x"))
     assert refused.code == ErrorCode.BAD_NAME
     alone = world.connect()
     world.ask(alone, m.ChangeDirectory("dir"))
-    assert world.ask(alone, _mend(LONGER, now)).code == ErrorCode.NOT_READY
-    assert world.ask(world.connect(HELLO), _mend(LONGER, now)).code == ErrorCode.NOT_READY
+    assert world.ask(alone, _repair(LONGER, now)).code == ErrorCode.NOT_READY
+    assert world.ask(world.connect(HELLO), _repair(LONGER, now)).code == ErrorCode.NOT_READY
     assert world.look() == now
     assert world.content() == CONTENT + b"more"
 
 
-def _mend(data: bytes, old: m.ObjectInfo, digest: int | None = None) -> m.Mend:
+def _repair(data: bytes, old: m.ObjectInfo, digest: int | None = None) -> m.RepairChunk:
     old_digest = old.digest if digest is None else digest
-    return m.Mend(
+    return m.RepairChunk(
         "o", 0, len(data), prefix_digest(data), old.synced, old_digest, overwrite=False, payload=data[:1000]
     )
 
@@ -305,10 +309,10 @@ def test_an_append_that_comes_while_the_new_copy_is_on_its_way_wins() -> None:
     # EVIDENCE-OF: P-1
     world = World()
     old, repairer = world.look(), world.reader()
-    world.ask(repairer, _mend(LONGER, old))
+    world.ask(repairer, _repair(LONGER, old))
     world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"mine"))
     world.settle()
-    rest = m.Mend(
+    rest = m.RepairChunk(
         "o",
         1000,
         len(LONGER),
@@ -329,7 +333,7 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
     old = world.look()
     for leave in ("end", "away", "crash", "busy"):
         repairer = world.reader()
-        world.send(repairer, _mend(LONGER, old))
+        world.send(repairer, _repair(LONGER, old))
         if leave == "busy":
             world.end(repairer)
         world.settle()
@@ -342,14 +346,14 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
             world.start()
         assert world.look() == old
         assert not any(name.startswith(".mend.") for name in world.folder), leave
-    assert not world.core._tables.mends
+    assert not world.core._tables.repairs
 
 
 def test_a_repairer_that_opens_another_directory_is_told_that_its_copy_is_gone() -> None:
     world = World()
     repairer = world.reader()
     old = world.look()
-    piece = m.Mend("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
+    piece = m.RepairChunk("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
     request = world.send(repairer, piece)
     elsewhere = world.send(repairer, m.ChangeDirectory("elsewhere"))
     world.finish(1)  # the other directory is there before the bytes are written
@@ -370,7 +374,9 @@ def test_a_directory_is_not_forgotten_under_a_new_copy_that_is_on_its_way(
     monkeypatch.setattr("dos_server.core.tables.directories_loaded_max", 0)
     for state in ("writing", "installing"):
         repairer = world.reader()
-        request = m.Mend("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
+        request = m.RepairChunk(
+            "o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER
+        )
         world.send(repairer, request)
         if state == "installing":
             world.finish()
@@ -388,12 +394,12 @@ def test_a_full_disk_keeps_the_old_copy() -> None:
     world.rot(150_000)
     old = world.look()
     world.disk.space = world.disk.used + 10_000
-    answer = world.mend(world.reader(), LONGER, old=old)
+    answer = world.repair(world.reader(), LONGER, old=old)
     assert isinstance(answer, m.Error)
     assert answer.code == ErrorCode.NO_SPACE
     assert world.look() == old
     world.disk.space = 1 << 40
-    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
 
 
 def test_a_copy_that_would_touch_the_reserve_is_refused_at_its_beginning() -> None:
@@ -403,14 +409,14 @@ def test_a_copy_that_would_touch_the_reserve_is_refused_at_its_beginning() -> No
     old, used = world.look(), world.disk.used
     world.disk.space = used + (used >> 3) + len(LONGER)
     world.look_at_space()
-    answer = world.mend(world.reader(), LONGER, old=old, chunk=1_000)
+    answer = world.repair(world.reader(), LONGER, old=old, chunk=1_000)
     assert isinstance(answer, m.Error)
     assert answer.code == ErrorCode.NO_SPACE
     assert (world.look(), world.disk.used) == (old, used)
     assert world.warnings == [], "appends, which are smaller, go on"
     world.disk.space += 1 << 20
     world.look_at_space()
-    assert isinstance(world.mend(world.reader(), LONGER, old=old), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
 
 
 class PowerCutError(Exception):
@@ -458,7 +464,7 @@ def _mend_and_crash(world: World, nth: int, seed: int) -> int:
     old, repairer = world.look(), world.reader()
     plug = _Plug(world.disk, nth)
     with contextlib.suppress(PowerCutError):
-        world.mend(repairer, LONGER, old=old)
+        world.repair(repairer, LONGER, old=old)
     plug.put_back()
     world.disk.power_cut(random.Random(seed))
     world.start()
@@ -517,5 +523,5 @@ def test_before_a_copy_changes_places_the_old_one_has_a_durable_mark(monkeypatch
         rename(folder, old, new)
 
     monkeypatch.setattr(world.disk, "rename", watched)
-    assert isinstance(world.mend(world.reader(), LONGER, old=world.look()), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.look()), m.RepairAck)
     assert seen[-1] == len(CONTENT)

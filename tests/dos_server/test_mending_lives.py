@@ -28,14 +28,14 @@ class Life:
         self.history = b""
         self.told = 0
         self.heard = 0
-        self.mends = 0
+        self.repairs = 0
         self.repairer: int | None = None
-        self.mend: tuple[m.ObjectInfo, bytes, int] | None = None
+        self.repair: tuple[m.ObjectInfo, bytes, int] | None = None
 
     def listen(self) -> None:
         heard = self.world.heard[self.world.writer]
         for _, message in heard[self.heard :]:
-            if isinstance(message, m.Watermark):
+            if isinstance(message, m.DurabilityAck):
                 self.told = max(self.told, message.synced)
         self.heard = len(heard)
 
@@ -57,24 +57,24 @@ class Life:
         self.world.settle()
         info = self.info()
         size = self.rng.choice([len(self.history), self.rng.randrange(len(self.history) + 1)])
-        self.mend = (info or m.ObjectInfo("o"), self.history[:size], 0)
+        self.repair = (info or m.ObjectInfo("o"), self.history[:size], 0)
 
     def bring(self) -> None:
         """A piece of the new copy; the answer may come much later, or never."""
-        if self.mend is None or self.repairer is None:
+        if self.repair is None or self.repairer is None:
             return
-        old, data, offset = self.mend
+        old, data, offset = self.repair
         part = data[offset : offset + self.rng.choice([500, 5_000, 50_000])]
-        request = m.Mend(
+        request = m.RepairChunk(
             "o", offset, len(data), prefix_digest(data), old.synced, old.digest, overwrite=False, payload=part
         )
         answer = self.world.answer(self.repairer, self.world.send(self.repairer, request))
         if isinstance(answer, m.Error):
-            self.mend = None
+            self.repair = None
         elif offset + len(part) == len(data):
-            self.mend, self.mends = None, self.mends + 1
+            self.repair, self.repairs = None, self.repairs + 1
         else:
-            self.mend = (old, data, offset + len(part))
+            self.repair = (old, data, offset + len(part))
 
     def info(self) -> m.ObjectInfo | None:
         entries = self.world.ask(self.world.connect(HELLO), m.ChangeDirectory("dir")).entries
@@ -109,7 +109,7 @@ class Life:
         """The writer comes back: what it finds sound is what it goes on from."""
         self.world.disk.heal()
         self.listen()
-        self.repairer = self.mend = None
+        self.repairer = self.repair = None
         self.world.settle()
         entries = self.world.claim().entries
         self.heard = 0
@@ -149,5 +149,5 @@ def test_these_lives_are_lived() -> None:
     lives = [Life(seed) for seed in range(20)]
     for life in lives:
         life.live(120)
-    assert sum(life.mends for life in lives) > 20
+    assert sum(life.repairs for life in lives) > 20
     assert sum(life.told for life in lives) > 20_000

@@ -53,7 +53,7 @@ def live(seed: int, *, in_store: bool) -> Watched:
             damage(world)
         elif chance < 0.6:
             if in_store and rng.random() < 0.7:
-                world.send(mender, world.mend(rng.randbytes(rng.choice([7, 400]))))
+                world.send(mender, world.repair(rng.randbytes(rng.choice([7, 400]))))
             else:
                 world.send(world.writer, m.Delete("o"))
         elif chance < 0.65:

@@ -44,7 +44,7 @@ def append_until_killed(server: ServerProcess, seed: int, kill_after: int) -> tu
                 content += payload
                 while fold.size - told > 1 << 20 or wire.unasked:
                     message = wire.unasked.pop(0) if wire.unasked else wire.receive()
-                    assert isinstance(message, m.Watermark)
+                    assert isinstance(message, m.DurabilityAck)
                     told = message.synced
                 if killer is None and told > kill_after:
                     killer = threading.Thread(target=server.kill)
@@ -229,7 +229,7 @@ def test_memory_stays_bounded_with_a_large_object_and_readers_that_do_not_read(
             fold.update(block)
             while fold.size - told > 8 << 20:
                 message = writer.receive()
-                assert isinstance(message, m.Watermark)
+                assert isinstance(message, m.DurabilityAck)
                 told = message.synced
         writer.wait_synced("big", fold.size)
         readers = [stack.enter_context(Wire(one_server.address)) for _ in range(12)]

@@ -101,7 +101,7 @@ class World:
         number = self.server.send(session, message)
         self.asked[number] = Asked(session, where, message)
         lives = self.lives.setdefault((where, name), [b""])
-        if isinstance(message, m.Mend):
+        if isinstance(message, m.RepairChunk):
             lives.append(bytes(message.payload))
         elif isinstance(message, m.Append) and self.accepted(where, name) != before:
             lives.append(content + bytes(message.payload))
@@ -109,14 +109,14 @@ class World:
     def change(self, where: str, name: str, content: bytes) -> m.Message:
         if not self.in_store or self.rng.random() < 0.3:
             return m.Delete(name)
-        return self.mend(where, name, content)
+        return self.repair(where, name, content)
 
-    def mend(self, where: str, name: str, content: bytes) -> m.Mend:
+    def repair(self, where: str, name: str, content: bytes) -> m.RepairChunk:
         """A longer copy, or another one."""
         state = self.server.core._tables.find(where, name)
         told = state.told if state is not None else (0, 0)
         new = self.rng.choice([content, b""]) + self.rng.randbytes(30)
-        return m.Mend(name, 0, len(new), prefix_digest(new), *told, overwrite=True, payload=new)
+        return m.RepairChunk(name, 0, len(new), prefix_digest(new), *told, overwrite=True, payload=new)
 
     def accepted(self, where: str, name: str) -> int | None:
         state = self.server.core._tables.find(where, name)
@@ -148,8 +148,8 @@ class World:
             case m.Deleted(name):
                 assert isinstance(message, m.Delete)
                 assert name == message.name
-            case m.Mended(name, size, done):
-                assert isinstance(message, m.Mend)
+            case m.RepairAck(name, size, done):
+                assert isinstance(message, m.RepairChunk)
                 assert (name, size, done) == (message.name, message.goal_size, True)
             case m.Error():
                 assert answer.code != ErrorCode.CORRUPT, answer

@@ -163,7 +163,7 @@ def test_a_wait_is_answered_from_the_new_copy_of_a_mended_object() -> None:
     waiting = world.send(reader, m.Get("o", 5, 100, 60_000))
     world.ask(
         world.reader(),
-        m.Mend(
+        m.RepairChunk(
             "o", 0, 12, prefix_digest(b"short longer"), 5, prefix_digest(b"short"), False, b"short longer"
         ),
     )
@@ -189,7 +189,7 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     server, writer, reader = with_reader(CONTENT[:100_000])
     for start in (100_000, 200_000):
         server.ask(writer, append(CONTENT[:start], CONTENT[start : start + 100_000]))
-    told = server.unasked(writer, m.Watermark)
+    told = server.unasked(writer, m.DurabilityAck)
     appending = server.send(writer, append(CONTENT, b"more"))
     server.disk.write(server.disk.open("d/dir/o", create=False), 64 + 100_000 + 70, [b"?"])
     reading = server.send(reader, m.Get("o", 100_000, 100))
@@ -199,7 +199,9 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     server.settle()
     answer = server.answer(writer, appending)
     assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 100_000)
-    assert server.unasked(writer, m.Watermark) == told, "a size that is told counts for all that is below it"
+    assert server.unasked(writer, m.DurabilityAck) == told, (
+        "a size that is told counts for all that is below it"
+    )
     server.disk.kill()
     server.start()
     again = server.connect()
@@ -277,7 +279,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Embedd
             synced: set[str] = set()
             while len(synced) < len(NAMES):
                 mark = wire.unasked.pop(0) if wire.unasked else wire.receive()
-                assert isinstance(mark, m.Watermark), mark
+                assert isinstance(mark, m.DurabilityAck), mark
                 if mark.synced:
                     synced.add(mark.name)
         yield running

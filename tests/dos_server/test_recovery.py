@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol.digests import PrefixDigest, prefix_digest
-from dos_server.core.extent import Piece, build_extents, link_after, object_seed
+from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.findings import REPAIR, logged
 from dos_server.core.index import SparseIndex
-from dos_server.core.records import Mark
-from dos_server.core.recovery import CASES, Case, Decision, Facts, Remainder, Wound, decide
-from dos_server.core.recovery_scan import Found, recover
+from dos_server.core.records import ObjectMark
+from dos_server.core.recovery import (
+    CASES,
+    ExtentFacts,
+    RecoveryCase,
+    RecoveryDecision,
+    Remainder,
+    TailDamage,
+    decide,
+)
+from dos_server.core.recovery_scan import RecoveredObject, recover
 from dos_server.core.scan import DamagedExtentError, read_content
 
 SEED = object_seed("dir", "obj")
@@ -30,7 +38,7 @@ def extents_of(
     fold, out, ends, link = PrefixDigest(), [], [0], root
     for number, text in enumerate(texts):
         durable = ends[max(number - durable_lag, 0)]
-        piece = Piece(fold.size, fold.blocks_digest, text)
+        piece = AcceptedBytes(fold.size, fold.blocks_digest, text)
         ((_, buffers),) = build_extents([piece], seed=seed, epoch=epoch, durable=durable, link=link)
         link = link_after(buffers[0])
         out.append(b"".join(buffers))
@@ -39,11 +47,11 @@ def extents_of(
     return out
 
 
-def recovered(file: bytes, mark: Mark | None = None) -> Found:
+def recovered(file: bytes, mark: ObjectMark | None = None) -> RecoveredObject:
     return recover(lambda position, count: file[position : position + count], len(file), SEED, mark)
 
 
-def served(file: bytes, found: Found) -> bytes:
+def served(file: bytes, found: RecoveredObject) -> bytes:
     """What GET would give after start-up: up to the good size, or up to damage it meets."""
 
     def read(position: int, count: int) -> bytes:
@@ -57,46 +65,46 @@ def served(file: bytes, found: Found) -> bytes:
 
 def test_exactly_one_row_for_every_combination_of_facts() -> None:
     letters = set()
-    for remainder, wound, below, poisoned in itertools.product(
-        Remainder, Wound, (False, True), (False, True)
+    for remainder, damage, below, poisoned in itertools.product(
+        Remainder, TailDamage, (False, True), (False, True)
     ):
-        if (remainder is Remainder.BYTES) == (wound is Wound.NONE):
+        if (remainder is Remainder.BYTES) == (damage is TailDamage.NONE):
             continue  # only other bytes have a wound, and they always have one
-        facts = Facts(remainder, wound, below, poisoned)
+        facts = ExtentFacts(remainder, damage, below, poisoned)
         letters.add(decide(facts).letter)
     assert letters == {case.letter for case in CASES}
 
 
 def test_only_what_was_never_acknowledged_is_cut() -> None:
     for case in CASES:
-        if case.decision in {Decision.CUT, Decision.COPY_CUT, Decision.KEEP}:
+        if case.decision in {RecoveryDecision.CUT, RecoveryDecision.COPY_CUT, RecoveryDecision.KEEP}:
             assert case.below == {False}, case.letter
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.decision is not Decision.KEEP])
-def test_a_start_logs_what_it_found_what_that_means_and_what_is_done(case: Case) -> None:
-    found = Found(80, 120, PrefixDigest(), SparseIndex(), case.letter, case.decision)
+@pytest.mark.parametrize("case", [case for case in CASES if case.decision is not RecoveryDecision.KEEP])
+def test_a_start_logs_what_it_found_what_that_means_and_what_is_done(case: RecoveryCase) -> None:
+    found = RecoveredObject(80, 120, PrefixDigest(), SparseIndex(), case.letter, case.decision)
     said = logged("dir/obj", found, 500)
     assert said.startswith("object dir/obj, byte 120 of 500 in its file: expected ")
     assert f"(case {case.letter})" in said
     if found.corrupt:
         assert said.endswith(f"It is CORRUPT from 80 on; {REPAIR}")
     else:
-        aside = ", which are copied aside," if case.decision is Decision.COPY_CUT else ""
+        aside = ", which are copied aside," if case.decision is RecoveryDecision.COPY_CUT else ""
         assert said.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off, it ends at 80")
 
 
 def test_a_start_does_not_log_that_it_cuts_where_nothing_is() -> None:
-    found = Found(80, 120, PrefixDigest(), SparseIndex(), "P", Decision.COPY_CUT)
+    found = RecoveredObject(80, 120, PrefixDigest(), SparseIndex(), "P", RecoveryDecision.COPY_CUT)
     assert logged("dir/obj", found, 120).endswith("(case P). Nothing is to be cut off: it ends at 80")
 
 
 WHOLE = b"".join(extents_of(TEXTS))
 CONTENT = b"".join(TEXTS)
-MARK = Mark("obj", len(CONTENT))
+MARK = ObjectMark("obj", len(CONTENT))
 
 
-def check(file: bytes, mark: Mark | None, acknowledged: int, where: str) -> Found:
+def check(file: bytes, mark: ObjectMark | None, acknowledged: int, where: str) -> RecoveredObject:
     """The rule: a prefix of the history, and if less than was acknowledged, then CORRUPT and not silence."""
     found = recovered(file, mark)
     content = served(file, found)
@@ -151,7 +159,7 @@ def test_a_crash_between_writes_and_sync_costs_only_what_was_not_acknowledged() 
         if size % 512 == 0 or size == start:  # a sector that was never written reads as zeros
             torn.append(whole[:size] + bytes(len(whole) - size))
         for file in torn:
-            found = recovered(file, Mark("obj", known))
+            found = recovered(file, ObjectMark("obj", known))
             assert (found.size, found.file_bytes, found.corrupt) == (known, start, False), f"torn at {size}"
             assert found.letter in "ABC"
 
@@ -159,10 +167,10 @@ def test_a_crash_between_writes_and_sync_costs_only_what_was_not_acknowledged() 
 def test_unsynced_extents_lost_out_of_order_are_a_torn_tail() -> None:
     first, second, third = extents_of([b"a" * 700, b"b" * 2000, b"c" * 900], durable_lag=3)
     file = first + bytes(len(second)) + third
-    found = recovered(file, Mark("obj", 700))
+    found = recovered(file, ObjectMark("obj", 700))
     assert (found.letter, found.size, found.file_bytes) == ("C", 700, len(first))
     holed = second[:512] + bytes(1024) + second[1536:]
-    assert recovered(first + holed + third, Mark("obj", 700)).letter == "C"
+    assert recovered(first + holed + third, ObjectMark("obj", 700)).letter == "C"
 
 
 def test_an_extent_lost_before_one_that_knew_it_durable_is_damage() -> None:
@@ -197,23 +205,23 @@ def test_a_newer_version_is_left_alone() -> None:
     newer[2] = 9
     newer[56:64] = digest64(bytes(newer[:56]), SEED).to_bytes(8, "big")
     found = recovered(first + bytes(newer), None)
-    assert (found.letter, found.size, found.decision) == ("F", len(TEXTS[0]), Decision.QUARANTINE)
+    assert (found.letter, found.size, found.decision) == ("F", len(TEXTS[0]), RecoveryDecision.QUARANTINE)
 
 
 def test_after_a_failed_sync_the_cache_is_not_believed() -> None:
     known = len(TEXTS[0])
-    found = recovered(WHOLE, Mark("obj", known, poisoned=True))
+    found = recovered(WHOLE, ObjectMark("obj", known, poisoned=True))
     assert (found.letter, found.size, found.file_bytes) == ("P", known, 64 + known)
     assert found.fold.value == prefix_digest(TEXTS[0])
-    assert recovered(WHOLE[:-3], Mark("obj", known, poisoned=True)).letter == "P"
-    assert recovered(WHOLE[:60], Mark("obj", known, poisoned=True)).letter == "I"
+    assert recovered(WHOLE[:-3], ObjectMark("obj", known, poisoned=True)).letter == "P"
+    assert recovered(WHOLE[:60], ObjectMark("obj", known, poisoned=True)).letter == "I"
 
 
 def test_damage_found_while_the_digest_is_resumed_is_quarantined() -> None:
     texts = [bytes([n]) * 50_000 for n in range(1, 7)]
     file = bytearray(b"".join(extents_of(texts, durable_lag=0)))
     file[4 * 50_064 + 64 + 10] ^= 1
-    found = recovered(bytes(file), Mark("obj", 300_000))
+    found = recovered(bytes(file), ObjectMark("obj", 300_000))
     assert (found.letter, found.size, found.corrupt) == ("D", 200_000, True)
     assert served(bytes(file), found) == b"".join(texts[:4])
 

@@ -227,13 +227,13 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next() -> None:
             wire.append("o", b"", b"abc")
             assert begun.wait(60)
             wire.append("o", b"abc", b"def")
-            while wire.receive() != m.Watermark("o", 6, 0):
+            while wire.receive() != m.DurabilityAck("o", 6, 0):
                 pass  # both are in the file now, and the one sync that began did so before the second
             go_on.set()
             told = [wire.receive()]
-            while told[-1] != m.Watermark("o", 6, 6):
+            while told[-1] != m.DurabilityAck("o", 6, 6):
                 told.append(wire.receive())
-            assert m.Watermark("o", 6, 3) in told
+            assert m.DurabilityAck("o", 6, 3) in told
 
     await with_server(disk, story)
 

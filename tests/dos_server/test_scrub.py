@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core.object_state import ObjectState
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
-from dos_server.core.verify import Chain, Goal, beginning
+from dos_server.core.verify import VerifiedChain, VerifyGoal, beginning
 from dos_server.limits import scrub_part_bytes, scrub_rest_share, scrub_yield_seconds_max
 from tests.dos_server.test_fsck import dos
 from tests.dos_server.test_mending import CONTENT, HELLO, World
@@ -39,7 +39,9 @@ def one_round(server: Harness) -> list[str]:
     before, seen = rounds_of(server), []
     while rounds_of(server) == before:
         server.scrub_on()
-        seen += [f"{e.directory}/{e.name}" for e, _ in server.pending if isinstance(e, looks.Look)][:1]
+        seen += [
+            f"{e.directory}/{e.name}" for e, _ in server.pending if isinstance(e, scrub_reads.ScrubRead)
+        ][:1]
         server.settle()
     return seen
 
@@ -75,7 +77,7 @@ def test_rot_that_the_cache_hides_from_readers_is_found_quarantined_and_remember
     world.disk.kill()
     world.start()
     assert world.look().corrupt
-    assert world.mend(world.reader(), LARGE, old=world.look()) == m.Mended("o", len(LARGE), done=True)
+    assert world.repair(world.reader(), LARGE, old=world.look()) == m.RepairAck("o", len(LARGE), done=True)
     one_round(world)
     assert not world.look().corrupt
 
@@ -102,8 +104,8 @@ def test_only_what_was_synced_when_it_began_is_looked_at() -> None:
         content = LARGE[:500_000] if part[:1] == b"x" else LARGE[:500_000] + b"x" * 1_000
         world.send(world.writer, m.Append("o", len(content), prefix_digest(content), part))
     world.scrub_on()
-    (look,) = [effect for effect, _ in world.pending if isinstance(effect, looks.Look)]
-    assert look.goal == Goal(500_000, prefix_digest(LARGE[:500_000]))
+    (look,) = [effect for effect, _ in world.pending if isinstance(effect, scrub_reads.ScrubRead)]
+    assert look.goal == VerifyGoal(500_000, prefix_digest(LARGE[:500_000]))
     world.settle()
     one_round(world)
     assert not world.look().corrupt
@@ -152,7 +154,7 @@ def test_a_list_of_directories_marks_those_with_damage_until_it_is_mended_also_a
     assert "dir" not in world.core._tables.directories, "it was loaded for the scrub alone"
     assert damage_listed(world) == {"dir"}
     repairer = world.reader()
-    assert isinstance(world.mend(repairer, LARGE, old=world.look()), m.Mended)
+    assert isinstance(world.repair(repairer, LARGE, old=world.look()), m.RepairAck)
     assert damage_listed(world) == set()
     for session in list(world.heard):
         world.end(session)
@@ -188,13 +190,15 @@ def test_no_more_is_read_than_the_rate_and_a_tenth_of_the_time_allow() -> None:
         read = len(reads)
         world.settle()
     assert read == 3
-    event = looks.Looked(looks.Look("dir", "o", *_nothing()), None, None, "", seconds=2.0)
+    event = scrub_reads.ScrubReadDone(
+        scrub_reads.ScrubRead("dir", "o", *_nothing()), None, None, "", seconds=2.0
+    )
     world.event(event)
     assert world.scrub_due == world.now + 2.0 * scrub_rest_share
 
 
-def _nothing() -> tuple[Chain, Goal]:
-    return beginning(1), Goal(0)
+def _nothing() -> tuple[VerifiedChain, VerifyGoal]:
+    return beginning(1), VerifyGoal(0)
 
 
 def test_it_waits_while_the_disk_is_at_work_for_clients_and_not_for_ever() -> None:
@@ -278,7 +282,7 @@ def test_a_directory_that_took_long_to_load_is_followed_by_a_long_rest() -> None
     assert server.scrub_due == pytest.approx(server.now + (server.now - began) * scrub_rest_share)
     server.scrub_on()
     (look,) = [effect for effect, _ in server.pending]
-    assert isinstance(look, looks.Look)
+    assert isinstance(look, scrub_reads.ScrubRead)
     server.settle()
     assert one_round(server) == ["d0/b"]
 
@@ -339,7 +343,7 @@ class Life:
         self.deletes: dict[str, int] = {}
         self.rotten: dict[str, int] = {}
         self.flipped: set[tuple[ObjectState, int]] = set()
-        self.late = self.mends = self.removals = 0
+        self.late = self.repairs = self.removals = 0
         self.in_store = self.rng.random() < 0.5  # where copies are mended, and none is removed
         if not self.in_store:
             self.world.core._tables.record = None
@@ -347,7 +351,9 @@ class Life:
     def others(self) -> None:
         """Everything but looks is done and told."""
         world = self.world
-        while places := [n for n, (e, _) in enumerate(world.pending) if not isinstance(e, looks.Look)]:
+        while places := [
+            n for n, (e, _) in enumerate(world.pending) if not isinstance(e, scrub_reads.ScrubRead)
+        ]:
             world.finish(self.rng.choice(places))
         for name, number in list(self.deletes.items()):
             del self.deletes[name]
@@ -375,7 +381,7 @@ class Life:
         if self.history[name]:
             self.deletes[name] = self.world.send(self.world.writer, m.Delete(name))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """A longer copy takes the place of one, while a look may be at the old one."""
         self.others()
         world, name = self.world, self.rng.choice("ab")
@@ -390,15 +396,15 @@ class Life:
         for start in range(0, len(data), 1 << 18):
             part = data[start : start + (1 << 18)]
             goal = (len(data), prefix_digest(data), size, digest)
-            number = world.send(repairer, m.Mend(name, start, *goal, overwrite=False, payload=part))
+            number = world.send(repairer, m.RepairChunk(name, start, *goal, overwrite=False, payload=part))
             self.finish()
             self.others()
             answer = world.answer(repairer, number)
-            if not isinstance(answer, m.Mended):
+            if not isinstance(answer, m.RepairAck):
                 assert state.damaged, (self.seed, answer)  # found just now: the copy is not what it was
                 world.end(repairer)
                 return
-        self.history[name], self.mends = data, self.mends + 1
+        self.history[name], self.repairs = data, self.repairs + 1
         self.rotten.pop(name, None)
         world.end(repairer)
         self.claim()
@@ -438,9 +444,9 @@ class Life:
 
     def _live(self, steps: int, *, rot: bool) -> None:
         actions: list[Callable[[], None]] = [self.append] * 5 + [self.finish] * 8 + [self.scrub] * 6
-        actions += [self.mend if self.in_store else self.remove] * 2 + [self.others] + [self.rot] * rot
+        actions += [self.repair if self.in_store else self.remove] * 2 + [self.others] + [self.rot] * rot
         for _ in range(steps):
-            self.late += any(isinstance(effect, looks.Look) for effect, _ in self.world.pending)
+            self.late += any(isinstance(effect, scrub_reads.ScrubRead) for effect, _ in self.world.pending)
             self.rng.choice(actions)()
             self.check()
         self.others()
@@ -468,7 +474,7 @@ def test_these_lives_are_lived() -> None:
     for life in lives:
         life.live(60, rot=True)
     assert sum(life.late for life in lives) > 100
-    assert sum(life.mends for life in lives) > 10
+    assert sum(life.repairs for life in lives) > 10
     assert sum(life.removals for life in lives) > 2
     assert sum(len(life.rotten) for life in lives) > 5
 

@@ -10,7 +10,7 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest
-from dos_server.core.findings import Verdict
+from dos_server.core.findings import Severity
 from dos_server.offline.checking import Check
 from tests.support.servers import ServerProcess
 from tests.support.wire import Wire
@@ -72,4 +72,4 @@ def test_a_scrub_at_full_speed_never_takes_work_for_damage(tmp_path: Path) -> No
         log = server.log_path.read_text()
         assert "damaged from" not in log
         assert "was not scrubbed" not in log
-    assert {one.verdict for one in Check(server.data).run().findings} <= {Verdict.NOTE}
+    assert {one.verdict for one in Check(server.data).run().findings} <= {Severity.NOTE}

@@ -48,7 +48,7 @@ async def test_a_failed_sync_answers_poisoned_and_other_objects_go_on() -> None:
             assert wire.answer(wire.append("bad", b"abc", b"d")).code == ErrorCode.POISONED
             wire.append("good", b"abc", b"def")
             wire.wait_synced("good", 6)
-            assert not any(isinstance(one, m.Watermark) and one.name == "bad" for one in wire.unasked)
+            assert not any(isinstance(one, m.DurabilityAck) and one.name == "bad" for one in wire.unasked)
 
     await with_server(disk, story)
 
@@ -105,7 +105,7 @@ async def test_a_disk_that_takes_its_time_holds_up_nobody_else() -> None:
             other.wait_synced("quick", 3)
             assert other.ask(m.Ping(b"x")) == m.Pong(b"x")
             watermark = wire.receive()  # written, not synced: told within a second
-            assert watermark == m.Watermark("slow", 3, 0)
+            assert watermark == m.DurabilityAck("slow", 3, 0)
             trio.from_thread.run_sync(going_on.set, trio_token=token)
             wire.wait_synced("slow", 3)
 
@@ -144,8 +144,8 @@ async def test_a_new_copy_begun_again_does_not_lose_its_file_to_the_end_of_the_o
             wire.claim("dir")
             digest = prefix_digest(content)
             for part, done in ((content[:100], False), (content, True)):
-                mend = m.Mend("o", 0, len(content), digest, 0, 0, overwrite=False, payload=part)
-                assert wire.ask(mend).done is done
+                repair = m.RepairChunk("o", 0, len(content), digest, 0, 0, overwrite=False, payload=part)
+                assert wire.ask(repair).done is done
                 first = len(disk.calls)
             assert wire.ask(m.Get("o", 0, 1 << 20)).payload == content
 
@@ -181,8 +181,8 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
             wire.append("o", b"abc", b"def")
             assert wire.ask(m.Ping(b"")) == m.Pong(b"")  # it is written
             may_end.release()
-            while (mark := wire.receive()) != m.Watermark("o", 6, 3):
-                assert isinstance(mark, m.Watermark)
+            while (mark := wire.receive()) != m.DurabilityAck("o", 6, 3):
+                assert isinstance(mark, m.DurabilityAck)
                 if mark.synced == 6:
                     told_early.append(mark.synced)
                     return

@@ -167,7 +167,7 @@ def test_with_64_descriptors_and_200_clients_nothing_acknowledged_is_lost_and_it
                 while len(synced) + refused < 100:
                     message = writer.receive()
                     refused += isinstance(message, m.Error)
-                    if isinstance(message, m.Watermark) and message.synced == 100:
+                    if isinstance(message, m.DurabilityAck) and message.synced == 100:
                         synced.add(message.name)
         assert synced
         look_at_all(server, synced)

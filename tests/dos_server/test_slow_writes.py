@@ -59,9 +59,9 @@ def test_what_is_appended_while_a_write_is_under_way_keeps_its_bytes() -> None:
         send(server, session, content, part)
         content += part
     assert [type(effect) for effect, _ in server.pending] == [v.Write], "one at a time, the rest waits for it"
-    assert not server.unasked(session, m.Watermark)
+    assert not server.unasked(session, m.DurabilityAck)
     server.settle()
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", len(content), len(content))
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", len(content), len(content))
     assert server.ask(session, m.Get("o", 0, 100_000)).payload == content
 
 
@@ -132,7 +132,7 @@ def test_whatever_order_threads_end_in_what_was_told_is_there_after_a_crash(seed
         else:
             server.finish(rng.randrange(len(server.pending)))
         server.slow_writes = rng.random() < 0.7
-    told = {one.name: one.synced for one in server.unasked(session, m.Watermark)}
+    told = {one.name: one.synced for one in server.unasked(session, m.DurabilityAck)}
     assert told, "something was acknowledged"
     server.disk.power_cut(rng) if rng.random() < 0.5 else server.disk.kill()
     server.start()

@@ -8,7 +8,7 @@ import pytest
 
 from dos_server import small_files
 from dos_server.core import vocabulary as v
-from dos_server.core.records import Claim, decode_claim
+from dos_server.core.records import ClaimRecord, decode_claim
 from dos_server.storage import Storage
 from tests.dos_server.test_mending import PowerCutError, _Plug
 from tests.support.core_harness import SERVER_ID, Harness
@@ -57,11 +57,11 @@ def test_a_crash_at_every_step_of_the_first_start_leaves_one_identity_or_none() 
 
 def test_a_crash_at_every_step_of_a_claim_leaves_the_old_one_or_the_new() -> None:
     # EVIDENCE-OF: P-4
-    old, new = Claim(1, b"a" * 16), Claim(2, b"b" * 16)
+    old, new = ClaimRecord(1, b"a" * 16), ClaimRecord(2, b"b" * 16)
     for nth, seed in itertools.product(range(1, 16), range(30)):
         server = Harness()
         server.storage.load("dir")
-        assert server.storage.store_claim("dir", old) is v.Trouble.NONE
+        assert server.storage.store_claim("dir", old) is v.DiskFailure.NONE
         plug, trouble = _Plug(server.disk, nth), None
         with contextlib.suppress(PowerCutError):
             trouble = server.storage.store_claim("dir", new)
@@ -70,6 +70,6 @@ def test_a_crash_at_every_step_of_a_claim_leaves_the_old_one_or_the_new() -> Non
         data = small_files.read(server.disk, "d/dir/.claim")
         assert data is not None, (nth, seed)
         found = decode_claim(data, "claim")
-        assert found == new if trouble is v.Trouble.NONE else found in (old, new), (nth, seed)
+        assert found == new if trouble is v.DiskFailure.NONE else found in (old, new), (nth, seed)
         server.start()
         assert server.storage.load("dir").claim == found

@@ -11,7 +11,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import KIB, MIB
-from dos_server.core.space import Space, reserve_of
+from dos_server.core.space import DiskSpace, reserve_of
 from dos_server.limits import new_file_bytes
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -55,7 +55,7 @@ def test_appends_are_refused_whole_before_the_reserve_is_touched() -> None:
     server, session = nearly_full(100 * KIB)
     small = b"a" * 40 * KIB
     server.ask(session, append(b"", small))
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", len(small), len(small))
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", len(small), len(small))
     used = server.disk.used
     for name, content in (("o", small), ("new", b"")):
         refused = server.ask(session, append(content, b"b" * 70 * KIB, name))
@@ -75,7 +75,7 @@ def test_between_two_looks_what_was_taken_is_counted() -> None:
 
 
 def test_what_is_taken_while_the_shell_looks_is_not_forgotten() -> None:
-    space = Space()
+    space = DiskSpace()
     space.seen(RESERVE + 100, TOTAL, space.room_bytes, now=0.0)
     before = space.room_bytes
     assert space.take(60)
@@ -100,7 +100,7 @@ def test_a_full_disk_is_told_once_and_so_is_its_end() -> None:
     leave(server, 200 * KIB)
     assert "after 7 s" in server.warnings[1]
     server.ask(session, big)
-    assert server.unasked(session, m.Watermark)[-1].synced == 50 * KIB
+    assert server.unasked(session, m.DurabilityAck)[-1].synced == 50 * KIB
     assert len(server.warnings) == 2
 
 
@@ -114,7 +114,7 @@ def test_an_append_that_writes_nothing_is_answered_on_a_full_disk() -> None:
     server.ask(session, append(b"", b"abc"))
     leave(server, 0)
     server.send(session, append(b"abc", b""))
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 3, 3)
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 3, 3)
     assert code_of(server.ask(session, append(b"", b"", "new"))) == ErrorCode.NO_SPACE
 
 
@@ -136,7 +136,9 @@ def test_claims_records_removals_and_a_restart_work_from_the_reserve() -> None:
     opened = server.ask(session, claim)
     assert [(info.name, info.synced) for info in opened.entries] == [("o", 3)]
     server.ask(session, append(b"abc", b"more"))
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 7, 7), "what was removed is room"
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 7, 7), (
+        "what was removed is room"
+    )
 
 
 @pytest.mark.parametrize("body", ["ao\t0", "anew\t0"])
@@ -181,7 +183,7 @@ def test_how_much_is_kept_depends_on_the_disk_and_on_who_runs_it() -> None:
     assert reserve_of(1 << 40) == 16 * MIB
     assert reserve_of(16 * MIB) == MIB
     for reserve_bytes, room in ((None, False), (RESERVE, False), (0, True), (RESERVE + 100, False)):
-        space = Space(reserve_bytes)
+        space = DiskSpace(reserve_bytes)
         space.seen(RESERVE, TOTAL, space.room_bytes, now=0.0)
         assert space.has_room(100) is room
 
@@ -200,7 +202,7 @@ def test_a_file_system_that_does_not_say_its_size_limits_nothing(caplog: pytest.
 def test_no_order_of_appends_and_looks_takes_from_the_reserve(seed: int) -> None:
     rng = random.Random(seed)
     free = rng.randrange(2 * RESERVE)
-    space, taken, seen = Space(), 0, free
+    space, taken, seen = DiskSpace(), 0, free
     space.seen(free, TOTAL, space.room_bytes, now=0.0)
     before = space.room_bytes
     for _ in range(rng.randrange(10, 60)):

@@ -43,7 +43,7 @@ def appended(server: Harness, session: int, texts: list[bytes]) -> bytes:
         server.ask(session, m.Append("o", len(content), prefix_digest(content), text))
         content += text
     if texts:
-        assert server.unasked(session, m.Watermark)[-1].synced == len(content)
+        assert server.unasked(session, m.DurabilityAck)[-1].synced == len(content)
     return content
 
 

@@ -89,7 +89,7 @@ def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
     world = World()
     world.rot(150_000)
     before = len(world.disk.calls)
-    assert isinstance(world.mend(world.reader(), LONGER, old=world.look(), chunk=50_000), m.Mended)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.look(), chunk=50_000), m.RepairAck)
     calls = [method for method, path in world.disk.calls[before:] if ".mend." in path]
     assert calls.count("open") == 1
     assert calls.count("write") == 7
@@ -102,8 +102,8 @@ def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
     world.rot(150_000)
     old, reader = world.look(), world.reader()
     digest = prefix_digest(LONGER)
-    first = m.Mend("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
-    assert isinstance(world.ask(reader, first), m.Mended)
+    first = m.RepairChunk("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
+    assert isinstance(world.ask(reader, first), m.RepairAck)
     assert any(".mend." in path for _, path in world.disk._handles.values())
     world.end(reader)
     assert not any(".mend." in path for _, path in world.disk._handles.values())
@@ -131,7 +131,7 @@ def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_ser
     server.start()
     session = writer(server, 3)
     server.ask(session, append(b"abc", b"d"))
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 4, 4)
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 4, 4)
     (aside,) = [name for name in server.disk.names("d/dir") or [] if name.startswith(".torn.")]
     assert server.disk.read(server.disk.open(f"d/dir/{aside}", create=False), 0, 9_999) == torn
 
@@ -193,7 +193,7 @@ def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refuse
         answer = server.ask(session, append(content, b"def", name))
         assert answer.code == ErrorCode.BUSY
         server.ask(session, append(content, b"def", name))
-        assert server.unasked(session, m.Watermark)[-1] == m.Watermark(
+        assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck(
             name, len(content) + 3, len(content) + 3
         )
 
@@ -260,7 +260,7 @@ def test_a_new_object_whose_folder_cannot_be_synced_now_is_acknowledged_later_an
 
 
 def watermarks(server: Harness, session: int) -> list[int]:
-    return [one.synced for _, one in server.heard[session] if isinstance(one, m.Watermark) and one.synced]
+    return [one.synced for _, one in server.heard[session] if isinstance(one, m.DurabilityAck) and one.synced]
 
 
 @pytest.mark.parametrize("error", PASSING)
@@ -278,8 +278,8 @@ def test_a_claim_that_cannot_be_stored_now_is_granted_when_it_is_asked_again(met
 
 def test_every_error_number_has_one_meaning_and_an_unknown_one_is_the_disks() -> None:
     meanings = {number: trouble_of(OSError(number, "")) for number in errno.errorcode}
-    assert meanings[errno.ENOSPC] is meanings[errno.EDQUOT] is v.Trouble.NO_SPACE
-    assert {meanings[number] for number in PASSING} == {v.Trouble.PASSES}
+    assert meanings[errno.ENOSPC] is meanings[errno.EDQUOT] is v.DiskFailure.NO_SPACE
+    assert {meanings[number] for number in PASSING} == {v.DiskFailure.PASSES}
     for number in (errno.EIO, errno.EROFS, errno.ENOENT, errno.EBADF, errno.EISDIR, errno.ELOOP):
-        assert meanings[number] is v.Trouble.FAILED
-    assert trouble_of(OSError("no number")) is v.Trouble.FAILED
+        assert meanings[number] is v.DiskFailure.FAILED
+    assert trouble_of(OSError("no number")) is v.DiskFailure.FAILED

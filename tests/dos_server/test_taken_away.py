@@ -97,7 +97,7 @@ def test_what_is_appended_to_an_object_that_was_taken_away_is_not_acknowledged(
     refused = server.ask(session, append(b"abc", b"def"))
     assert isinstance(refused, m.Error)
     assert refused.code == ErrorCode.POISONED
-    assert not any(isinstance(one, m.Watermark) and one.synced > 3 for _, one in server.heard[session])
+    assert not any(isinstance(one, m.DurabilityAck) and one.synced > 3 for _, one in server.heard[session])
 
 
 def removed(data: Path) -> None:

@@ -12,7 +12,7 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import MIB
 from dos_server.core.extent import object_seed
-from dos_server.core.records import Mark, encode_mark
+from dos_server.core.records import ObjectMark, encode_mark
 from dos_server.limits import space_look_seconds, tail_tries_seconds_max
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
@@ -34,7 +34,7 @@ def append(content: bytes, payload: bytes) -> m.Append:
     return m.Append("o", len(content), prefix_digest(content), payload)
 
 
-def without_room(tail: bytes = TORN, mark: Mark | None = None) -> Harness:
+def without_room(tail: bytes = TORN, mark: ObjectMark | None = None) -> Harness:
     """A server that was started with a torn tail and 1,000 bytes free, and serves what is below."""
     server = Harness(FakeDisk())
     disk = server.disk
@@ -76,7 +76,7 @@ def test_an_object_is_in_use_again_when_there_is_room_for_its_torn_tail() -> Non
     session = claimed(server, 2)
     assert not stat(server, session).corrupt
     server.ask(session, append(b"abc", b"d"))
-    assert server.unasked(session, m.Watermark)[-1] == m.Watermark("o", 4, 4)
+    assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 4, 4)
     assert torn_copies(server) == [f".torn.o.{len(GOOD)}"]
     assert server.disk.content(f"d/dir/{torn_copies(server)[0]}") == TORN
     server.disk.power_cut(random.Random(1))
@@ -167,7 +167,7 @@ def _unknown(disk: FakeDisk) -> None:
 
 def test_a_tail_past_the_mark_of_a_failed_sync_goes_when_there_is_room_and_so_does_the_word() -> None:
     """Row P without room: the mark says poisoned, and it is a restart that judges: the one that was."""
-    server = without_room(tail=TAIL, mark=Mark("o", 3, poisoned=True))
+    server = without_room(tail=TAIL, mark=ObjectMark("o", 3, poisoned=True))
     session = claimed(server, 1)
     assert server.ask(session, m.Get("o", 0, 9)).payload == b"abc"
     room(server)
@@ -227,7 +227,7 @@ def test_a_disk_that_fails_while_the_tail_is_copied_is_no_want_of_room() -> None
 
 
 def test_a_mark_that_cannot_be_read_leaves_it_for_the_next_try() -> None:
-    server = without_room(mark=Mark("o", 3))
+    server = without_room(mark=ObjectMark("o", 3))
     session = claimed(server, 1)
     server.disk.fail_at("read", "d/dir/.marks", errno.EIO)
     room(server)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dos_server.core.name_table import NameTable, ObjectTable
 from dos_server.core.object_state import ObjectState
 from dos_server.limits import many_waiting, round_seconds, turn_memory_seconds, turn_seconds
-from dos_server.turns import Turns, Use
+from dos_server.turns import ConnectionCost, Turns
 
 
 class Clock:
@@ -39,7 +39,7 @@ class Peer:
     """A connection with so many seconds of work at hand; its slice is that of the limits."""
 
     def __init__(self, name: str, turns: Turns, clock: Clock, served: list[str], work: float) -> None:
-        self.use, self.name, self.work, self.has_more = Use(), name, work, False
+        self.use, self.name, self.work, self.has_more = ConnectionCost(), name, work, False
         self._turns, self._clock, self._served = turns, clock, served
 
     def comes(self) -> None:
@@ -137,7 +137,7 @@ def test_a_connection_that_ended_has_no_turn() -> None:
 
 
 def test_what_was_used_is_forgotten_by_and_by() -> None:
-    use = Use()
+    use = ConnectionCost()
     use.add(10.0, 11.0)
     assert use.lately(10.0) == 1.0
     assert use.lately(10.0 + turn_memory_seconds) == 0.5

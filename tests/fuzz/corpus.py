@@ -41,7 +41,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
     frames = [encode_frame(m.encode(message, 42)) for message in _MESSAGES]
     record = StoreRecord(b"s" * 16, 1, 1, (Member(b"a" * 16, "10.0.0.1:9999"),))
     rows = [Record(Op.WRITE, 5, (7,), (b"path", b"data")), Record(Op.TRUNCATE, 0, (9,), (b"path",))]
-    step_end = channel.Frame(channel.FrameType.STEP_END, 3, 5, 7, 42, 5, 9, 1, 1)
+    step_end = channel.ChannelFrame(channel.FrameType.STEP_END, 3, 5, 7, 42, 5, 9, 1, 1)
     requests = [b"udir", b"l", b"af\t0", b"gf\t-5\t10", b"df", b"sf", b"?", b""]
     return {
         "wire": {
@@ -59,8 +59,8 @@ def seeds() -> dict[str, dict[str, bytes]]:
             "hole": b"\0\0\x09" + b"y" * 10 + b"\0\xa5\0\x40\x09" + b"z" * 10 + b"\0",
         },
         "records": {
-            "claim": b"\0" + records.encode_claim(records.Claim(7, b"w" * 16)),
-            "mark": b"\0" + records.encode_mark(records.Mark("obj", 15, root=9)),
+            "claim": b"\0" + records.encode_claim(records.ClaimRecord(7, b"w" * 16)),
+            "mark": b"\0" + records.encode_mark(records.ObjectMark("obj", 15, root=9)),
             "identity": b"\0" + records.encode_identity(bytes(range(16))),
             "store": b"\0" + encode_store_record(record),
         },

@@ -32,7 +32,7 @@ from dos_protocol.specification import (
 from dos_protocol.store_record import decode_store_record, encode_store_record
 from dos_server.core import records
 from dos_server.core.extent import HeaderFault, decode_header, encode_header, object_seed
-from dos_server.core.records import Mark
+from dos_server.core.records import ObjectMark
 from dos_server.core.recovery_scan import recover
 from dos_server.core.scan import DamagedExtentError, read_content
 from dos_server.core.version0 import requests as v0
@@ -41,7 +41,7 @@ from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
 from journal.core import record as journal_record
 from journal.core.decoder import Decoded, RecordDecoder
 from journal.core.specification import RECORD_V0, RECORD_V1
-from spark_integration.core.arrow_messages import ArrowMessages, Message
+from spark_integration.core.arrow_messages import ArrowMessage, ArrowMessages
 from spark_integration.errors import NotReadableError
 
 REFUSED_BY_SPEC: Final = (ConstructError, UnicodeDecodeError)
@@ -184,7 +184,7 @@ def version0(data: bytes) -> None:
     assert _requests_of(pieces(stream, size)) == whole
     for body in whole[0]:
         request = v0.parse(body) if body else None
-        if isinstance(request, v0.Bad):
+        if isinstance(request, v0.V0InvalidRequest):
             assert request.text.isprintable()
             assert request.text.isascii()
         elif request is not None:
@@ -239,7 +239,11 @@ def scan(data: bytes) -> None:
     fields = Fields(data)
     flags = fields.number(1)
     root = 9 if flags & 8 else 0
-    mark = Mark("obj", fields.number(1), bool(flags & 1), bool(flags & 2), root=root) if flags & 4 else None
+    mark = (
+        ObjectMark("obj", fields.number(1), bool(flags & 1), bool(flags & 2), root=root)
+        if flags & 4
+        else None
+    )
     file = _file(fields)
 
     def read(position: int, count: int) -> bytes:
@@ -416,8 +420,8 @@ def _channel_frames(fields: Fields) -> list[bytes]:
     return made
 
 
-def _channel_frames_of(parts: list[bytes]) -> tuple[list[channel.Frame], Any]:
-    decoder, frames = channel.FrameDecoder(), []
+def _channel_frames_of(parts: list[bytes]) -> tuple[list[channel.ChannelFrame], Any]:
+    decoder, frames = channel.ChannelFrameDecoder(), []
     try:
         for part in parts:
             decoder.receive_data(part)
@@ -442,7 +446,7 @@ def arrow(data: bytes) -> None:
     assert all(one.rows >= 0 and one.end <= len(content) for one in found)
 
 
-def _arrow_messages(pieces: list[bytes]) -> tuple[list[Message], bool]:
+def _arrow_messages(pieces: list[bytes]) -> tuple[list[ArrowMessage], bool]:
     messages, found = ArrowMessages("o", 0), []
     try:
         for piece in pieces:

@@ -16,7 +16,7 @@ from journal.core.errors import (
     ArchiveDiffersError,
     HistoryTrimmedError,
 )
-from journal.files.trimming import Trim
+from journal.files.trimming import TrimPlan
 from journal.limits import archive_block_bytes, archive_read_bytes
 from journal.ports import StorePort
 from tests.journal.archives import (
@@ -200,7 +200,7 @@ def test_what_was_trimmed_on_the_servers_comes_from_the_archive(s3: FakeS3, tmp_
     offsets = write_lines(store, tmp_path / "live")
     archived(store)
 
-    async def trim() -> Trim:
+    async def trim() -> TrimPlan:
         async with await Directory.open(tmp_path / "live", store.claim(2)) as directory:
             return await directory.trim(store, DIRECTORY, offsets[-1])
 

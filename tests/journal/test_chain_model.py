@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dos_protocol.errors import FencedError
 from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
-from journal.reading import Source, survey
+from journal.reading import ChainSource, survey
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore, PartialStore
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-6
@@ -221,7 +221,9 @@ class History:
         assert found.segments[:-1] == state.segments[:-1]
         assert len(found.segments) == len(state.segments)
         for quick, head in zip(found.segments[-1:], state.segments[-1:], strict=True):
-            surveyed = await survey(Source(reader, DIRECTORY), quick.name, quick.length, (), quick.length)
+            surveyed = await survey(
+                ChainSource(reader, DIRECTORY), quick.name, quick.length, (), quick.length
+            )
             assert (quick.name, surveyed.last.bytes) == (head.name, head.length), "R10"
             assert quick.snapshot_end == head.snapshot_end
 

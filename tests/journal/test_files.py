@@ -22,7 +22,7 @@ from journal.core.errors import (
     LocalFilesError,
     UnsafePathError,
 )
-from journal.core.file_ops import Remove, Truncate, Write, file_op, re_rooted, record_of
+from journal.core.file_ops import FileRemove, FileTruncate, FileWrite, file_op, re_rooted, record_of
 from journal.files.tree import FileTree
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
@@ -338,11 +338,11 @@ def test_a_tree_follows_no_links_whoever_put_them_there(tmp_path: Path) -> None:
     (tmp_path / "tree" / "file").symlink_to(tmp_path / "outside" / "file")
     with FileTree(tmp_path / "tree") as tree:
         for path in ("folder/file", "folder/new", "file"):
-            for change in (Write(path, 0, b"x"), Truncate(path, 0)):
+            for change in (FileWrite(path, 0, b"x"), FileTruncate(path, 0)):
                 with pytest.raises(FileConflictError, match="through a file or a link"):
                     tree.apply(change)
         with pytest.raises(FileConflictError):
-            tree.apply(Remove("folder/file"))
+            tree.apply(FileRemove("folder/file"))
     assert files(tmp_path / "outside") == {"file": b"safe"}
 
 
@@ -412,12 +412,12 @@ async def test_a_moment_below_what_is_left_is_said_to_be_gone(tmp_path: Path) ->
 
 @given(
     st.one_of(
-        st.builds(Write, NAMES, st.integers(0, 2**62), st.binary(max_size=9)),
-        st.builds(Truncate, NAMES, st.integers(0, 2**63 - 1)),
-        st.builds(Remove, NAMES),
+        st.builds(FileWrite, NAMES, st.integers(0, 2**62), st.binary(max_size=9)),
+        st.builds(FileTruncate, NAMES, st.integers(0, 2**63 - 1)),
+        st.builds(FileRemove, NAMES),
     )
 )
-def test_a_change_is_the_same_after_its_record(change: Write | Truncate | Remove) -> None:
+def test_a_change_is_the_same_after_its_record(change: FileWrite | FileTruncate | FileRemove) -> None:
     assert file_op(record_of(change)) == change
 
 

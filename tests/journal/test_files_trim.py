@@ -15,9 +15,9 @@ from dos_cli.main import app
 from dos_client import init_store
 from dos_client.store import open_store
 from dos_protocol.errors import DosError, LocalProtocolError
-from journal import AtCut, AtStep, ChainWriter, Directory, Op, Record, StopNotFoundError, restore
+from journal import AtCheckpoint, AtStep, ChainWriter, Directory, Op, Record, StopNotFoundError, restore
 from journal.core.errors import ChainError, HistoryTrimmedError
-from journal.core.file_ops import Stop
+from journal.core.file_ops import ReplayStop
 from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_record
 from journal.files import trimming
 from journal.files.trimming import plan_trim
@@ -63,7 +63,7 @@ class Life:
             assert position.size <= self.keeps_from
             return
         assert plan.keeps_from <= position.size
-        again = await plan_trim(self.store, DIRECTORY, "files", Stop(size=position.size))
+        again = await plan_trim(self.store, DIRECTORY, "files", ReplayStop(size=position.size))
         assert again.released or not plan.segments, "what is deleted, a start on the quorum has released"
         self.keeps_from = max(self.keeps_from, plan.keeps_from)
         if crash:
@@ -89,7 +89,7 @@ class Life:
                     assert files(into) == held
                     for path in sorted(into.rglob("*"), reverse=True):
                         path.unlink()
-        state = await plan_trim(self.store, DIRECTORY, "files", Stop(size=self.keeps_from + 1))
+        state = await plan_trim(self.store, DIRECTORY, "files", ReplayStop(size=self.keeps_from + 1))
         assert self.keeps_from == 0 or self.went_back or state.released
 
 
@@ -123,8 +123,8 @@ def test_every_moment_from_which_on_nothing_was_let_go_is_restored(
 
 
 def at_random(seed: int) -> list[tuple[str, int]]:
-    chance = random.Random(seed)
-    return [(chance.choice(KINDS), chance.randrange(256)) for _ in range(40)]
+    rng = random.Random(seed)
+    return [(rng.choice(KINDS), rng.randrange(256)) for _ in range(40)]
 
 
 def test_a_floor_that_is_one_segment_too_high_is_found_out(
@@ -219,14 +219,14 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
         with pytest.raises(LocalProtocolError, match="cut 30 at step 300 after cut 30 at 300"):
             await directory.cut(30, 300)
     for number in (1, 7, 16, 29, 30):
-        for at in (AtCut(number), AtStep(10 * number)):
+        for at in (AtCheckpoint(number), AtStep(10 * number)):
             into = tmp_path / f"at-{at}"
             await restore(into, store, DIRECTORY, at=at)
             assert files(into) == held[number]
     for at, words in [
-        (AtCut(31), "has not cut 31; the one before is cut 30"),
+        (AtCheckpoint(31), "has not cut 31; the one before is cut 30"),
         (AtStep(45), "has not a cut of step 45; the one before is cut"),
-        (AtCut(0), "has not cut 0; the one before is no cut"),
+        (AtCheckpoint(0), "has not cut 0; the one before is no cut"),
     ]:
         with pytest.raises(StopNotFoundError, match=words):
             await restore(tmp_path / "into", store, DIRECTORY, at=at)
@@ -244,7 +244,7 @@ async def test_a_step_is_not_looked_for_where_cuts_say_none(tmp_path: Path) -> N
         await directory.append("log", b"x")
         directory.writer.append(Record(Op.CUT, ints=(12,)))
         await directory.wait_synced()
-    await restore(tmp_path / "at", store, DIRECTORY, at=AtCut(12))
+    await restore(tmp_path / "at", store, DIRECTORY, at=AtCheckpoint(12))
     with pytest.raises(StopNotFoundError, match="the one before is cut 12, which says no step: name it as"):
         await restore(tmp_path / "into", store, DIRECTORY, at=AtStep(40))
 
@@ -329,10 +329,10 @@ async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> No
             await directory.append("log", bytes([number]) * 40)
             await directory.truncate("log", 40 - number)
             await directory.cut(number, 10 * number)
-        for none in (AtCut(31), AtCut(99), AtStep(45)):
+        for none in (AtCheckpoint(31), AtCheckpoint(99), AtStep(45)):
             with pytest.raises(StopNotFoundError, match="nothing is let go"):
                 await directory.trim(store, DIRECTORY, before=none)
-        await restore(tmp_path / "first", store, DIRECTORY, at=AtCut(1))
+        await restore(tmp_path / "first", store, DIRECTORY, at=AtCheckpoint(1))
         assert (await directory.trim(store, DIRECTORY, before=AtStep(290))).segments
 
 
@@ -345,11 +345,11 @@ def test_a_record_of_a_cut_is_shown_in_a_dump(tmp_path: Path) -> None:
 
 def test_a_replay_to_a_time_takes_what_was_recorded_at_that_very_moment() -> None:
     """A mark says when what follows was recorded; the stop is the moment after which nothing counts."""
-    stop = Stop(wall_ms=1_000)
+    stop = ReplayStop(wall_ms=1_000)
     marks = [Record(Op.MARK, ints=(at,)) for at in (999, 1_000, 1_001)]
     assert [stop.lies_before(64, mark) for mark in marks] == [False, False, True]
     assert [stop.begins_before(64, mark) for mark in marks] == [False, False, True]
     assert not stop.begins_before(64, None)
-    by_size = Stop(size=100)
+    by_size = ReplayStop(size=100)
     assert [by_size.lies_before(end, marks[2]) for end in (99, 100, 101)] == [False, False, True]
     assert [by_size.begins_before(base, None) for base in (99, 100, 101)] == [False, True, True]

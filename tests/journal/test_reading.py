@@ -7,7 +7,7 @@ import pytest
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import BrokenConnectionError, CorruptError, FencedError
 from journal.core.errors import LostBytesError
-from journal.reading import Source
+from journal.reading import ChainSource
 
 AWAY = QuorumUnavailableError("it is away", [])
 
@@ -27,8 +27,8 @@ class Members:
         return answer[offset : offset + max_bytes]
 
 
-def source(**answers: bytes | Exception) -> tuple[Source, list[bytes]]:
-    return Source(cast("Any", Members(**answers))), [name.encode() for name in answers]
+def source(**answers: bytes | Exception) -> tuple[ChainSource, list[bytes]]:
+    return ChainSource(cast("Any", Members(**answers))), [name.encode() for name in answers]
 
 
 async def chunks(length: int, **answers: bytes | Exception) -> bytes:

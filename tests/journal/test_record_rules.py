@@ -11,7 +11,7 @@ import pytest
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal.core import record as codec
-from journal.core.decoder import RecordDecoder, State, decode_all, detect_version
+from journal.core.decoder import DecoderState, RecordDecoder, decode_all, detect_version
 from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
 from journal.core.record import Record, encode, encode_v1, parse_header_v1, parse_v0, parse_v1
 from journal.core.record_faults import partial_fault_v0, partial_fault_v1
@@ -306,7 +306,7 @@ def test_zeros_at_the_end_are_counted_and_so_are_those_before_other_bytes() -> N
     good = encode(Record(Op.MARK, 0, (1,)))
     for piece in (good, bytes(30), bytes(12), b"", bytes(1)):
         decoder.feed(piece)
-    assert (decoder.state, decoder.buffered, decoder.offset) == (State.ZEROS, 43, 140)
+    assert (decoder.state, decoder.buffered, decoder.offset) == (DecoderState.ZEROS, 43, 140)
     told = decoder.finish()
     assert isinstance(told, TornRecordError)
     assert (told.offset, told.found) == (140, "43 zero bytes")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from journal.core import record as codec
 from journal.core.decoder import decode_all
 from journal.core.errors import CorruptRecordError
-from journal.core.record import Parsed, Record, encode, encode_v1, parse_v1
+from journal.core.record import ParseResult, Record, encode, encode_v1, parse_v1
 from journal.limits import record_body_bytes_max
 from journal.ops import Op
 from tests.journal.strategies import records, u64
@@ -36,7 +36,7 @@ def the_long_way(call: Callable[[], Result]) -> Result:
         return call()
 
 
-def parsed(data: bytes) -> tuple[Parsed, str, list[tuple[int, Record]]]:
+def parsed(data: bytes) -> tuple[ParseResult, str, list[tuple[int, Record]]]:
     out: list[tuple[int, Record]] = []
     found = parse_v1(data, 0, out, 1000, "J")
     return found._replace(fault=None), repr(found.fault), out

@@ -10,7 +10,7 @@ from journal.core.errors import ChainError, CorruptRecordError, StopNotFoundErro
 from journal.core.position import ORIGIN, Position
 from journal.core.record import Record, encode
 from journal.core.replay import SpanReplay, fold
-from journal.core.scan import Mark, SegmentSurveyor, Survey
+from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor
 from journal.core.segment import Predecessor, SegmentStart, start_record
 from journal.core.snapshot_search import SnapshotSearch
 from journal.ops import Op
@@ -36,15 +36,15 @@ def segment(*records: Record) -> bytes:
     return b"".join(encode(record) for record in (start_record(START), *records))
 
 
-def survey(data: bytes, *, within: int = 0, piece: int = 1 << 20) -> Survey:
+def survey(data: bytes, *, within: int = 0, piece: int = 1 << 20) -> SegmentSurvey:
     surveyor = SegmentSurveyor(NAME, within=within)
     for at in range(0, len(data), piece):
         surveyor.feed(data[at : at + piece])
     return surveyor.finish()
 
 
-def at(data: bytes, length: int) -> Mark:
-    return Mark(length, prefix_digest(data[:length]))
+def at(data: bytes, length: int) -> RecordBoundary:
+    return RecordBoundary(length, prefix_digest(data[:length]))
 
 
 @given(
@@ -64,9 +64,9 @@ def test_a_survey_finds_every_boundary_it_is_asked_for(
     assert found.start == START
     assert found.first == at(data, ends[0])
     assert found.last == at(data, whole[-1])
-    assert found.before_last == (at(data, whole[-2]) if len(whole) > 1 else Mark())
+    assert found.before_last == (at(data, whole[-2]) if len(whole) > 1 else RecordBoundary())
     inside = [boundary for boundary in whole if boundary <= within]
-    assert found.within == (at(data, inside[-1]) if inside else Mark())
+    assert found.within == (at(data, inside[-1]) if inside else RecordBoundary())
     assert found.torn_bytes == length - whole[-1]
     assert found.snapshot_end == 0
 

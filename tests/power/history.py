@@ -38,7 +38,7 @@ class ObjectHistory:
 
     versions: list[bytearray | None] = field(default_factory=lambda: [bytearray()])
     facts: list[Fact] = field(default_factory=list)
-    mends: set[int] = field(default_factory=set)
+    repairs: set[int] = field(default_factory=set)
     fold: PrefixDigest = field(default_factory=PrefixDigest)
 
     @property
@@ -58,11 +58,11 @@ class ObjectHistory:
             self.fold = PrefixDigest()
             self.fold.update(bytes(self.content))
 
-    def replace(self, content: bytes | None, *, mend: bool = False) -> None:
+    def replace(self, content: bytes | None, *, repair: bool = False) -> None:
         """Another version is asked for; after None the name is free, and an append makes the next one."""
         self.versions.append(None if content is None else bytearray(content))
-        if mend:
-            self.mends.add(len(self.versions) - 1)
+        if repair:
+            self.repairs.add(len(self.versions) - 1)
         self.fold = PrefixDigest()
         self.fold.update(content or b"")
 
@@ -81,7 +81,7 @@ class ObjectHistory:
         need = self.required(before)
         later = range(need.version + 1, len(self.versions))
         if damaged or found is None:
-            if any(number in self.mends for number in later):
+            if any(number in self.repairs for number in later):
                 return ""
             if damaged:
                 return f"shown as damaged, {need.size} bytes were acknowledged"

@@ -66,7 +66,7 @@ class Life:
             return
         self.wait()
         for _, message in self.server.heard[self.session][heard:]:
-            assert isinstance(message, m.Watermark), message
+            assert isinstance(message, m.DurabilityAck), message
             one.told(message.synced)
 
     def stream(self, name: str, payload: bytes) -> None:

@@ -80,9 +80,9 @@ def _removed_name_is_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def _short_write_counts_as_whole(patch: pytest.MonkeyPatch) -> None:
-    def write(self: Storage, effect: v.Write) -> v.Trouble:
+    def write(self: Storage, effect: v.Write) -> v.DiskFailure:
         original(self, effect)
-        return v.Trouble.NONE
+        return v.DiskFailure.NONE
 
     original = Storage.write
     patch.setattr(Storage, "write", write)
@@ -102,9 +102,9 @@ def _removal_that_was_put_off_is_begun_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sync_that_was_not_tried_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
-    def sync(self: Storage, effect: v.Sync) -> v.Trouble:
+    def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return v.Trouble.NONE if trouble is v.Trouble.PASSES else trouble
+        return v.DiskFailure.NONE if trouble is v.DiskFailure.PASSES else trouble
 
     original = Storage.sync
     patch.setattr(Storage, "sync", sync)

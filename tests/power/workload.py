@@ -95,11 +95,11 @@ class Writer:
     def hear(self) -> None:
         """The next watermark."""
         message = self.wire.unasked.pop(0) if self.wire.unasked else self.wire.receive()
-        assert isinstance(message, m.Watermark), message
+        assert isinstance(message, m.DurabilityAck), message
         self._told(message)
         self._in_flight = max(0, self._in_flight - 8)
 
-    def _told(self, message: m.Watermark) -> None:
+    def _told(self, message: m.DurabilityAck) -> None:
         one = self._history.of(self.directory, message.name)
         if one.versions[-1] is not None:
             one.told(message.synced)
@@ -109,7 +109,7 @@ class Writer:
         with until_dark():
             while True:
                 message = self.wire.unasked.pop(0) if self.wire.unasked else self.wire.receive()
-                if isinstance(message, m.Watermark):
+                if isinstance(message, m.DurabilityAck):
                     self._told(message)
 
     def settle(self, name: str) -> None:
@@ -140,23 +140,23 @@ class Writer:
         one.told()
         self.wire.unasked.clear()
 
-    def mend(self, name: str) -> None:
+    def repair(self, name: str) -> None:
         """Another copy takes the place of the object's, in two pieces; the writer claims again after it."""
         one = self._history.of(self.directory, name)
         self.append(name, b"before")
         self.settle(name)
         old, content = bytes(one.content), self._rng.randbytes(self._rng.randrange(20, 9_000))
-        one.replace(content, mend=True)
+        one.replace(content, repair=True)
         with Wire(self._address, hello=self.hello) as wire:
             wire.ask(m.ChangeDirectory(self.directory))
             half = len(content) // 2
             for offset, part in ((0, content[:half]), (half, content[half:])):
-                request = m.Mend(
+                request = m.RepairChunk(
                     name, offset, len(content), prefix_digest(content), len(old), prefix_digest(old),
                     overwrite=True, payload=part,
                 )  # fmt: skip
                 answer = wire.ask(request)
-                assert isinstance(answer, m.Mended), answer
+                assert isinstance(answer, m.RepairAck), answer
         one.told(len(content))
         self.claim()
 
@@ -179,7 +179,7 @@ class Writer:
             self.delete("deleted")
         else:
             self.append("mended", rng.randbytes(2_000))
-            self.mend("mended")
+            self.repair("mended")
 
 
 def work(

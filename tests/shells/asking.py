@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dos_client import connect
-from dos_client.world import Stream, world
+from dos_client.runtime import ClientStream, runtime
 from dos_protocol.frames import encode_frame
 from dos_protocol.limits import PROTOCOL_VERSION
 from dos_protocol.messages import encode
@@ -17,7 +17,7 @@ APPENDS = 4
 
 
 @asynccontextmanager
-async def asked_often(server: MemoryServer, content: bytes, gets: int) -> AsyncIterator[Stream]:
+async def asked_often(server: MemoryServer, content: bytes, gets: int) -> AsyncIterator[ClientStream]:
     """The server has an object with that content; a connection on which all of it was asked for so often."""
     part = len(content) // APPENDS
     async with connect(server.url) as store, await store.claim("d", 1, os.urandom(16)) as claim:
@@ -25,7 +25,7 @@ async def asked_often(server: MemoryServer, content: bytes, gets: int) -> AsyncI
         for begin in range(0, len(content), part):
             await writer.wait_synced(writer.append(content[begin : begin + part]))
     host, port = server.address.split(":")
-    with await world().connect(host, int(port)) as stream:
+    with await runtime().connect(host, int(port)) as stream:
         asked = [Hello(PROTOCOL_VERSION, b"", NO_ID, 0, "peer"), ChangeDirectory("d")]
         asked += [Get("o", 0, len(content))] * gets
         frames = [encode(one, number) for number, one in enumerate(asked, 1)]

@@ -10,14 +10,14 @@ from unittest import mock
 
 import trio
 
-from dos_client.core.witnessing import Prove, Witnessing
+from dos_client.core.witnessing import ProveStamp, Witnessing
 from dos_client.sessions import connection as client_connection
 from dos_client.sessions import dialling
 from dos_client.sessions.connection import Connection as ClientConnection
 from dos_client.sessions.members import Watch
-from dos_client.writing.link import Link
+from dos_client.writing.link import MemberLink
 from dos_server import small_files
-from dos_server.connection import Connection
+from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.stamps import History
 from dos_server.paced_reads import PacedReads
@@ -97,7 +97,7 @@ def sync_begins_when_it_ends() -> list[Patch]:
 def claims_are_answered_before_they_are_stored() -> list[Patch]:
     def store_claim(self: Any, effect: Any) -> Any:
         self._claim_threads.start(lambda: self._storage.store_claim(effect.directory, effect.claim) and None)
-        return v.ClaimStored(effect.directory, effect.claim, v.Trouble.NONE)
+        return v.ClaimStored(effect.directory, effect.claim, v.DiskFailure.NONE)
 
     return [(ObjectServer, "_store_claim", store_claim)]
 
@@ -111,7 +111,7 @@ def reset_connections_are_never_over() -> list[Patch]:
         self._end_reading()
         self._stop_watching()
 
-    return [(Connection, "abort", abort)]
+    return [(ServerConnection, "abort", abort)]
 
 
 @bug("row 28")
@@ -129,7 +129,7 @@ def nothing_holds_answers_back() -> list[Patch]:
     def wanted(self: Any) -> bool:
         return bool(self._owner.may_read(self.session))
 
-    return [(PacedReads, "_begin", begin), (Connection, "wanted", wanted)]
+    return [(PacedReads, "_begin", begin), (ServerConnection, "wanted", wanted)]
 
 
 @bug("row 28")
@@ -137,14 +137,14 @@ def who_is_held_back_stays_so() -> list[Patch]:
     """A connection that is not read from because its peer takes nothing is never looked at again."""
     return [
         (ObjectServer, "stalled", lambda self, connection: None),
-        (Connection, "resume", lambda self: None),
+        (ServerConnection, "resume", lambda self: None),
     ]
 
 
 @bug("row 13")
 def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
     """The socket took a part of the answers; the rest is forgotten."""
-    original = Connection._send_some
+    original = ServerConnection._send_some
 
     def send_some(self: Any) -> bool:
         whole = original(self)
@@ -153,7 +153,7 @@ def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
             self._stands_before_the_peer(-self.outgoing_bytes)
         return whole
 
-    return [(Connection, "_send_some", send_some)]
+    return [(ServerConnection, "_send_some", send_some)]
 
 
 # The client
@@ -188,7 +188,7 @@ def connections_are_not_closed() -> list[Patch]:
 @bug("O11")
 def a_link_that_broke_stays_so() -> list[Patch]:
     """A session that ended is not made anew."""
-    original = Link._session
+    original = MemberLink._session
 
     async def session(self: Any) -> None:
         try:
@@ -196,7 +196,7 @@ def a_link_that_broke_stays_so() -> list[Patch]:
         except client_connection.BrokenConnectionError:
             await trio.sleep_forever()
 
-    return [(Link, "_session", session)]
+    return [(MemberLink, "_session", session)]
 
 
 @bug("O11")
@@ -249,7 +249,7 @@ def a_newer_stamp_is_told_before_the_older_one_is_proved() -> list[Patch]:
 
     def steps(self: Any, only: bytes | None) -> Any:
         for step in original(self, only):
-            if isinstance(step, Prove):
+            if isinstance(step, ProveStamp):
                 self._proved.add((step.member, step.stamp))
         yield from original(self, only)
 

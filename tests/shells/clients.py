@@ -14,7 +14,7 @@ import trio
 from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
 from dos_client.live_store import Store
 from dos_client.membership.replacing import replace_member
-from dos_client.mending.repairing import repair_store
+from dos_client.repair.repairing import repair_store
 from dos_client.store import open_store
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, FencedError
@@ -46,7 +46,7 @@ class Client:
         self.cluster = cluster
         self.name = name
         self.history: History = cluster.history
-        self.chance: Random = cluster.chance.stream(name)
+        self.rng: Random = cluster.rng.stream(name)
         self.scope = trio.CancelScope()
         self.alive = True
         self.ended = trio.Event()
@@ -77,7 +77,7 @@ class Client:
         self.cluster.note(self.name, what)
 
     async def sleep(self, typical_s: float) -> None:
-        await trio.sleep(0.001 + self.chance.expovariate(1 / typical_s))
+        await trio.sleep(0.001 + self.rng.expovariate(1 / typical_s))
 
 
 class _ToldWriter:
@@ -155,13 +155,13 @@ class Writer(Client):
         epoch = epoch_above(view)
         self.note(f"claims epoch {epoch}")
         with trio.fail_after(_GRANT_PATIENCE_S):
-            claim = await store.claim(self.directory, epoch, self.chance.randbytes(16))
+            claim = await store.claim(self.directory, epoch, self.rng.randbytes(16))
         async with claim:
             told: Any = _ToldClaim(claim, self.history)
             generation = store.record.generation
             state = await take_over(told, CHAIN, generation=generation, wait_s=3.0)
             found = await numbers_of(told, state, None)
-            snapshot = [Record(Op.OUTPUT, number) for number in found] if self.chance.random() < 0.2 else None
+            snapshot = [Record(Op.OUTPUT, number) for number in found] if self.rng.random() < 0.2 else None
             writer = await ChainWriter.open(
                 told, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
             )
@@ -184,21 +184,21 @@ class Writer(Client):
         raise failure
 
     async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        chance, numbers = self.chance, list(found)
+        rng, numbers = self.rng, list(found)
         while True:
-            for _ in range(chance.randint(1, 6) if self.pipelined else 1):
+            for _ in range(rng.randint(1, 6) if self.pipelined else 1):
                 number = self.history.number(self.directory, epoch)
-                size = self.cluster.large_bytes if chance.random() < 0.05 else chance.choice([0, 100, 500])
-                position = writer.append(Record(Op.OUTPUT, number, strings=(chance.randbytes(size),)))
+                size = self.cluster.large_bytes if rng.random() < 0.05 else rng.choice([0, 100, 500])
+                position = writer.append(Record(Op.OUTPUT, number, strings=(rng.randbytes(size),)))
                 numbers.append(number)
                 self._waiting.append((number, position))
             self._appended.set()
             await writer.wait_room()
-            if not self.pipelined or chance.random() < 0.1:
+            if not self.pipelined or rng.random() < 0.1:
                 await writer.wait_synced()
-            if chance.random() < 0.04:
+            if rng.random() < 0.04:
                 await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
+                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
                 await writer.roll(keep)
                 self.history.sometimes["rolled"] += 1
             await self.sleep(self.cluster.pace_s)
@@ -233,7 +233,7 @@ class Reader(Client):
         while True:
             try:
                 async with open_store(self.cluster.url, client=self.name) as store:
-                    for _ in range(self.chance.randint(1, 9)):
+                    for _ in range(self.rng.randint(1, 9)):
                         await self._once(store)
                         await self.sleep(1.5)
             except DosError as error:
@@ -251,17 +251,17 @@ class Reader(Client):
 
     async def _bytes(self, store: Store, state: ChainState) -> None:
         """Some bytes of a segment, asked in one of the ways there are."""
-        name = self.chance.choice(state.segments).name
+        name = self.rng.choice(state.segments).name
         content = self.history.segments.get((self.directory, name), b"")
-        offset = self.chance.randrange(max(len(content), 1))
-        way = self.chance.choice(["hedged", "committed", "stream"])
+        offset = self.rng.randrange(max(len(content), 1))
+        way = self.rng.choice(["hedged", "committed", "stream"])
         if way == "stream":
             data = b""
             async with aclosing(store.stream(self.directory, name, offset)) as pieces:
                 async for piece in pieces:
                     data += piece
         else:
-            count = self.chance.choice([1, 1_000, 1 << 20])
+            count = self.rng.choice([1, 1_000, 1 << 20])
             data = await store.read(self.directory, name, offset, count, committed=way == "committed")
         self.history.sometimes[f"read {way}"] += 1
         check_read(self.history, self.directory, name, offset, data)
@@ -302,7 +302,7 @@ class Mender(Client):
             await self.sleep(4.0)
             try:
                 async with open_store(self.cluster.url, client=self.name) as store:
-                    report = await repair_store(store, read=self.chance.random() < 0.5)
+                    report = await repair_store(store, read=self.rng.random() < 0.5)
                 self.history.sometimes["repaired" if report.repairs else "nothing to repair"] += 1
             except DosError as error:
                 self.history.sometimes[f"mender: {type(error).__name__}"] += 1
@@ -316,7 +316,7 @@ class Deaf(Client):
     async def live(self) -> None:
         while True:
             await self.sleep(0.7)
-            host, port = self.chance.choice(self.cluster.machines).address.split(":")
+            host, port = self.rng.choice(self.cluster.machines).address.split(":")
             try:
                 with await self.cluster.network.connect(host, int(port)) as stream:
                     await self._ask(stream)

@@ -61,13 +61,13 @@ class Machine:
         self,
         network: MemoryNetwork,
         name: str,
-        chance: Random,
+        rng: Random,
         note: Callable[[str, str], None],
         bench: Bench,
     ) -> None:
         self.network = network
         self.name = name
-        self.chance = chance
+        self.rng = rng
         self.slowness = 1.0
         self.was_full = False
         self.wiped = False
@@ -77,12 +77,12 @@ class Machine:
         self.disk = FateDisk()
         self.disk.on_cut = self.power_cut
         self.host = MemoryHost(
-            network, name, PORT, lambda: MemoryPorts(network.timers, chance, self._takes_s), disk=self.disk
+            network, name, PORT, lambda: MemoryPorts(network.timers, rng, self._takes_s), disk=self.disk
         )
         self._note = note
         self._bench = bench
-        self._scrub = ScrubPlan(chance.choice([0, 0, 0, 0, 0, 1 << 20]), 1.0, chance.random())
-        self._sync_s = chance.choice([0.000_2, 0.002, 0.01])
+        self._scrub = ScrubPlan(rng.choice([0, 0, 0, 0, 0, 1 << 20]), 1.0, rng.random())
+        self._sync_s = rng.choice([0.000_2, 0.002, 0.01])
 
     @property
     def address(self) -> str:
@@ -94,8 +94,8 @@ class Machine:
 
     def _takes_s(self) -> tuple[float, float]:
         """The disk takes its time, now and then a long one; where in it it is touched is chance too."""
-        typical = min(self._sync_s * self.slowness * self.chance.lognormvariate(0.0, 0.7), SLOWEST_S)
-        before = typical * self.chance.random()
+        typical = min(self._sync_s * self.slowness * self.rng.lognormvariate(0.0, 0.7), SLOWEST_S)
+        before = typical * self.rng.random()
         return before, typical - before
 
     async def start(self, nursery: trio.Nursery) -> None:
@@ -138,7 +138,7 @@ class Machine:
     def _remember(self, core: Any, effect: v.Send) -> None:
         """What this machine has promised to have on its platters."""
         message = effect.message
-        if isinstance(message, m.Watermark):
+        if isinstance(message, m.DurabilityAck):
             infos: tuple[tuple[str, int], ...] = ((message.name, message.synced),)
         elif isinstance(message, m.DirectoryOpened):
             infos = tuple((info.name, info.synced) for info in message.entries if not info.corrupt)
@@ -194,6 +194,6 @@ class Machine:
         if self.host.without_power:
             return
         self.disk.cut_in = None
-        self.host.power_cut(self.chance)
+        self.host.power_cut(self.rng)
         self._note(self.name, "lost its power")
         self._bench.power_cut(self)

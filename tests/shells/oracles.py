@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dos_protocol.limits import KIB, payload_bytes_max
-from dos_server.connection import Connection
+from dos_server.connection import ServerConnection
 from dos_server.limits import outgoing_bytes_max, outgoing_total_bytes_max
 from dos_server.server import ObjectServer
 from tests.sim.history import History, ViolationError
@@ -49,7 +49,7 @@ def check_server(name: str, server: ObjectServer) -> None:
         raise ViolationError("O10", f"{name} holds {held} bytes of answers that nobody takes")
 
 
-def _check_connection(name: str, connection: Connection) -> None:
+def _check_connection(name: str, connection: ServerConnection) -> None:
     held = connection.outgoing_bytes
     if held > outgoing_bytes_max + payload_bytes_max + _SLACK_BYTES:
         raise ViolationError("O10", f"{name} holds {held} bytes before one peer that takes nothing")

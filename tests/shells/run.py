@@ -16,11 +16,11 @@ from typing import Any
 
 import trio
 
-from dos_client.world import replace_world
+from dos_client.runtime import replace_runtime
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from dos_server.memory.network import MemoryNetwork, MemoryStream
 from dos_server.memory.pipes import MemorySocket
-from dos_server.memory.timers import Timers
+from dos_server.memory.timers import MemoryTimers
 from tests.shells import nemesis, oracles
 from tests.shells.clients import Client, Deaf, Mender, Reader, Replacer, Writer
 from tests.shells.machines import Machine
@@ -65,12 +65,12 @@ class ShellResult:
 class _World:
     """What the clients of a run take from outside."""
 
-    def __init__(self, network: MemoryNetwork, chance: Random) -> None:
+    def __init__(self, network: MemoryNetwork, rng: Random) -> None:
         self.network = network
-        self.chance = chance
+        self.rng = rng
 
     def fresh_id(self, size: int) -> bytes:
-        return self.chance.randbytes(size)
+        return self.rng.randbytes(size)
 
     async def connect(self, host: str, port: int) -> MemoryStream:
         return await self.network.connect(host, port)
@@ -79,31 +79,31 @@ class _World:
 class Cluster:
     """Everything that lives in a run. Made inside of its trio run."""
 
-    def __init__(self, chance: Chance, trace: Trace, count: TaskCount) -> None:
-        self.chance = chance
+    def __init__(self, rng: Chance, trace: Trace, count: TaskCount) -> None:
+        self.rng = rng
         self.trace = trace
         self.count = count
         self.history = History(Bench((NothingLost, Order, Shown, OneWriter, Refused)))
-        self.timers = Timers()
+        self.timers = MemoryTimers()
         self.healed = False
         self.slow_hosts: dict[str, float] = {}
         self.half_open: list[MemorySocket] = []
         """Servers' ends of connections that are dead on the way."""
         self.violation: ViolationError | None = None
-        topology = chance.topology
+        topology = rng.topology
         self._base_s = topology.choice([0.000_1, 0.000_5, 0.005])
         self.pace_s = topology.choice([0.1, 0.2, 0.4])
         self.large_bytes = topology.choice([1_000, 5_000, 30_000])
         self.deaf_bytes = topology.choice([500_000, 6 << 20])
         way_bytes_max = topology.choice([16_384, 65_536, 262_144])
         self.network = MemoryNetwork(
-            self.timers, chance.network, self._latency_s, way_bytes_max=way_bytes_max, told=self.note
+            self.timers, rng.network, self._latency_s, way_bytes_max=way_bytes_max, told=self.note
         )
         members = topology.choice([3, 3, 3, 3, 1])
         spare = 1 if members == 3 and topology.random() < 0.4 else 0
         self.machines = [
             Machine(
-                self.network, f"s{number}", chance.stream(f"machine {number}"), self.note, self.history.bench
+                self.network, f"s{number}", rng.stream(f"machine {number}"), self.note, self.history.bench
             )
             for number in range(members + spare)
         ]
@@ -122,7 +122,7 @@ class Cluster:
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
         self.clients: list[Client] = []
         self.region: ShellRegion | None = None
-        if has_region(chance.seed):
+        if has_region(rng.seed):
             self.directories = []
             self.region = ShellRegion(self)
         self.servers: trio.Nursery
@@ -131,7 +131,7 @@ class Cluster:
 
     def _latency_s(self, source: str, target: str) -> float:
         slow = self.slow_hosts.get(source, 1.0) * self.slow_hosts.get(target, 1.0)
-        return self._base_s * slow * (0.5 + self.chance.network.random())
+        return self._base_s * slow * (0.5 + self.rng.network.random())
 
     def note(self, who: str, what: str) -> None:
         self.trace.note(trio.current_time(), who, what)
@@ -227,18 +227,18 @@ class Cluster:
 
 def plan_of(seed: int) -> list[Fault]:
     """The plan of a seed, by itself."""
-    chance = Chance(seed)
-    return region_plan(chance, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(chance, SAFETY_S)
+    rng = Chance(seed)
+    return region_plan(rng, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(rng, SAFETY_S)
 
 
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> ShellResult:
     """One whole run. `faults`: these instead of the plan's."""
-    chance, trace = Chance(seed), Trace(keep=keep)
+    rng, trace = Chance(seed), Trace(keep=keep)
     chosen = plan_of(seed) if faults is None else faults
     clusters: list[Cluster] = []
 
     async def main(count: TaskCount) -> float:
-        cluster = Cluster(chance, trace, count)
+        cluster = Cluster(rng, trace, count)
         clusters.append(cluster)
         await _run(cluster, chosen)
         return trio.current_time()
@@ -290,7 +290,7 @@ def _logs_heard(clusters: list[Cluster]) -> Iterator[None]:
 
 
 async def _run(cluster: Cluster, faults: list[Fault]) -> None:
-    replace_world(_World(cluster.network, cluster.chance.stream("clients")))
+    replace_runtime(_World(cluster.network, cluster.rng.stream("clients")))
     async with trio.open_nursery() as world:
         world.start_soon(cluster.timers.run)
         async with trio.open_nursery() as servers:
@@ -331,7 +331,7 @@ async def _phases(cluster: Cluster, faults: list[Fault]) -> None:
 
 def _besides(cluster: Cluster) -> None:
     """Clients that not every run has."""
-    topology = cluster.chance.topology
+    topology = cluster.rng.topology
     if len(cluster.machines) > len(cluster.record.members):
         old, new = cluster.victim.address, cluster.machines[-1].address
         cluster.later(

@@ -54,7 +54,7 @@ class Hunt:
 def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
     """One hunt."""
     logging.disable(logging.CRITICAL)
-    may_show = BUGS[name].where or (lambda chance: True)
+    may_show = BUGS[name].where or (lambda rng: True)
     seeds = islice((seed for seed in count(first) if may_show(Chance(seed))), seeds_max)
     with planted(name):
         for number, seed in enumerate(seeds, 1):

@@ -67,20 +67,20 @@ class Cluster:
     LAGS = (1.0, 1.0, 1.0, 20.0, 100.0)
 
     def __init__(self, seed: int, trace: Trace) -> None:
-        self.chance = chance = Chance(seed)
+        self.rng = rng = Chance(seed)
         self.world = World(trace)
         self.history = History(bench(), sometimes=self.world.sometimes)
-        topology = chance.topology
+        topology = rng.topology
         base_s = topology.choice([0.000_1, 0.000_5, 0.005])
         laggard, lag = f"s{topology.randrange(3)}", topology.choice(self.LAGS)
 
         def latency_s(here: str, there: str) -> float:
             return base_s * lag if laggard in (here, there) else base_s
 
-        self.network = Network(self.world, chance.network, latency_s)
+        self.network = Network(self.world, rng.network, latency_s)
         count, quorum = topology.choice([(3, 2), (3, 2), (3, 2), (2, 2), (5, 3), (1, 1)])
         self.machines = [
-            Machine(self.world, self.network, f"s{index}", chance.stream(f"machine {index}"))
+            Machine(self.world, self.network, f"s{index}", rng.stream(f"machine {index}"))
             for index in range(count)
         ]
         members = tuple(Member(machine.fresh_id, machine.address) for machine in self.machines)
@@ -89,10 +89,10 @@ class Cluster:
         self.victim = topology.choice(self.machines)
         self.directories = [f"app.w{index:04}" for index in range(topology.choice([1, 1, 2]))]
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
-        pace_s = chance.stream("pace").choice(PACES_S)
+        pace_s = rng.stream("pace").choice(PACES_S)
         self.paces_s = {one: pace_s if many else PACES_S[0] for one, many in self.pipelined.items()}
         """Of a directory's writers. Who waits for each record is quick, or there is nothing to wait for."""
-        if has_region(chance):
+        if has_region(rng):
             self.directories = []
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
@@ -114,9 +114,9 @@ class Cluster:
         for directory in self.directories:
             self.new_writer(directory)
             self.new_reader(directory)
-        self.region = Region(self) if has_region(chance) else None
-        self.crowd = Crowd(self) if has_visitors(chance) else None
-        looking = chance.stream("looker")
+        self.region = Region(self) if has_region(rng) else None
+        self.crowd = Crowd(self) if has_visitors(rng) else None
+        looking = rng.stream("looker")
         self.looker = Looker("looker", self.stores, self.machines, self.directories, self.history, looking)
         self._supervise()
 
@@ -156,23 +156,23 @@ class Cluster:
     def new_writer(self, directory: str) -> Writer:
         self._writers_made += 1
         name = f"w{self._writers_made}"
-        chance = self.chance.stream(name)
+        rng = self.rng.stream(name)
         writer = Writer(
             name,
             self.stores,
             directory,
             self.history,
-            chance,
+            rng,
             pipelined=self.pipelined[directory],
             pace_s=self.paces_s[directory],
         )
-        writer.skew = chance.uniform(-0.1, 0.1)
+        writer.skew = rng.uniform(-0.1, 0.1)
         self.writers.append(writer)
         return writer
 
     def new_reader(self, directory: str) -> Reader:
         name = f"r{len(self.readers) + 1}"
-        reader = Reader(name, self.stores, directory, self.history, self.chance.stream(name))
+        reader = Reader(name, self.stores, directory, self.history, self.rng.stream(name))
         self.readers.append(reader)
         return reader
 
@@ -201,7 +201,7 @@ class Cluster:
                 continue
             if not any(writer.directory == directory for writer in self.living_writers()):
                 self.new_writer(directory)
-        self.world.after(0.5 + self.chance.scheduler.random(), self._supervise)
+        self.world.after(0.5 + self.rng.scheduler.random(), self._supervise)
 
     def end(self) -> None:
         """Nothing runs any more."""
@@ -251,7 +251,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     """One whole run. `faults`: these instead of the plan's, to make a failing run smaller."""
     trace = Trace(keep=keep)
     cluster = _cluster_of(seed, trace)
-    planned = nemesis.plan(cluster.chance)
+    planned = nemesis.plan(cluster.rng)
     chosen = planned if faults is None else faults
     violation, oracle = "", ""
     try:
@@ -285,7 +285,7 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
     world = cluster.world
     for fault in faults:
         world.after(fault.at_s, _strike, cluster, fault)
-    world.run(None, nemesis.safety_s(cluster.chance))
+    world.run(None, nemesis.safety_s(cluster.rng))
     cluster.note("nemesis", "heals")
     cluster.say("run", acknowledged(cluster))
     cluster.heal()

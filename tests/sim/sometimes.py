@@ -26,7 +26,7 @@ from dos_client.core.claim import ClaimState
 from dos_client.core.replica import Effect as CopyEffect
 from dos_protocol.errors import ErrorCode
 from dos_server.core.recovery import CASES, NO_ROOM
-from journal.core.look import Look
+from journal.core.read_walk import ReadWalk
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import Effect as WalkEffect
 from tests.sim.nemesis import ALL_KINDS
@@ -144,7 +144,7 @@ def missing(seen: Counter[str]) -> list[str]:
 
 _COUNTED: Final[tuple[tuple[Any, str, str], ...]] = tuple(
     (walk, method, title)
-    for walk, title in ((TakeOver, "take-over"), (Look, "look"))
+    for walk, title in ((TakeOver, "take-over"), (ReadWalk, "look"))
     for method in ("begin", "handle")
 )
 """Methods that return effects, and the room in which these are counted by their class."""

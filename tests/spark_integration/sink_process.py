@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from checkpoint.core.staged import Unit
-from checkpoint.input_log import InputLog
+from checkpoint.chains.input_log import InputLog
+from checkpoint.core.staged import CommitUnit
 from dos_client.blocking import BlockingObjectWriter
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.writing import committing, staged_reading, staging
 from spark_integration.writing.committing import Committer, commit
-from spark_integration.writing.staging import Prepared, prepare
+from spark_integration.writing.staging import StagedCommit, prepare
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
@@ -51,11 +51,11 @@ class Command(NamedTuple):
     """
 
     options: SinkOptions
-    unit: Unit
+    unit: CommitUnit
     producer: str
     partition: int = 0
     rows: list[dict[str, Any]] | None = None
-    prepared: list[Prepared] = []  # noqa: RUF012 - never changed
+    prepared: list[StagedCommit] = []  # noqa: RUF012 - never changed
     dies: tuple[str, str] | None = None
 
 

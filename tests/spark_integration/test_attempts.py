@@ -4,50 +4,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_integration.core.attempts import (
-    Cancel,
     CancelAsked,
+    CancelJob,
     Effect,
     JobEnded,
     JobState,
-    Report,
+    LauncherTick,
+    ReportEnd,
     StartAsked,
-    Submit,
-    Tick,
+    SubmitJob,
     WorkerJobs,
 )
 
 
 def test_a_first_attempt_is_submitted() -> None:
     jobs = WorkerJobs()
-    assert jobs.handle(StartAsked(0)) == [Submit(0)]
+    assert jobs.handle(StartAsked(0)) == [SubmitJob(0)]
     assert jobs.state is JobState.RUNNING
 
 
 def test_an_attempt_asked_for_while_another_runs_waits_for_its_end() -> None:
     jobs = WorkerJobs()
     jobs.handle(StartAsked(0))
-    assert jobs.handle(StartAsked(1)) == [Cancel(0)]
-    assert jobs.handle(JobEnded(0, "killed")) == [Report(0, "killed"), Submit(1)]
-    assert jobs.handle(JobEnded(1, None)) == [Report(1, None)]
+    assert jobs.handle(StartAsked(1)) == [CancelJob(0)]
+    assert jobs.handle(JobEnded(0, "killed")) == [ReportEnd(0, "killed"), SubmitJob(1)]
+    assert jobs.handle(JobEnded(1, None)) == [ReportEnd(1, None)]
     assert jobs.state is JobState.IDLE
 
 
 def test_a_cancel_is_repeated_until_the_job_has_ended() -> None:
     jobs = WorkerJobs()
     jobs.handle(StartAsked(3))
-    assert jobs.handle(Tick()) == []
-    assert jobs.handle(CancelAsked()) == [Cancel(3)]
-    assert jobs.handle(Tick()) == [Cancel(3)]
-    assert jobs.handle(JobEnded(3, "cancelled")) == [Report(3, "cancelled")]
-    assert jobs.handle(Tick()) == []
+    assert jobs.handle(LauncherTick()) == []
+    assert jobs.handle(CancelAsked()) == [CancelJob(3)]
+    assert jobs.handle(LauncherTick()) == [CancelJob(3)]
+    assert jobs.handle(JobEnded(3, "cancelled")) == [ReportEnd(3, "cancelled")]
+    assert jobs.handle(LauncherTick()) == []
 
 
 def test_a_cancel_forgets_the_attempt_that_waited() -> None:
     jobs = WorkerJobs()
     jobs.handle(StartAsked(0))
     jobs.handle(StartAsked(1))
-    assert jobs.handle(CancelAsked()) == [Cancel(0)]
-    assert jobs.handle(JobEnded(0, "x")) == [Report(0, "x")]
+    assert jobs.handle(CancelAsked()) == [CancelJob(0)]
+    assert jobs.handle(JobEnded(0, "x")) == [ReportEnd(0, "x")]
 
 
 def test_cancelling_when_nothing_runs_does_nothing() -> None:
@@ -70,13 +70,13 @@ def test_at_most_one_attempt_runs_and_each_one_submitted_is_reported_once(story:
             ended, running = running, None
             effects = jobs.handle(JobEnded(ended, None))
         else:
-            effects = jobs.handle(CancelAsked() if event == "cancel" else Tick())
+            effects = jobs.handle(CancelAsked() if event == "cancel" else LauncherTick())
         for effect in effects:
-            if isinstance(effect, Submit):
+            if isinstance(effect, SubmitJob):
                 assert running is None, "two attempts at once"
                 running = effect.attempt
                 submitted.append(effect.attempt)
-            elif isinstance(effect, Cancel):
+            elif isinstance(effect, CancelJob):
                 assert effect.attempt == running
             else:
                 reported.append(effect.attempt)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from dos_client import BadUrlError
 from dos_protocol.errors import DosError
-from spark_integration.core.admission import Admission, Limits, Piece
+from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
 from spark_integration.core.framing import PrefixFramer
 from spark_integration.core.option_texts import url_of
 from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.core.row_filter import Comparison, parse_filter, passing
-from spark_integration.core.source_offsets import Point
+from spark_integration.core.row_filter import ColumnCondition, parse_filter, passing
+from spark_integration.core.source_offsets import SplitPoint
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import BadOptionError, FilterError
 
@@ -45,9 +45,9 @@ def test_bytes_that_are_given_are_those_that_were_taken_and_the_last_ones_are(
     assert len(recent._data) <= keep + 10, "no more is kept than was asked for and came in two pieces"
 
 
-def admitted(splits: dict[str, list[Piece]], limits: Limits) -> tuple[dict[str, int], list[str]]:
+def admitted(splits: dict[str, list[StreamPiece]], limits: BatchLimits) -> tuple[dict[str, int], list[str]]:
     """How many of each split are taken, and of which splits was asked."""
-    admission, at, asked = Admission(list(splits), limits), dict.fromkeys(splits, 0), []
+    admission, at, asked = BatchAdmission(list(splits), limits), dict.fromkeys(splits, 0), []
     while (split := admission.need()) is not None:
         asked.append(split)
         admission.offer(split, splits[split][at[split]] if at[split] < len(splits[split]) else None)
@@ -68,7 +68,9 @@ def test_a_micro_batch_is_the_oldest_pieces_up_to_its_limits(
     given_: dict[str, list[tuple[int, int, int]]], rows: int | None, size: int | None
 ) -> None:
     splits = {
-        split: [Piece(Point(1, index + 1), r, b, order) for index, (r, b, order) in enumerate(ones)]
+        split: [
+            StreamPiece(SplitPoint(1, index + 1), r, b, order) for index, (r, b, order) in enumerate(ones)
+        ]
         for split, ones in given_.items()
     }
     heads, taken, used_rows, used_bytes = dict.fromkeys(splits, 0), dict[str, int](), 0, 0
@@ -88,7 +90,7 @@ def test_a_micro_batch_is_the_oldest_pieces_up_to_its_limits(
         used_rows, used_bytes = used_rows + piece.rows, used_bytes + piece.bytes
         heads[split] += 1
         taken[split] = heads[split]
-    found, asked = admitted(splits, Limits(rows, size))
+    found, asked = admitted(splits, BatchLimits(rows, size))
     assert found == taken
     assert asked[: len(splits)] == sorted(splits), "each is looked at before any is chosen"
 
@@ -124,9 +126,9 @@ def test_comparisons_mean_what_they_say_at_the_boundary_too(sign: str) -> None:
     ("word", "found"), [("starts", ["b", "ba"]), ("ends", ["ab", "b"]), ("contains", ["ab", "b", "ba"])]
 )
 def test_texts_are_compared_as_spark_says(word: str, found: list[str]) -> None:
-    assert passing(NUMBERS, [Comparison("s", word, ("b",))]).column("s").to_pylist() == found
+    assert passing(NUMBERS, [ColumnCondition("s", word, ("b",))]).column("s").to_pylist() == found
     rest = [one for one in ("ab", "b", "ba") if one not in found]
-    negated = passing(NUMBERS, [Comparison("s", word, ("b",), negated=True)])
+    negated = passing(NUMBERS, [ColumnCondition("s", word, ("b",), negated=True)])
     assert negated.column("s").to_pylist() == rest
 
 
@@ -138,10 +140,10 @@ def test_what_is_no_comparison_is_refused(text: str) -> None:
 
 def test_numbers_are_not_compared_with_texts_or_times() -> None:
     with pytest.raises(FilterError, match="write it as text"):
-        passing(NUMBERS, [Comparison("s", "=", (1,))])
+        passing(NUMBERS, [ColumnCondition("s", "=", (1,))])
     days = pa.record_batch([pa.array([0], pa.timestamp("us"))], ["t"])
     with pytest.raises(FilterError, match="write it as text"):
-        passing(days, [Comparison("t", "=", (1,))])
+        passing(days, [ColumnCondition("t", "=", (1,))])
 
 
 def test_what_is_read_is_named_by_the_option_that_names_it() -> None:

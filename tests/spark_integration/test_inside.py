@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint.directory_store import directory_chain
-from checkpoint.errors import CutReleasedError, ManifestError, NoRegionError, StateNotToldError
-from checkpoint.state_blocks import block_schema
+from checkpoint.chains.directory_store import directory_chain
+from checkpoint.chains.state_blocks import block_schema
+from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError, StateNotRecordedError
 from dos_cli.main import app
 from dos_client.blocking import BlockingStore, open_store
 from dos_client.errors import StoreNotReadyError
@@ -28,9 +28,9 @@ from spark_integration.errors import (
     NothingThereError,
     SchemaMismatchError,
 )
-from spark_integration.inside.cuts import CutsTable
+from spark_integration.inside.checkpoints import CheckpointsTable
 from spark_integration.inside.journal import JournalTable
-from spark_integration.inside.state import StateTable
+from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, columns_of
 from tests.spark_integration.written import (
     take_away,
@@ -85,8 +85,8 @@ class Inside:
         given = {"path": path, **{name.rstrip("_"): value for name, value in options.items()}}
         makers: dict[str, Any] = {
             "journal": lambda: JournalTable(parse_journal(given)),
-            "cuts": lambda: CutsTable(parse_cuts(given)),
-            "state": lambda: StateTable(parse_state(given)),
+            "cuts": lambda: CheckpointsTable(parse_cuts(given)),
+            "state": lambda: OperatorStateTable(parse_state(given)),
         }
         self.table = makers[kind]()
 
@@ -176,7 +176,7 @@ def test_the_difference_of_two_cuts_is_what_was_written_between_with_what_was_de
 def test_a_difference_and_the_command_count_the_same_keys(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    said = CliRunner().invoke(app, ["cuts", "diff", servers.url, "words", "2", "3", "--json"])
+    said = CliRunner().invoke(app, ["checkpoint", "diff", servers.url, "words", "2", "3", "--json"])
     (one,) = json.loads(said.output)["state"]["operators"]
     rows = Inside("state", f"{servers.url}/words", operator="counts", since="2", cut="3").rows()
     assert (one["name"], one["keys"]) == ("counts", len(rows))
@@ -186,7 +186,7 @@ def test_a_difference_that_the_blocks_do_not_tell_is_refused_with_the_reason(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     inside = Inside("state", f"{servers.url}/words", operator="counts", since="2", cut="4")
-    with pytest.raises(StateNotToldError, match="worker 0: a snapshot has replaced the blocks"):
+    with pytest.raises(StateNotRecordedError, match="worker 0: a snapshot has replaced the blocks"):
         inside.rows()
     ends = write_state(store, "back", 0, [{"counts": {"a": 1}}, {"counts": {"a": 2}}])
     again = write_state(store, "back", 0, [{"counts": {"b": 1, "c": 2, "d": 3}}], epoch=2, at=(1, ends[0]))
@@ -198,7 +198,7 @@ def test_a_difference_that_the_blocks_do_not_tell_is_refused_with_the_reason(
         states=[{0: ends[0]}, {0: ends[1]}, {0: again[0]}],
         retain=3,
     )
-    with pytest.raises(StateNotToldError, match="the region went back between the two cuts"):
+    with pytest.raises(StateNotRecordedError, match="the region went back between the two cuts"):
         Inside("state", f"{servers.url}/back", operator="counts", since="2", cut="3").rows()
     assert [
         row["word"] for row in Inside("state", f"{servers.url}/back", operator="counts", since="1").rows()
@@ -221,8 +221,8 @@ def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], stor
         with pytest.raises(error, match=text):
             Inside("state", f"{servers.url}/{path}", **{"operator": "counts", **options}).rows()
 
-    refused(CutReleasedError, "cut 1 of region words was released; retained are 2, 3, 4", cut="1")
-    refused(CutReleasedError, "cut 1 of region words was released", since="1", cut="3")
+    refused(CheckpointReleasedError, "cut 1 of region words was released; retained are 2, 3, 4", cut="1")
+    refused(CheckpointReleasedError, "cut 1 of region words was released", since="1", cut="3")
     refused(ManifestError, "region words has 4 as its last one", cut="9")
     refused(NothingThereError, r"no operator 'count' in cut 4 \(did you mean 'counts'", operator="count")
     refused(NoSchemaError, "there is state of counts, limits", operator="lines")
@@ -244,14 +244,16 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_cut(
         list(reader.read(part))
 
 
-# --- dos-cuts -----------------------------------------------------------------------------------------------
+# --- dos-checkpoints -----------------------------------------------------------------------------------------------
 
 
 def test_cuts_are_rows_as_the_command_lists_them(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     rows = Inside("cuts", f"{servers.url}/words").rows()
-    said = json.loads(CliRunner().invoke(app, ["cuts", "ls", servers.url, "words", "--json"]).output)["cuts"]
+    said = json.loads(CliRunner().invoke(app, ["checkpoint", "ls", servers.url, "words", "--json"]).output)[
+        "cuts"
+    ]
     assert len(rows) == len(said) == 4
     for row, one in zip(rows, said, strict=True):
         time = row.pop("time")
@@ -266,7 +268,9 @@ def test_a_cut_in_full_is_there_when_it_is_named(
     (row,) = Inside(
         "cuts", f"{servers.url}/words", columns="parent, operators, workers", filter="cut = 3"
     ).rows()
-    said = json.loads(CliRunner().invoke(app, ["cuts", "show", servers.url, "words", "3", "--json"]).output)
+    said = json.loads(
+        CliRunner().invoke(app, ["checkpoint", "show", servers.url, "words", "3", "--json"]).output
+    )
     assert row["parent"] == said["parent"] == 2
     assert dict(row["operators"]) == said["operators"] == OPERATORS
     first, one = row["workers"][0], said["workers"][0]
@@ -333,7 +337,7 @@ def test_the_changes_of_an_operators_files_between_two_cuts_are_rows(
     (change, cut) = Inside("journal", url, from_="cut:2", to="cut:3").rows()
     assert (change["name"], change["ints"]) == ("WRITE", [2])
     assert (cut["name"], cut["ints"]) == ("CUT", [3, 30])
-    with pytest.raises(CutReleasedError, match="cut 1 of region filed was released"):
+    with pytest.raises(CheckpointReleasedError, match="cut 1 of region filed was released"):
         Inside("journal", url, from_="cut:1").rows()
 
 
@@ -363,7 +367,7 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
     refused(NothingThereError, r"no chain 'sate' \(did you mean 'state'", "words.w0000/sate")
     refused(DataLossError, "what lies between 0 and", "words.w0000/state", from_="0")
     refused(DataLossError, "not on the line of history", "words.w0000/state", from_="cut:2")
-    refused(CutReleasedError, "cut 1 of region words was released", "words.w0000/state", to="cut:1")
+    refused(CheckpointReleasedError, "cut 1 of region words was released", "words.w0000/state", to="cut:1")
     refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="cut:3")
     refused(BadOptionError, "chain steep of worker 0 is not in cut 3", "words.w0000/steep", to="cut:3")
 

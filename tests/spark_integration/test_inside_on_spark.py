@@ -65,7 +65,9 @@ def test_the_examples_of_the_page_look_inside(
 def test_all_columns_come_to_spark_as_they_are(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    cuts = spark.read.format("dos-cuts").options(columns="*, workers, shards, operators, parent, fingerprint")
+    cuts = spark.read.format("dos-checkpoints").options(
+        columns="*, workers, shards, operators, parent, fingerprint"
+    )
     row = cuts.load(f"{servers.url}/wordcount").where("cut = 2").collect()[0]
     assert row["time"].timestamp() == 2.0
     assert row["workers"][1]["sources"] == {
@@ -91,6 +93,9 @@ def test_what_is_wrong_is_said_when_load_is_called(
             spark.read.format(kind).options(**options).load(f"{servers.url}/{path}")
 
     refused(
-        r"UnknownOptionError: the source dos-cuts .*did you mean 'columns'\?", "dos-cuts", "x", colums="a"
+        r"UnknownOptionError: the source dos-checkpoints .*did you mean 'columns'\?",
+        "dos-checkpoints",
+        "x",
+        colums="a",
     )
     refused("NoRegionError: this store has no region 'wrods'", "dos-state", "wrods", operator="counts")

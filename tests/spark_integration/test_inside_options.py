@@ -22,7 +22,9 @@ def test_options_that_are_wrong_are_named() -> None:
         state,
         operater="x",
     )
-    refused(UnknownOptionError, "the source dos-cuts has no option 'output'", "cuts", state, output="x")
+    refused(
+        UnknownOptionError, "the source dos-checkpoints has no option 'output'", "cuts", state, output="x"
+    )
     refused(
         UnknownOptionError,
         r"the source dos-journal has no option 'form'; did you mean 'from'\?",

@@ -15,7 +15,7 @@ from dos_protocol.errors import NotFoundError
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import limits
 from spark_integration.core.option_texts import StoreOptions
-from spark_integration.reading.kept_stores import KeptStores
+from spark_integration.reading.store_cache import StoreCache
 from tests.spark_integration.written import write_objects
 from tests.support.servers import ServerProcess, three_servers, url_of
 
@@ -30,14 +30,14 @@ def options(servers: Servers[ThreadedServer]) -> StoreOptions:
 
 
 @pytest.fixture
-def kept() -> Iterator[KeptStores]:
+def kept() -> Iterator[StoreCache]:
     """Whose stores are kept until the test ends."""
-    stores = KeptStores(idle_s=3600.0)
+    stores = StoreCache(idle_s=3600.0)
     yield stores
     stores.close()
 
 
-def used(stores: KeptStores, options: StoreOptions) -> BlockingStore:
+def used(stores: StoreCache, options: StoreOptions) -> BlockingStore:
     """The store of a task that goes well."""
     with stores.lent(options) as store:
         assert store.read("kept", "a", 0, 10) == b"x"
@@ -45,7 +45,7 @@ def used(stores: KeptStores, options: StoreOptions) -> BlockingStore:
 
 
 def test_the_next_task_finds_it_open_and_another_store_is_another(
-    kept: KeptStores, options: StoreOptions, servers: Servers[ThreadedServer]
+    kept: StoreCache, options: StoreOptions, servers: Servers[ThreadedServer]
 ) -> None:
     first = used(kept, options)
     assert used(kept, options) is first
@@ -57,7 +57,7 @@ def test_the_next_task_finds_it_open_and_another_store_is_another(
 
 
 def test_after_an_error_it_is_closed_and_where_a_reader_had_enough_it_is_kept(
-    kept: KeptStores, options: StoreOptions
+    kept: StoreCache, options: StoreOptions
 ) -> None:
     before = set(threading.enumerate())
     with pytest.raises(NotFoundError), kept.lent(options) as store:
@@ -77,14 +77,14 @@ def test_after_an_error_it_is_closed_and_where_a_reader_had_enough_it_is_kept(
 
 def test_it_is_closed_when_nobody_has_come_for_a_while(options: StoreOptions) -> None:
     before = set(threading.enumerate())
-    used(KeptStores(idle_s=0.0), options)
+    used(StoreCache(idle_s=0.0), options)
     for thread in set(threading.enumerate()) - before:
         thread.join(limits.STORE_ANSWER_S)
     assert set(threading.enumerate()) <= before
 
 
 def test_a_process_that_was_forked_opens_its_own(
-    kept: KeptStores, options: StoreOptions, monkeypatch: pytest.MonkeyPatch
+    kept: StoreCache, options: StoreOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, mine = used(kept, options), os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: mine + 1)
@@ -93,7 +93,7 @@ def test_a_process_that_was_forked_opens_its_own(
 
 @pytest.mark.process
 def test_servers_may_restart_between_two_tasks(
-    kept: KeptStores, three_servers: list[ServerProcess], tmp_path: Path
+    kept: StoreCache, three_servers: list[ServerProcess], tmp_path: Path
 ) -> None:
     url = url_of(three_servers)
     trio.run(init_store, url)

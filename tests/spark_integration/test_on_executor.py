@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 from spark_integration import on_executor, runner, versions
 from spark_integration.core.inside_options import parse_cuts
 from spark_integration.core.source_options import parse_options
-from spark_integration.inside.cuts import CutsTable
-from spark_integration.inside.table import InsideReader, Part
+from spark_integration.inside.checkpoints import CheckpointsTable
+from spark_integration.inside.table import InsideReader, TablePart
 from spark_integration.on_executor import Expected, executor_problem, expected_of_driver, make_task
 from spark_integration.reading.batch_reader import DosReader
 from spark_integration.reading.decoding import LINES
@@ -49,13 +49,13 @@ def test_another_version_of_a_package_is_named(tmp_path: Path, name: str) -> Non
 
 def test_a_task_of_the_source_reads_nothing_where_a_package_is_another(tmp_path: Path) -> None:
     options = parse_options({"path": "dos://nobody/logs", "content": "lines"})
-    table = CutsTable(parse_cuts({"path": "dos://nobody/words"}))
+    table = CheckpointsTable(parse_cuts({"path": "dos://nobody/words"}))
     readers = [
         DosReader(options, LINES),
         DosStreamReader(options, LINES),
         InsideReader(table, pa.schema([("cut", pa.int64())])),
     ]
-    parts = [DosPartition("a", ()), DosPartition("a", ()), Part(1)]
+    parts = [DosPartition("a", ()), DosPartition("a", ()), TablePart(1)]
     said = with_first_on_path(
         pretended(tmp_path, "pandas", "2.2.9"),
         """

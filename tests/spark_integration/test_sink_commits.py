@@ -9,53 +9,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from checkpoint.core.staged import Kind, Unit, decode_mark, encode_mark, is_orphan, staged_name
+from checkpoint.core.staged import CommitUnit, WriteKind, decode_mark, encode_mark, is_orphan, staged_name
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.core.sink_commits import TABLE, Place, Verdict, Whose, judge_commit
+from spark_integration.core.sink_commits import TABLE, BatchOwner, BatchPlace, CommitDecision, judge_commit
 from spark_integration.errors import OtherCheckpointError, OtherWriterError
 
-QUERY = Unit(Kind.STREAM, "11111111-2222-3333-4444-555555555555", 1)
-JOB = Unit(Kind.JOB, "a" * 32, None)
+QUERY = CommitUnit(WriteKind.STREAM, "11111111-2222-3333-4444-555555555555", 1)
+JOB = CommitUnit(WriteKind.JOB, "a" * 32, None)
 ANOTHER_QUERY = encode_mark(QUERY._replace(key="another"))
 ANOTHER_JOB = encode_mark(JOB._replace(key="b" * 32))
 
 
-def judged(unit: Unit, last: int, mark: bytes) -> Verdict:
+def judged(unit: CommitUnit, last: int, mark: bytes) -> CommitDecision:
     return judge_commit(unit, last, mark, "shop.in.orders.spark")
 
 
 def test_the_table_says_what_becomes_of_every_unit_that_there_can_be() -> None:
     cannot_be = {
-        *((kind, Whose.NOBODY, Place.RECORDED) for kind in Kind),  # nothing is recorded
-        *((Kind.STREAM, whose, Place.ANY) for whose in (Whose.NOBODY, Whose.OURS)),  # streams are numbered
-        *((Kind.JOB, Whose.OURS, place) for place in (Place.NEXT, Place.BEYOND)),  # a job is one batch
+        *((kind, BatchOwner.NOBODY, BatchPlace.RECORDED) for kind in WriteKind),  # nothing is recorded
+        *(
+            (WriteKind.STREAM, owner_of, BatchPlace.ANY) for owner_of in (BatchOwner.NOBODY, BatchOwner.OURS)
+        ),  # streams are numbered
+        *(
+            (WriteKind.JOB, BatchOwner.OURS, place) for place in (BatchPlace.NEXT, BatchPlace.BEYOND)
+        ),  # a job is one batch
     }
-    assert set(product(Kind, Whose, Place)) - TABLE.keys() == cannot_be
+    assert set(product(WriteKind, BatchOwner, BatchPlace)) - TABLE.keys() == cannot_be
 
 
 @pytest.mark.parametrize(
     ("unit", "last", "mark", "verdict"),
     [
-        (QUERY, 0, b"", Verdict.APPEND),
-        (QUERY, 1, encode_mark(QUERY), Verdict.DONE),
-        (QUERY._replace(number=2), 1, encode_mark(QUERY), Verdict.APPEND),
-        (QUERY._replace(number=2), 9, encode_mark(QUERY), Verdict.DONE),
-        (JOB, 0, b"", Verdict.APPEND),
-        (JOB, 4, ANOTHER_JOB, Verdict.APPEND),
-        (JOB, 4, encode_mark(JOB), Verdict.DONE),
-        (JOB._replace(number=5), 4, ANOTHER_JOB, Verdict.APPEND),
-        (JOB._replace(number=4), 4, ANOTHER_JOB, Verdict.DONE),
+        (QUERY, 0, b"", CommitDecision.APPEND),
+        (QUERY, 1, encode_mark(QUERY), CommitDecision.DONE),
+        (QUERY._replace(number=2), 1, encode_mark(QUERY), CommitDecision.APPEND),
+        (QUERY._replace(number=2), 9, encode_mark(QUERY), CommitDecision.DONE),
+        (JOB, 0, b"", CommitDecision.APPEND),
+        (JOB, 4, ANOTHER_JOB, CommitDecision.APPEND),
+        (JOB, 4, encode_mark(JOB), CommitDecision.DONE),
+        (JOB._replace(number=5), 4, ANOTHER_JOB, CommitDecision.APPEND),
+        (JOB._replace(number=4), 4, ANOTHER_JOB, CommitDecision.DONE),
     ],
 )
-def test_a_unit_is_recorded_once(unit: Unit, last: int, mark: bytes, verdict: Verdict) -> None:
+def test_a_unit_is_recorded_once(unit: CommitUnit, last: int, mark: bytes, verdict: CommitDecision) -> None:
     assert judged(unit, last, mark) is verdict
 
 
 @pytest.mark.parametrize("unit", [QUERY, QUERY._replace(number=7), JOB, JOB._replace(number=3)])
 @pytest.mark.parametrize("mark", [ANOTHER_QUERY, b"", b"line 7", b'{"spark":"cake","key":""}'])
-def test_a_producer_of_somebody_else_is_left_alone(unit: Unit, mark: bytes) -> None:
-    whose = "another program" if decode_mark(mark) is None else "stream another"
-    with pytest.raises(OtherWriterError, match=f"was written by {whose}, and this is {unit.kind} .*producer"):
+def test_a_producer_of_somebody_else_is_left_alone(unit: CommitUnit, mark: bytes) -> None:
+    owner_of = "another program" if decode_mark(mark) is None else "stream another"
+    with pytest.raises(
+        OtherWriterError, match=f"was written by {owner_of}, and this is {unit.kind} .*producer"
+    ):
         judged(unit, 3, mark)
 
 
@@ -122,7 +128,7 @@ class Spark(RuleBasedStateMachine):
         unit = QUERY._replace(number=number)
         last, mark = len(self.records), self.records[-1][0] if self.records else b""
         verdict = judged(unit, last, mark)
-        if verdict is Verdict.APPEND:
+        if verdict is CommitDecision.APPEND:
             if dies == "before":
                 return
             assert attempt in self.staged.values(), "its rows were taken away before they were recorded"

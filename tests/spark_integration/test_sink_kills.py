@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from checkpoint.core.staged import Unit
+from checkpoint.core.staged import CommitUnit
 from dos_client.blocking import open_store
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.writing.committing import commit
-from spark_integration.writing.staging import Prepared
+from spark_integration.writing.staging import StagedCommit
 from tests.spark_integration.sink_process import SCHEMA, STEPS, Command, Died, SinkProcesses
 from tests.spark_integration.test_sink_store import BIG, batch, left_over, read, rows, written
 from tests.support.servers import three_servers
@@ -47,13 +47,15 @@ def test_killed_between_any_two_steps_every_row_is_there_once_and_nothing_is_lef
     expected: list[int] = []
     with SinkProcesses() as processes, open_store(options.servers) as store:
 
-        def tasks(unit: Unit, *partitions: list[dict[str, Any]], dies: Any = None) -> list[Prepared]:
+        def tasks(
+            unit: CommitUnit, *partitions: list[dict[str, Any]], dies: Any = None
+        ) -> list[StagedCommit]:
             return [
                 processes.do(Command(options, unit, "p", at, one, dies=dies))
                 for at, one in enumerate(partitions)
             ]
 
-        def attempt(unit: Unit, dies: tuple[str, str], *partitions: list[dict[str, Any]]) -> None:
+        def attempt(unit: CommitUnit, dies: tuple[str, str], *partitions: list[dict[str, Any]]) -> None:
             prepared = tasks(unit, *partitions, dies=dies if dies[0].startswith("write") else None)
             processes.do(Command(options, unit, "p", prepared=prepared, dies=dies))
 

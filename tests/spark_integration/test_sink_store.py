@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.staged import Kind, Unit, staging_prefix
+from checkpoint.core.staged import CommitUnit, WriteKind, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
 from dos_client import QuorumUnavailableError
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
-from spark_integration.core.sink_commits import Verdict
+from spark_integration.core.sink_commits import CommitDecision
 from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
@@ -31,7 +31,7 @@ from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.tasks import rows_of
 from spark_integration.writing import committing
 from spark_integration.writing.committing import commit, release_producers
-from spark_integration.writing.staging import Prepared, claim_above, prepare
+from spark_integration.writing.staging import StagedCommit, claim_above, prepare
 from tests.spark_integration.sink_process import SCHEMA
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -63,14 +63,14 @@ def rows(*numbers: int, text: str = "") -> list[dict[str, Any]]:
     return [{"n": number, "text": text} for number in numbers]
 
 
-def batch(number: int) -> Unit:
+def batch(number: int) -> CommitUnit:
     """Micro-batch `number` of the query."""
-    return Unit(Kind.STREAM, QUERY, number + 1)
+    return CommitUnit(WriteKind.STREAM, QUERY, number + 1)
 
 
 def written(
-    options: SinkOptions, unit: Unit, *partitions: list[dict[str, Any]], producer: str = "p"
-) -> list[Prepared]:
+    options: SinkOptions, unit: CommitUnit, *partitions: list[dict[str, Any]], producer: str = "p"
+) -> list[StagedCommit]:
     """What the tasks prepare, one for each partition."""
     return [
         prepare(options, unit, producer, at, SCHEMA, [pa.RecordBatch.from_pylist(one, SCHEMA)])
@@ -107,7 +107,7 @@ def test_what_tasks_prepare_is_seen_when_it_is_committed_and_not_before(
     prepared = written(options, batch(1), rows(2, 3), [], rows(4, text=BIG))
     assert [bool(one.name) for one in prepared] == [False, False, True]
     assert read(options) == [1]
-    assert commit(options, prepared, SCHEMA) is Verdict.APPEND
+    assert commit(options, prepared, SCHEMA) is CommitDecision.APPEND
     assert read(options) == [1, 2, 3, 4]
     assert not left_over(store, options)
 
@@ -126,11 +126,11 @@ def test_a_micro_batch_that_is_committed_again_changes_nothing_whatever_its_rows
 ) -> None:
     first = written(options, batch(0), rows(1, 2), rows(3))
     commit(options, first, SCHEMA)
-    assert commit(options, first, SCHEMA) is Verdict.DONE
+    assert commit(options, first, SCHEMA) is CommitDecision.DONE
     release_producers()  # as a new driver
-    assert commit(options, written(options, batch(0), rows(1), rows(2, 3)), SCHEMA) is Verdict.DONE
-    assert commit(options, written(options, batch(1), []), SCHEMA) is Verdict.APPEND
-    assert commit(options, written(options, batch(2), rows(4)), SCHEMA) is Verdict.APPEND
+    assert commit(options, written(options, batch(0), rows(1), rows(2, 3)), SCHEMA) is CommitDecision.DONE
+    assert commit(options, written(options, batch(1), []), SCHEMA) is CommitDecision.APPEND
+    assert commit(options, written(options, batch(2), rows(4)), SCHEMA) is CommitDecision.APPEND
     assert read(options) == [1, 2, 3, 4]
 
 
@@ -164,7 +164,7 @@ def test_an_attempt_is_fenced_by_a_later_one_of_its_partition(
         for number in range(6, 12):
             yield pa.RecordBatch.from_pylist(rows(number, text=BIG), SCHEMA)
 
-    later: list[Prepared] = []
+    later: list[StagedCommit] = []
     with pytest.raises(FencedError):
         prepare(options, batch(0), "p", 0, SCHEMA, slow())
     commit(options, later, SCHEMA)
@@ -196,19 +196,19 @@ def test_a_sweep_that_fails_fails_no_commit_and_the_next_one_makes_up_for_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(committing, "clear_directory", unable)
-        assert commit(options, written(options, batch(0), rows(1, text=BIG)), SCHEMA) is Verdict.APPEND
+        assert commit(options, written(options, batch(0), rows(1, text=BIG)), SCHEMA) is CommitDecision.APPEND
     assert len(left_over(store, options)) == 1
-    assert commit(options, written(options, batch(1), rows(2)), SCHEMA) is Verdict.APPEND
+    assert commit(options, written(options, batch(1), rows(2)), SCHEMA) is CommitDecision.APPEND
     assert not left_over(store, options)
 
 
 def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: SinkOptions) -> None:
-    first, second = (Unit(Kind.JOB, letter * 32, None) for letter in "ab")
+    first, second = (CommitUnit(WriteKind.JOB, letter * 32, None) for letter in "ab")
     for unit in (first, first, second, second):
         commit(options, written(options, unit, rows(ord(unit.key[0])), rows(0, text=BIG)), SCHEMA)
     assert read(options) == [97, 0, 98, 0]
-    numbered = Unit(Kind.JOB, "c" * 32, 2)  # tried again by somebody who numbers
-    assert commit(options, written(options, numbered, rows(9)), SCHEMA) is Verdict.DONE
+    numbered = CommitUnit(WriteKind.JOB, "c" * 32, 2)  # tried again by somebody who numbers
+    assert commit(options, written(options, numbered, rows(9)), SCHEMA) is CommitDecision.DONE
     with pytest.raises(OtherWriterError, match=r"was written by job b+, and this is stream"):
         commit(options, written(options, batch(2), rows(9)), SCHEMA)
 

@@ -12,16 +12,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from checkpoint.core.staged import Kind, Unit, staged_name
+from checkpoint.core.staged import CommitUnit, WriteKind, staged_name
 from dataflow.blocking import close_input
 from dataflow.cli import app
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
-from spark_integration.core.sink_commits import Verdict
+from spark_integration.core.sink_commits import CommitDecision
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.errors import StagedRowsGoneError
 from spark_integration.writing.committing import commit
-from spark_integration.writing.staging import Prepared, claim_above, prepare
+from spark_integration.writing.staging import StagedCommit, claim_above, prepare
 from tests.spark_integration.sink_process import SCHEMA, Command, Died, SinkProcesses
 from tests.spark_integration.test_sink_store import BIG, batch, left_over, read, rows, written
 from tests.support.servers import ServerProcess, three_servers
@@ -58,7 +58,7 @@ def states(found: dict[str, Any]) -> list[tuple[int | None, str, bool]]:
     return [(one["batch"], one["state"], one["garbage"]) for one in found["staged"]]
 
 
-def killed(processes: SinkProcesses, options: SinkOptions, unit: Unit, step: str) -> list[Prepared]:
+def killed(processes: SinkProcesses, options: SinkOptions, unit: CommitUnit, step: str) -> list[StagedCommit]:
     """Two partitions put down by tasks, and a driver that dies by SIGKILL before that step of its commit."""
     text = [rows(10 * (unit.number or 0) + at, text=BIG) for at in range(2)]
     prepared = [processes.do(Command(options, unit, "p", at, one)) for at, one in enumerate(text)]
@@ -106,7 +106,10 @@ def test_what_a_killed_driver_had_not_recorded_stays_until_somebody_gives_it_up_
     with pytest.raises(StagedRowsGoneError, match="is gone"):
         commit(options, zombie, SCHEMA)
     assert read(options) == [10, 11]
-    assert commit(options, written(options, batch(1), rows(20), rows(21, text=BIG)), SCHEMA) is Verdict.APPEND
+    assert (
+        commit(options, written(options, batch(1), rows(20), rows(21, text=BIG)), SCHEMA)
+        is CommitDecision.APPEND
+    )
     assert read(options) == [10, 11, 20, 21]
 
 
@@ -150,7 +153,7 @@ def test_when_the_input_is_closed_all_of_it_goes_and_a_member_that_is_away_holds
     three_servers: list[ServerProcess],
 ) -> None:
     killed(processes, options, batch(0), "commit: judge")
-    job = Unit(Kind.JOB, "a" * 32, None)
+    job = CommitUnit(WriteKind.JOB, "a" * 32, None)
     written(options, job, rows(1, text=BIG), producer="other")
     close_input(store, "shop", "orders")
     assert {one[1] for one in states(swept(options))} == {"closed"}

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_integration.core.slots import Enough, Refuse, Wait, judge_slots, larger_master, read_master
+from spark_integration.core.slots import (
+    EnoughSlots,
+    RefuseToStart,
+    WaitForExecutors,
+    judge_slots,
+    larger_master,
+    read_master,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,26 +42,29 @@ def test_other_masters_may_grow_and_span_machines(url: str) -> None:
 
 def test_a_region_is_refused_when_it_would_take_the_last_slot_and_is_told_what_would_do() -> None:
     verdict = judge_slots(read_master("local[2]", cores=2), registered=2, busy=0, workers=2, spare=1)
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, RefuseToStart)
     assert "2 workers" in verdict.reason
     assert "local[2] has 2 in all" in verdict.reason
     assert "local[4]" in verdict.reason
 
 
 def test_a_region_that_leaves_a_slot_may_start() -> None:
-    assert judge_slots(read_master("local[3]", cores=2), registered=3, busy=0, workers=2, spare=1) == Enough()
+    assert (
+        judge_slots(read_master("local[3]", cores=2), registered=3, busy=0, workers=2, spare=1)
+        == EnoughSlots()
+    )
 
 
 def test_a_region_may_take_all_slots_when_that_is_asked_for() -> None:
     master = read_master("local-cluster[2,1,1024]", cores=2)
-    assert judge_slots(master, registered=2, busy=0, workers=2, spare=0) == Enough()
+    assert judge_slots(master, registered=2, busy=0, workers=2, spare=0) == EnoughSlots()
 
 
 def test_a_region_waits_while_executors_are_missing_or_busy() -> None:
     growing = read_master("spark://h:7077", cores=2)
-    assert isinstance(judge_slots(growing, registered=0, busy=0, workers=2, spare=1), Wait)
+    assert isinstance(judge_slots(growing, registered=0, busy=0, workers=2, spare=1), WaitForExecutors)
     verdict = judge_slots(growing, registered=3, busy=2, workers=2, spare=1)
-    assert isinstance(verdict, Wait)
+    assert isinstance(verdict, WaitForExecutors)
     assert verdict.missing == "2 free slots are needed, 1 are there (3, 2 busy)"
 
 
@@ -70,9 +80,9 @@ def test_what_starts_has_its_slots_and_what_is_refused_can_never_have_them(
 ) -> None:
     master = read_master(url, cores=4)
     verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
-    if isinstance(verdict, Enough):
+    if isinstance(verdict, EnoughSlots):
         assert registered - busy >= workers
-    if isinstance(verdict, Refuse):
+    if isinstance(verdict, RefuseToStart):
         assert master.slots_fixed is not None
         assert master.slots_fixed < workers + spare
 

@@ -16,7 +16,7 @@ from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, 
 from spark_integration.core.framing import ArrowFramer
 from spark_integration.errors import NotReadableError, SchemaMismatchError
 from spark_integration.reading.decoding import ArrowDecoder
-from spark_integration.reading.ranges import Range
+from spark_integration.reading.ranges import ByteRange
 from tests.spark_integration.test_source_batch import Reading
 from tests.spark_integration.test_source_stream import query
 from tests.spark_integration.written import write_objects
@@ -72,7 +72,7 @@ def test_a_decoder_gives_each_whole_batch_once_however_its_bytes_are_cut(cuts: l
     whole = pa.schema([("n", pa.int64())])
 
     def numbers(given: bytes) -> list[int]:
-        decoder = ArrowDecoder(Range("d", "o", 0, len(given)), frozenset(), whole)
+        decoder = ArrowDecoder(ByteRange("d", "o", 0, len(given)), frozenset(), whole)
         found = [batch for piece in pieces(given, cuts) for batch in decoder.feed(piece)]
         found += decoder.finish()
         return [number for batch in found for number in batch.column("n").to_pylist()]
@@ -83,7 +83,7 @@ def test_a_decoder_gives_each_whole_batch_once_however_its_bytes_are_cut(cuts: l
 
 
 def test_words_of_a_dictionary_that_grows_are_those_that_were_written() -> None:
-    decoder = ArrowDecoder(Range("d", "o", 0, 0), frozenset(), WORDS)
+    decoder = ArrowDecoder(ByteRange("d", "o", 0, 0), frozenset(), WORDS)
     data = worded(["a", "b", "c"])
     found = [batch for byte in data for batch in decoder.feed(bytes([byte]))]
     assert [batch.column("word").to_pylist() for batch in found] == [["a"], ["b"], ["c"]]
@@ -161,8 +161,8 @@ def test_what_is_wrong_with_an_object_is_said(servers: Servers[ThreadedServer], 
 def test_a_long_object_is_read_in_batches_as_they_come(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    chance = random.Random(7)
-    numbers = [[chance.randrange(1000) for _ in range(20_000)] for _ in range(20)]
+    rng = random.Random(7)
+    numbers = [[rng.randrange(1000) for _ in range(20_000)] for _ in range(20)]
     write_objects(store, "long", {"a": stream(*numbers)})
     reading = Reading(servers.url, "long", content="arrow")
     found: list[Any] = [row["n"] for row in reading.rows()]

@@ -24,7 +24,7 @@ from spark_integration.errors import (
     SchemaMismatchError,
 )
 from spark_integration.reading.planning import columns_of, plan_batch
-from spark_integration.reading.ranges import DosPartition, Range
+from spark_integration.reading.ranges import ByteRange, DosPartition
 from spark_integration.reading.tasks import rows_of
 from tests.spark_integration.written import (
     arrow,
@@ -263,7 +263,7 @@ def test_a_record_that_is_under_way_does_not_count_and_one_that_is_torn_is_refus
     part = planned.ranges[-1]
     assert part.at_head, "publish=step is read up to where its writer was"
 
-    def words(part: Range) -> str:
+    def words(part: ByteRange) -> str:
         batches = rows_of(reading.options, WORDS, (), DosPartition(planned.split, (part,)))
         return "".join(row["word"] for batch in batches for row in batch.to_pylist())
 

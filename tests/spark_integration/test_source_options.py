@@ -11,9 +11,9 @@ from pyspark.sql import datasource
 
 from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
-from spark_integration.core.row_filter import Comparison, check_filter, parse_filter, passing
+from spark_integration.core.row_filter import ColumnCondition, check_filter, parse_filter, passing
 from spark_integration.core.source_offsets import (
-    Point,
+    SplitPoint,
     Starting,
     StartingKind,
     offset_of,
@@ -22,8 +22,8 @@ from spark_integration.core.source_offsets import (
 )
 from spark_integration.core.source_options import (
     OPTIONS,
-    Content,
-    Read,
+    ObjectContent,
+    ReadGuarantee,
     check_batch,
     check_streaming,
     parse_options,
@@ -43,19 +43,21 @@ STORE, WHAT = "ab" * 16, "output words/counts"
 
 
 def test_options_are_told_apart_without_regard_to_case() -> None:
-    options = parse_options({**GOOD, "MAXROWSperTrigger": "10", "Read": "SYNCED", "failondataloss": "False"})
+    options = parse_options(
+        {**GOOD, "MAXROWSperTrigger": "10", "ReadGuarantee": "SYNCED", "failondataloss": "False"}
+    )
     assert (options.servers, options.directory, options.output) == (
         "dos://h1:9999,h2:9999,h3:9999",
         "words",
         "counts",
     )
-    assert (options.rows_max, options.read, options.fail_on_data_loss) == (10, Read.SYNCED, False)
+    assert (options.rows_max, options.read, options.fail_on_data_loss) == (10, ReadGuarantee.SYNCED, False)
     assert options.what == WHAT
 
 
 def test_of_objects_the_url_may_name_one() -> None:
     options = parse_options({"path": "dos://h/logs/a.log", "content": "lines"})
-    assert (options.directory, options.object, options.content) == ("logs", "a.log", Content.LINES)
+    assert (options.directory, options.object, options.content) == ("logs", "a.log", ObjectContent.LINES)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +141,15 @@ def test_a_token_comes_from_a_file_and_a_file_that_is_not_there_is_said(tmp_path
 # --- offsets ----------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.text(max_size=9), st.builds(Point, st.integers(0, 2**62), st.integers(0, 2**62))))
-def test_points_come_back_from_an_offset(points: dict[str, Point]) -> None:
+@given(
+    st.dictionaries(st.text(max_size=9), st.builds(SplitPoint, st.integers(0, 2**62), st.integers(0, 2**62)))
+)
+def test_points_come_back_from_an_offset(points: dict[str, SplitPoint]) -> None:
     assert points_of(offset_of(STORE, WHAT, points), STORE, WHAT) == points
 
 
 def test_an_offset_of_another_store_or_source_is_refused() -> None:
-    offset = offset_of(STORE, WHAT, {"w0000": Point(1, 10)})
+    offset = offset_of(STORE, WHAT, {"w0000": SplitPoint(1, 10)})
     with pytest.raises(OtherSourceError, match=f"is of store {STORE}, and this is store cd"):
         points_of(offset, "cd" * 16, WHAT)
     with pytest.raises(OtherSourceError, match="is of output words/counts, and this query reads input a/b"):
@@ -244,12 +248,12 @@ def test_a_filter_that_does_not_fit_the_columns_is_refused(text: str, said: str)
 @pytest.mark.parametrize(
     ("spark", "ours"),
     [
-        (datasource.EqualTo(("n",), 1), Comparison("n", "=", (1,))),
-        (datasource.Not(datasource.In(("s",), ("a", "b"))), Comparison("s", "in", ("a", "b"), True)),
-        (datasource.IsNotNull(("n",)), Comparison("n", "is null", negated=True)),
-        (datasource.Not(datasource.IsNotNull(("n",))), Comparison("n", "is null")),
-        (datasource.StringStartsWith(("s",), "a"), Comparison("s", "starts", ("a",))),
-        (datasource.EqualTo(("day",), date(2026, 1, 1)), Comparison("day", "=", (date(2026, 1, 1),))),
+        (datasource.EqualTo(("n",), 1), ColumnCondition("n", "=", (1,))),
+        (datasource.Not(datasource.In(("s",), ("a", "b"))), ColumnCondition("s", "in", ("a", "b"), True)),
+        (datasource.IsNotNull(("n",)), ColumnCondition("n", "is null", negated=True)),
+        (datasource.Not(datasource.IsNotNull(("n",))), ColumnCondition("n", "is null")),
+        (datasource.StringStartsWith(("s",), "a"), ColumnCondition("s", "starts", ("a",))),
+        (datasource.EqualTo(("day",), date(2026, 1, 1)), ColumnCondition("day", "=", (date(2026, 1, 1),))),
         (datasource.GreaterThan(("d",), 1.0), None),
         (datasource.EqualTo(("n",), 1 << 63), None),
         (datasource.EqualTo(("n",), "1"), None),
@@ -260,6 +264,6 @@ def test_a_filter_that_does_not_fit_the_columns_is_refused(text: str, said: str)
     ],
 )
 def test_of_sparks_own_filters_those_are_taken_that_mean_the_same(
-    spark: Any, ours: Comparison | None
+    spark: Any, ours: ColumnCondition | None
 ) -> None:
     assert comparison_of(spark, TABLE.schema) == ours

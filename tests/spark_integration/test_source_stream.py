@@ -19,9 +19,9 @@ from checkpoint.core.outputs import Publish
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from journal import SegmentSpan
-from spark_integration.core.admission import Admission, Limits, Piece
+from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
 from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.core.source_offsets import Point
+from spark_integration.core.source_offsets import SplitPoint
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
     DataLossError,
@@ -458,20 +458,20 @@ def span(epoch: int, begin: int, end: int) -> SegmentSpan:
 @pytest.mark.parametrize(
     ("spans", "start", "resumes"),
     [
-        ([span(1, 0, 100)], Point(1, 40), None),
-        ([span(1, 0, 100), span(2, 100, 150)], Point(1, 100), None),
-        ([span(1, 0, 100), span(2, 100, 150)], Point(2, 150), None),
-        ([span(2, 100, 150)], Point(1, 100), None),
-        ([], Point(), None),
-        ([span(1, 0, 50), span(2, 50, 150)], Point(1, 100), Point(2, 50)),
-        ([span(2, 50, 100), span(3, 100, 150)], Point(1, 100), Point(2, 50)),
-        ([span(2, 100, 150)], Point(1, 40), Point(2, 100)),
-        ([span(1, 100, 150)], Point(1, 40), Point(1, 100)),
-        ([span(1, 0, 50)], Point(1, 100), Point(1, 50)),
+        ([span(1, 0, 100)], SplitPoint(1, 40), None),
+        ([span(1, 0, 100), span(2, 100, 150)], SplitPoint(1, 100), None),
+        ([span(1, 0, 100), span(2, 100, 150)], SplitPoint(2, 150), None),
+        ([span(2, 100, 150)], SplitPoint(1, 100), None),
+        ([], SplitPoint(), None),
+        ([span(1, 0, 50), span(2, 50, 150)], SplitPoint(1, 100), SplitPoint(2, 50)),
+        ([span(2, 50, 100), span(3, 100, 150)], SplitPoint(1, 100), SplitPoint(2, 50)),
+        ([span(2, 100, 150)], SplitPoint(1, 40), SplitPoint(2, 100)),
+        ([span(1, 100, 150)], SplitPoint(1, 40), SplitPoint(1, 100)),
+        ([span(1, 0, 50)], SplitPoint(1, 100), SplitPoint(1, 50)),
     ],
 )
 def test_a_point_is_on_a_chain_or_it_is_known_where_what_is_lost_ends(
-    spans: list[SegmentSpan], start: Point, resumes: Point | None
+    spans: list[SegmentSpan], start: SplitPoint, resumes: SplitPoint | None
 ) -> None:
     assert follows(spans, start) is (resumes is None)
     if resumes is not None:
@@ -482,14 +482,16 @@ def test_a_point_is_on_a_chain_or_it_is_known_where_what_is_lost_ends(
 
 
 def test_no_split_starves_and_no_micro_batch_exceeds_its_limits_but_by_a_single_piece() -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     for _ in range(200):
         pieces = {
-            split: [Piece(Point(0, i + 1), chance.randint(0, 5), chance.randint(1, 50), i) for i in range(9)]
-            for split in "abc"[: chance.randint(1, 3)]
+            split: [
+                StreamPiece(SplitPoint(0, i + 1), rng.randint(0, 5), rng.randint(1, 50), i) for i in range(9)
+            ]
+            for split in "abc"[: rng.randint(1, 3)]
         }
-        limits = Limits(chance.choice([None, 1, 6]), chance.choice([None, 1, 99]))
-        admission = Admission(list(pieces), limits)
+        limits = BatchLimits(rng.choice([None, 1, 6]), rng.choice([None, 1, 99]))
+        admission = BatchAdmission(list(pieces), limits)
         given: dict[str, int] = dict.fromkeys(pieces, 0)
         while (split := admission.need()) is not None:
             at = given[split]

@@ -48,7 +48,7 @@ WORDS = parse_schema("word string")
 def counting(name: str, schema: Any = "word string") -> Graph:
     graph = Graph(name)
     words = graph.source("words", InputSource("words", schema))
-    words.key_by("by_word", "word").count("counts").sink("totals", LogSink(publish="cut"))
+    words.key_by("by_word", "word").count("counts").sink("totals", LogSink(publish="checkpoint"))
     return graph
 
 
@@ -108,7 +108,7 @@ def test_windows_over_a_frame_lose_no_row_whatever_its_width_and_the_order_of_it
     rows = graph.source("rows", InputSource("rows", frame.schema))
     timed = rows.event_time("timed", "at", lateness=timedelta(0)).key_by("by_key", "key")
     counts = timed.aggregate("counts", Tumbling("at", timedelta(hours=1)), rows=Count())
-    counts.sink("totals", LogSink(publish="cut"))
+    counts.sink("totals", LogSink(publish="checkpoint"))
     found = dos.through(frame, graph, workers=1, data_dir=tmp_path / "store")
     assert sum(row["rows"] for row in found.collect()) == count
     found.dos.stop()
@@ -124,7 +124,7 @@ def test_null_keys_are_grouped_as_spark_groups_them_and_null_times_are_counted(
     rows = graph.source("rows", InputSource("rows", frame.schema))
     timed = rows.event_time("timed", "at", lateness=timedelta(0), on_null="drop").key_by("by_key", "key")
     counts = timed.aggregate("counts", Tumbling("at", timedelta(days=1)), rows=Count())
-    counts.sink("totals", LogSink(publish="cut"))
+    counts.sink("totals", LogSink(publish="checkpoint"))
     found = dos.through(frame, graph, workers=2, data_dir=tmp_path / "store")
     expected = frame.where("at is not null").groupBy("key").count().collect()
     assert {row["key"]: row["rows"] for row in found.collect()} == {row[0]: row[1] for row in expected}

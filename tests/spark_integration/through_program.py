@@ -199,7 +199,7 @@ class Program:
     def _batch(self, run: str) -> None:
         lines = self._spark.read.text(str(self._folder / run))
         lines = lines.coalesce(1).sortWithinPartitions("value")
-        frame = self._through(run, lines, publish="cut", name=run)
+        frame = self._through(run, lines, publish="checkpoint", name=run)
         self._write(run, frame)
         frame.dos.stop()
 

@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
+from checkpoint.chains.state_store import StateStore
+from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.coordinator.manifest_log import cut_record
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, version_with
 from checkpoint.core.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.directory_store import DirectoryStore
 from checkpoint.key_hash import hash_keys
-from checkpoint.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.manifest_log import cut_record
-from checkpoint.state_blocks import block_schema, encode_block, make_block
-from checkpoint.state_store import StateStore
 from dataflow.blocking import open_producer
 from dos_client.blocking import BlockingObjectWriter, BlockingStore
 from dos_client.writing.claim import Claim

@@ -13,7 +13,7 @@ from typing import Any
 
 from dos_protocol import messages as m
 from dos_protocol.frames import Frame
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
@@ -93,14 +93,14 @@ class Harness:
                     events.append(answer)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        if isinstance(effect, looks.ScrubLater):
+        if isinstance(effect, scrub_reads.ScrubLater):
             self.scrub_due = self.now + effect.seconds
             return None
-        if isinstance(effect, looks.Tell):
+        if isinstance(effect, scrub_reads.LogNotice):
             self.told.append(effect.text)
             self.warnings += [effect.text] * effect.bad
             return None
-        if isinstance(effect, looks.Look):
+        if isinstance(effect, scrub_reads.ScrubRead):
             self.pending.append((effect, self._look_then_report(effect)))
             return None
         return self._perform_for_clients(effect)
@@ -119,12 +119,12 @@ class Harness:
                 storage.set_mark(directory, mark)
             case v.ForgetDirectory(directory):
                 storage.forget(directory)
-            case v.DropMend():
-                storage.drop_mend(effect)
+            case v.DropRepair():
+                storage.drop_repair(effect)
             case v.SendBytes(session, data):
                 if session not in self.closed:
                     self.bytes_heard[session] += data
-            case v.Note(session, text):
+            case v.LogReason(session, text):
                 self.notes.append((session, text))
             case v.Sync(directory, name):
                 self.core.handle(v.SyncBegins(directory, name), self.now)
@@ -145,7 +145,7 @@ class Harness:
         self.pending.append((copied, work))
         return None
 
-    def _look_then_report(self, effect: looks.Look) -> Callable[[], v.Event | None]:
+    def _look_then_report(self, effect: scrub_reads.ScrubRead) -> Callable[[], v.Event | None]:
         """A look that is late: what it read is reported when it is finished a second time."""
 
         def work() -> None:
@@ -158,7 +158,7 @@ class Harness:
         """The time of the next look has come, if one is waited for."""
         if self.scrub_due is not None:
             self.now, self.scrub_due = max(self.now, self.scrub_due), None
-            self.event(looks.ScrubDue(busy))
+            self.event(scrub_reads.ScrubDue(busy))
 
     def finish(self, index: int = 0) -> None:
         """One thing that runs in a thread ends."""
@@ -258,4 +258,4 @@ class Harness:
     def end(self, session: int) -> None:
         """The connection is gone."""
         self.closed.add(session)
-        self.event(v.Ended(session))
+        self.event(v.ConnectionEnded(session))

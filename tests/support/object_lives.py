@@ -83,7 +83,7 @@ def life_of(state: ObjectState | None) -> Life:
     if state is None:
         return Life.ABSENT
     if state.changing is not None:
-        return Life.MENDING if state.mending else Life.REMOVING
+        return Life.MENDING if state.repairing else Life.REMOVING
     if state.poisoned:
         return Life.POISONED
     if not state.exists:
@@ -138,10 +138,12 @@ class World(Harness):
         self.disk.write(self.disk.open("d/dir/o", create=False), state.file_bytes - 2, [b"\xff\xfe"])
         self.ask(self.writer, m.Get("o", state.synced - 1, 1))
 
-    def mend(self, content: bytes) -> m.Mend:
+    def repair(self, content: bytes) -> m.RepairChunk:
         """A new copy, whatever the old one is."""
         told = self.state.told if self.state is not None else (0, 0)
-        return m.Mend("o", 0, len(content), prefix_digest(content), *told, overwrite=True, payload=content)
+        return m.RepairChunk(
+            "o", 0, len(content), prefix_digest(content), *told, overwrite=True, payload=content
+        )
 
 
 # What is answered
@@ -175,11 +177,11 @@ def poisoned(world: World) -> None:
     world.settle()
 
 
-def mending(world: World) -> None:
+def repairing(world: World) -> None:
     sound(world)
     other = world.connect(m.Hello(store_id=STORE, generation=1))
     world.ask(other, m.ChangeDirectory("dir"))
-    world.send(other, world.mend(LONGER))
+    world.send(other, world.repair(LONGER))
     world.finish()  # the bytes are written; that the copies change places is still to come
 
 
@@ -194,7 +196,7 @@ ROWS: list[tuple[str, Life, Callable[[World], None]]] = [
     ("SOUND, bytes not yet synced", Life.SOUND, appended),
     ("CORRUPT", Life.CORRUPT, corrupt),
     ("POISONED", Life.POISONED, poisoned),
-    ("MENDING", Life.MENDING, mending),
+    ("MENDING", Life.MENDING, repairing),
     ("REMOVING", Life.REMOVING, removing),
 ]
 
@@ -205,7 +207,7 @@ COLUMNS: list[tuple[str, bool, Callable[[World], m.Message]]] = [
     ("STAT", False, lambda _: m.Stat("o")),
     ("STAT with a digest", False, lambda _: m.Stat("o", 4)),
     ("DELETE", False, lambda _: m.Delete("o")),
-    ("MEND", True, lambda world: world.mend(LONGER)),
+    ("MEND", True, lambda world: world.repair(LONGER)),
 ]
 
 

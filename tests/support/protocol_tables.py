@@ -16,7 +16,7 @@ from dos_protocol.frames import encode_frame
 from dos_protocol.session_states import diagram
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.extent import ExtentHeader, encode_header, object_seed
-from dos_server.core.records import Claim, Mark, encode_claim, encode_mark
+from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim, encode_mark
 from dos_server.core.version0.states import diagram as version0_diagram
 from tests.support.object_lives import answers_table
 from tests.support.object_lives import diagram as object_diagram
@@ -91,10 +91,10 @@ def extent_vector() -> str:
 
 
 def small_record_vectors() -> str:
-    mark = encode_mark(Mark("obj", 15, root=0x01020304))
+    mark = encode_mark(ObjectMark("obj", 15, root=0x01020304))
     return (
         "Claim of epoch 7 by writer 000102..0f:\n\n"
-        f"{_hex(encode_claim(Claim(7, bytes(range(16)))))}\n\n"
+        f"{_hex(encode_claim(ClaimRecord(7, bytes(range(16)))))}\n\n"
         f'Mark of "obj" at 15, root 01020304: bytes 0 to 2 `{mark[:3].hex()}`, '
         f"128 to 135 `{mark[128:136].hex()}`, "
         f"137 to 140 `{mark[137:141].hex()}`, 248 to 255 `{mark[248:].hex()}`, the others zero."

@@ -14,7 +14,7 @@ import trio
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder
 from dos_protocol.limits import frame_header_bytes
-from dos_protocol.messages import Append, Hello, Opcode, Watermark, decode
+from dos_protocol.messages import Append, DurabilityAck, Hello, Opcode, decode
 from tests.support.proxy_rules import CutAfter, DropReply, Ending, Passage, Rule, Way
 
 piece_bytes_max: Final = 65_536
@@ -296,7 +296,7 @@ class _Framing:
                 continue
             if name:
                 message = decode(frame) if frame.opcode == Opcode.WATERMARK else None
-                found = isinstance(message, Watermark) and message.name == name and message.synced >= size
+                found = isinstance(message, DurabilityAck) and message.name == name and message.synced >= size
             else:
                 found = frame.request_id == request_id
             if found:

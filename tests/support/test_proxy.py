@@ -15,13 +15,13 @@ from dos_protocol.frames import encode_frame
 from dos_protocol.messages import (
     Append,
     Data,
+    DurabilityAck,
     Get,
     ObjectInfo,
     Opcode,
     Pong,
     Stat,
     StatResult,
-    Watermark,
     encode,
 )
 from dos_server import embedded
@@ -345,8 +345,8 @@ async def test_an_appends_acknowledgement_is_dropped_and_those_before_it_are_not
     async with before_a_server(tmp_path) as proxy:
         async with open_connection(proxy.location) as connection:
             await connection.claim("d", 1, b"w" * 16)
-            told: list[Watermark] = []
-            connection.on_watermark = told.append
+            told: list[DurabilityAck] = []
+            connection.on_durability_ack = told.append
             send_append(connection, b"", b"one")
             await until(lambda: told and told[-1].synced == 3, "the first is acknowledged")
             rule = proxy.drop_reply(Opcode.APPEND)
@@ -367,8 +367,8 @@ async def test_only_the_answer_to_that_request_is_dropped(tmp_path: Path) -> Non
         for request_id, request in ((1, Get("x", 0, 9)), (2, Stat("x")), (3, Append("x", 3, 0, b"abc"))):
             to_server.take(encode_frame(encode(request, request_id)))
         passing = [
-            (0, Watermark("x", 6, 3)),
-            (0, Watermark("y", 6, 6)),
+            (0, DurabilityAck("x", 6, 3)),
+            (0, DurabilityAck("y", 6, 6)),
             (1, Data("x", 0, 3, b"...")),
             (9, Pong()),
         ]
@@ -376,7 +376,7 @@ async def test_only_the_answer_to_that_request_is_dropped(tmp_path: Path) -> Non
             data = encode_frame(encode(answer, request_id))
             assert to_client.take(data) == [data]
         assert not any(rule.done.is_set() for rule in rules)
-        for request_id, answer in ((0, Watermark("x", 7, 6)), (2, StatResult(ObjectInfo("x"), 0, 0))):
+        for request_id, answer in ((0, DurabilityAck("x", 7, 6)), (2, StatResult(ObjectInfo("x"), 0, 0))):
             assert to_client.take(encode_frame(encode(answer, request_id))) == []
         assert all(rule.done.is_set() for rule in rules)
 
@@ -410,7 +410,7 @@ async def test_large_frames_and_split_frames_pass_whole(tmp_path: Path) -> None:
         payload = bytes(range(256)) * 1_024
         await connection.claim("d", 1, b"w" * 16)
         synced = trio.Event()
-        connection.on_watermark = lambda mark: synced.set() if mark.synced == 4 * len(payload) else None
+        connection.on_durability_ack = lambda mark: synced.set() if mark.synced == 4 * len(payload) else None
         for number in range(4):
             send_append(connection, payload * number, payload)
         await synced.wait()

@@ -14,23 +14,23 @@ def thread_work(storage: Storage, effect: v.Effect) -> Callable[[], v.Event]:
             return lambda: storage.load(directory)
         case v.LoadObject(directory, name):
             return lambda: storage.load_object(directory, name)
-        case v.StoreClaim(directory, claim):
+        case v.WriteClaim(directory, claim):
             return lambda: v.ClaimStored(directory, claim, storage.store_claim(directory, claim))
         case v.ReadData():
             return lambda: storage.read(effect)
         case v.ReadDigest():
             return lambda: storage.digest(effect)
-        case v.WriteMend(session):
-            return lambda: v.MendWritten(session, storage.write_mend(effect))
-        case v.InstallMend(session, directory, name):
-            return lambda: v.MendInstalled(session, directory, name, storage.install_mend(effect))
+        case v.WriteRepair(session):
+            return lambda: v.RepairWritten(session, storage.write_repair(effect))
+        case v.InstallRepair(session, directory, name):
+            return lambda: v.RepairInstalled(session, directory, name, storage.install_repair(effect))
         case v.RemoveObject():
             return lambda: storage.remove(effect)
         case v.MakeDirectory(session, directory):
             return lambda: v.DirectoryMade(session, directory, storage.make_directory(directory))
-        case v.StoreRecord(session, request_id, record):
+        case v.WriteStoreRecord(session, request_id, record):
             return lambda: v.RecordStored(session, request_id, record, storage.store_record(record))
-        case v.StoreStamps():
+        case v.WriteStamps():
             return lambda: storage.store_stamps(effect)
         case _:
             raise AssertionError(effect)

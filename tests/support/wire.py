@@ -66,7 +66,7 @@ class Wire:
         while True:
             message = self.unasked.pop(0) if self.unasked else self.receive()
             assert not isinstance(message, m.Error), message
-            if isinstance(message, m.Watermark) and message.name == name and message.synced >= size:
+            if isinstance(message, m.DurabilityAck) and message.name == name and message.synced >= size:
                 return
 
     def ends(self) -> bool:

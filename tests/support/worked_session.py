@@ -65,7 +65,7 @@ SESSION = [
     Line(
         "server",
         0,
-        m.Watermark(_NAME, len(_BOTH), len(_BOTH)),
+        m.DurabilityAck(_NAME, len(_BOTH), len(_BOTH)),
         "all 12 bytes are on stable storage. Others with lower sizes may come before it",
     ),
     Line("client", 5, m.Stat(_NAME, len(_HELLO)), "and the prefix digest at 7"),
@@ -141,7 +141,7 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def _widths(row: m.Row, meta: bytes) -> list[int]:
+def _widths(row: m.MessageLayout, meta: bytes) -> list[int]:
     widths = [struct.calcsize(f">{code}") for _, code in row.fixed]
     for _, kind in row.variable:
         start = sum(widths)

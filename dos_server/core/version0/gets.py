@@ -13,19 +13,19 @@ from dos_server.core.reads import Reads
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r
 from dos_server.core.version0 import wire
-from dos_server.core.version0.answers import Answers
-from dos_server.core.version0.session import Session0
+from dos_server.core.version0.answers import V0Answers
+from dos_server.core.version0.session import V0Session
 
 
-class Gets:
+class V0Gets:
     """See the module."""
 
-    def __init__(self, tables: Tables, reads: Reads, answers: Answers) -> None:
+    def __init__(self, tables: Tables, reads: Reads, answers: V0Answers) -> None:
         self._tables = tables
         self._reads = reads
         self._answers = answers
 
-    def get(self, one: Session0, request: r.Get) -> None:
+    def get(self, one: V0Session, request: r.V0Get) -> None:
         directory = self._answers.directory_of(one)
         state = directory.objects.get(request.name) if directory is not None else None
         if state is None or not state.exists:
@@ -46,12 +46,12 @@ class Gets:
             self._answers.send(one, wire.head(end - start))
             self._next(one)
 
-    def _next(self, one: Session0) -> None:
+    def _next(self, one: V0Session) -> None:
         """A file that is removed or mended meanwhile is refused there: its version changes."""
         count = min(one.end - one.position, payload_bytes_max)
         self._reads.get(one.session, m.Get(one.target.name, one.position, count), 0)
 
-    def got(self, one: Session0, piece: m.Data) -> None:
+    def got(self, one: V0Session, piece: m.Data) -> None:
         """A piece has been read: send it, and read the next."""
         count = len(piece.payload)
         if not count:

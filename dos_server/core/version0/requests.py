@@ -18,24 +18,24 @@ _NUMBER_MAX: Final = (1 << 63) - 1
 _SHOWN: Final = 40
 
 
-class Use(NamedTuple):
+class V0Use(NamedTuple):
     """`u` DIR"""
 
     directory: str
 
 
-class Append(NamedTuple):
+class V0Append(NamedTuple):
     """`a` FILE TAB OFFSET"""
 
     name: str
     offset: int
 
 
-class List(NamedTuple):
+class V0List(NamedTuple):
     """`l`"""
 
 
-class Get(NamedTuple):
+class V0Get(NamedTuple):
     """`g` FILE TAB OFFSET TAB COUNT; `bytes_max` 0: all"""
 
     name: str
@@ -43,38 +43,38 @@ class Get(NamedTuple):
     bytes_max: int
 
 
-class Delete(NamedTuple):
+class V0Delete(NamedTuple):
     """`d` FILE"""
 
     name: str
 
 
-class Sync(NamedTuple):
+class V0Sync(NamedTuple):
     """`s` FILE"""
 
     name: str
 
 
-class Bad(NamedTuple):
+class V0InvalidRequest(NamedTuple):
     """A request that is none, and what is wrong with it."""
 
     command: str
     text: str
 
 
-Request = Use | Append | List | Get | Delete | Sync
+Request = V0Use | V0Append | V0List | V0Get | V0Delete | V0Sync
 
 
 class _WrongError(Exception):
     """What is wrong with an argument."""
 
 
-def parse(body: bytes) -> Request | Bad:
+def parse(body: bytes) -> Request | V0InvalidRequest:
     """The request in a body that is not empty."""
     command = body[:1].decode("latin-1")
     row = _COMMANDS.get(command)
     if row is None:
-        return Bad(command, f'unknown command "{_shown(command)}"')
+        return V0InvalidRequest(command, f'unknown command "{_shown(command)}"')
     form, kinds = row
     try:
         arguments = _arguments(body[1:])
@@ -82,7 +82,7 @@ def parse(body: bytes) -> Request | Bad:
             raise _WrongError(f"{command} takes {len(kinds)} arguments, not {len(arguments)}")
         return form(*(kind(one) for kind, one in zip(kinds, arguments, strict=True)))
     except _WrongError as error:
-        return Bad(command, str(error))
+        return V0InvalidRequest(command, str(error))
 
 
 def _arguments(data: bytes) -> list[str]:
@@ -117,10 +117,10 @@ def _shown(command: str) -> str:
 
 
 _COMMANDS: Final[dict[str, tuple[Callable[..., Request], tuple[Callable[[str], str | int], ...]]]] = {
-    "u": (Use, (_name,)),
-    "a": (Append, (_name, _number)),
-    "l": (List, ()),
-    "g": (Get, (_name, _offset_or_less, _number)),
-    "d": (Delete, (_name,)),
-    "s": (Sync, (_name,)),
+    "u": (V0Use, (_name,)),
+    "a": (V0Append, (_name, _number)),
+    "l": (V0List, ()),
+    "g": (V0Get, (_name, _offset_or_less, _number)),
+    "d": (V0Delete, (_name,)),
+    "s": (V0Sync, (_name,)),
 }

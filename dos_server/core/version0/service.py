@@ -22,19 +22,19 @@ from dos_server.core import vocabulary as v
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.reads import Reads
-from dos_server.core.removals import Outcome, Removals
+from dos_server.core.removals import RemovalOutcome, Removals
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r
-from dos_server.core.version0.answers import NO_DIRECTORY, Answers, read_only
-from dos_server.core.version0.gets import Gets
-from dos_server.core.version0.session import Session0
-from dos_server.core.version0.states import Happening, State
-from dos_server.core.version0.streams import Streams
+from dos_server.core.version0.answers import NO_DIRECTORY, V0Answers, read_only
+from dos_server.core.version0.gets import V0Gets
+from dos_server.core.version0.session import V0Session
+from dos_server.core.version0.states import V0Event, V0State
+from dos_server.core.version0.streams import V0Streams
 from dos_server.limits import entries_few, version0_in_flight_batches_max, version0_in_flight_bytes_max
 
 
-class Version0:
+class V0Service:
     """See the module. `off`: why version 0 is not spoken here; empty: it is."""
 
     def __init__(
@@ -44,28 +44,28 @@ class Version0:
         self._claims = claims
         self._removals = removals
         self._off = off
-        self._answers = answers = Answers(tables)
-        self._streams = streams = Streams(tables, appends, answers)
-        self._gets = gets = Gets(tables, reads, answers)
+        self._answers = answers = V0Answers(tables)
+        self._streams = streams = V0Streams(tables, appends, answers)
+        self._gets = gets = V0Gets(tables, reads, answers)
         self.streamed = streams.streamed
         self.tick = streams.tick
-        self._on_request: Final[dict[type[Any], Callable[[Session0, Any], None]]] = {
-            r.Use: self._use,
-            r.Append: streams.append,
-            r.List: self._list,
-            r.Get: gets.get,
-            r.Delete: self._delete,
-            r.Sync: self._sync,
-            r.Bad: self._bad,
+        self._on_request: Final[dict[type[Any], Callable[[V0Session, Any], None]]] = {
+            r.V0Use: self._use,
+            r.V0Append: streams.append,
+            r.V0List: self._list,
+            r.V0Get: gets.get,
+            r.V0Delete: self._delete,
+            r.V0Sync: self._sync,
+            r.V0InvalidRequest: self._bad,
         }
 
     def may_read(self, session: int) -> bool:
         """Whether the shell should take more from that connection."""
         one = self._answers.sessions.get(session)
-        if one is None or one.stands is State.COMMAND:
+        if one is None or one.stands is V0State.COMMAND:
             return True
         return (
-            one.stands is State.STREAMING
+            one.stands is V0State.STREAMING
             and one.session.unsynced_bytes < version0_in_flight_bytes_max
             and one.session.unsynced_appends < version0_in_flight_batches_max
         )
@@ -73,7 +73,7 @@ class Version0:
     def is_streaming(self, session: int) -> bool:
         """Whether what comes next is content, not a request."""
         one = self._answers.sessions.get(session)
-        return one is not None and one.stands is State.STREAMING
+        return one is not None and one.stands is V0State.STREAMING
 
     def wants_tick(self) -> bool:
         """Whether a status may be due though nothing happens."""
@@ -89,28 +89,28 @@ class Version0:
         if not event.body:
             self._answers.end(one)
             return
-        one.move(Happening.REQUESTED)
+        one.move(V0Event.REQUESTED)
         if self._off:
             self._answers.refuse_and_end(one, self._off)
             return
         request = r.parse(event.body)
-        one.request = None if isinstance(request, r.Bad) else request
+        one.request = None if isinstance(request, r.V0InvalidRequest) else request
         self._on_request[type(request)](one, request)
 
-    def _session_of(self, session: Session) -> Session0:
+    def _session_of(self, session: Session) -> V0Session:
         one = self._answers.sessions.get(session.number)
         if one is None:
             session.version = 0
             session.move(SessionEvent.WELCOMED)
-            one = self._answers.sessions[session.number] = Session0(session)
+            one = self._answers.sessions[session.number] = V0Session(session)
         return one
 
     def half_closed(self, session: Session) -> None:
         """The peer sends no more: a stream is at its end; else it gets its answer, and the session ends."""
         one = self._session_of(session)
-        if one.stands is State.STREAMING:
+        if one.stands is V0State.STREAMING:
             self._streams.finish(one)
-        elif one.stands is State.COMMAND:
+        elif one.stands is V0State.COMMAND:
             self._answers.end(one)
         else:
             one.half_closed = True
@@ -119,12 +119,12 @@ class Version0:
         """The connection is gone. What was taken of a stream goes on to the disk."""
         one = self._answers.sessions.pop(session, None)
         if one is not None and not one.closed:
-            one.move(Happening.ENDED)
+            one.move(V0Event.ENDED)
             self._answers.wait_no_more(one)
 
     # Requests
 
-    def _bad(self, one: Session0, request: r.Bad) -> None:
+    def _bad(self, one: V0Session, request: r.V0InvalidRequest) -> None:
         if request.command == "g":
             self._answers.end(one, request.text)
         elif request.command == "a":
@@ -132,7 +132,7 @@ class Version0:
         else:
             self._answers.refuse(one, request.text)
 
-    def _use(self, one: Session0, request: r.Use) -> None:
+    def _use(self, one: V0Session, request: r.V0Use) -> None:
         if request.directory in self._tables.directory_names:
             self._open(one, request.directory)
         else:
@@ -142,7 +142,7 @@ class Version0:
     def directory_made(self, event: v.DirectoryMade) -> None:
         tables = self._tables
         tables.answerable(event.session)
-        if event.trouble is v.Trouble.NONE:
+        if event.trouble is v.DiskFailure.NONE:
             tables.directory_names.add(event.directory)
             directory = tables.directories.get(event.directory)
             if directory is not None:
@@ -150,12 +150,12 @@ class Version0:
         one = self._answers.sessions.get(event.session)
         if one is None or one.closed:
             return
-        if event.trouble is v.Trouble.NONE:
+        if event.trouble is v.DiskFailure.NONE:
             self._open(one, event.directory)
         else:
             self._answers.refuse(one, f"directory {event.directory} cannot be made: {event.trouble.value}")
 
-    def _open(self, one: Session0, directory: str) -> None:
+    def _open(self, one: V0Session, directory: str) -> None:
         self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)
 
     def answers_long(self, session: int, body: bytes) -> bool:
@@ -165,7 +165,7 @@ class Version0:
         directory = self._answers.directory_of(one) if one is not None and body[:1] == b"l" else None
         return directory is not None and len(directory.objects) > entries_few
 
-    def _list(self, one: Session0, request: r.List) -> None:
+    def _list(self, one: V0Session, request: r.V0List) -> None:
         del request
         directory = self._answers.directory_of(one)
         if directory is None:
@@ -179,7 +179,7 @@ class Version0:
         ]
         self._answers.reply(one, "".join(lines).encode("ascii"))
 
-    def _delete(self, one: Session0, request: r.Delete) -> None:
+    def _delete(self, one: V0Session, request: r.V0Delete) -> None:
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse(one, NO_DIRECTORY)
@@ -193,7 +193,7 @@ class Version0:
         if refusal is not None:
             self._answers.refuse(one, refusal.message)
 
-    def removed(self, outcome: Outcome) -> None:
+    def removed(self, outcome: RemovalOutcome) -> None:
         """A file is gone, or it could not be removed."""
         session, _, refusal = outcome
         one = self._answers.sessions.get(session.number) if session is not None else None
@@ -204,7 +204,7 @@ class Version0:
         else:
             self._answers.refuse(one, refusal.message)
 
-    def _sync(self, one: Session0, request: r.Sync) -> None:
+    def _sync(self, one: V0Session, request: r.V0Sync) -> None:
         """Everything that was taken is on its way to stable storage: what is left is to wait for it."""
         directory = self._answers.directory_of(one)
         if directory is None:
@@ -220,7 +220,7 @@ class Version0:
             self._answers.wait(one)
             self._look_synced(one)
 
-    def _look_synced(self, one: Session0) -> None:
+    def _look_synced(self, one: V0Session) -> None:
         state = one.target
         if state.poisoned:
             self._answers.wait_no_more(one)
@@ -240,7 +240,7 @@ class Version0:
                 if one is not None and not one.closed:
                     self._hear(one, message)
 
-    def _hear(self, one: Session0, message: m.Message) -> None:
+    def _hear(self, one: V0Session, message: m.Message) -> None:
         if isinstance(message, m.DirectoryOpened):
             self._answers.reply(one, b"ok")
         elif isinstance(message, m.Data):
@@ -249,10 +249,10 @@ class Version0:
             self._refused(one, message.message)
         # and a watermark says nothing new: sizes are read where they are needed
 
-    def _refused(self, one: Session0, text: str) -> None:
-        if isinstance(one.request, r.Get) or one.stands is not State.ANSWERING:
+    def _refused(self, one: V0Session, text: str) -> None:
+        if isinstance(one.request, r.V0Get) or one.stands is not V0State.ANSWERING:
             self._answers.end(one, text)
-        elif isinstance(one.request, r.Append):
+        elif isinstance(one.request, r.V0Append):
             self._answers.refuse_and_end(one, text)
         else:
             self._answers.refuse(one, text)
@@ -264,7 +264,7 @@ class Version0:
             return
         state = self._tables.find(directory, name)
         for one in list(self._answers.waiting.get(state, ())) if state is not None else ():
-            if isinstance(one.request, r.Sync):
+            if isinstance(one.request, r.V0Sync):
                 self._look_synced(one)
             else:
                 self._streams.look(one)

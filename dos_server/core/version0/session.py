@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from dos_server.core.object_state import ObjectState
 from dos_server.core.session import Session
 from dos_server.core.version0.requests import Request
-from dos_server.core.version0.states import Happening, State, step
+from dos_server.core.version0.states import V0Event, V0State, step
 
 
 @dataclass(eq=False)
-class Session0:
+class V0Session:
     """`session`: what the rest of the core knows of it. `request`: the one being answered.
 
     `state`: the object of that request. GET: [`position`, `end`) is still to be sent. `s`: `end` must be
@@ -21,7 +21,7 @@ class Session0:
     """
 
     session: Session
-    stands: State = State.COMMAND
+    stands: V0State = V0State.COMMAND
     half_closed: bool = False
     request: Request | None = None
     state: ObjectState | None = None
@@ -32,7 +32,7 @@ class Session0:
     told: tuple[int, int] = (0, 0)
     due: bool = False
 
-    def move(self, happening: Happening) -> None:
+    def move(self, happening: V0Event) -> None:
         """Step by the table."""
         self.stands = step(self.stands, happening)
 
@@ -44,4 +44,4 @@ class Session0:
 
     @property
     def closed(self) -> bool:
-        return self.stands is State.CLOSED
+        return self.stands is V0State.CLOSED

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final
 
 
-class State(Enum):
+class V0State(Enum):
     """A connection that speaks version 0, as the server sees it."""
 
     COMMAND = "COMMAND"
@@ -21,7 +21,7 @@ class State(Enum):
     CLOSED = "CLOSED"
 
 
-class Happening(Enum):
+class V0Event(Enum):
     """What moves it."""
 
     REQUESTED = "a request"
@@ -31,18 +31,18 @@ class Happening(Enum):
     ENDED = "an empty request, the connection ended, or a refusal that closes"
 
 
-_ENDED: Final = {Happening.ENDED: State.CLOSED}
+_ENDED: Final = {V0Event.ENDED: V0State.CLOSED}
 
-TABLE: Final[dict[State, dict[Happening, State]]] = {
-    State.COMMAND: {Happening.REQUESTED: State.ANSWERING} | _ENDED,
-    State.ANSWERING: {Happening.ANSWERED: State.COMMAND, Happening.APPENDING: State.STREAMING} | _ENDED,
-    State.STREAMING: {Happening.STREAM_ENDED: State.FINISHING} | _ENDED,
-    State.FINISHING: _ENDED,
-    State.CLOSED: {},
+TABLE: Final[dict[V0State, dict[V0Event, V0State]]] = {
+    V0State.COMMAND: {V0Event.REQUESTED: V0State.ANSWERING} | _ENDED,
+    V0State.ANSWERING: {V0Event.ANSWERED: V0State.COMMAND, V0Event.APPENDING: V0State.STREAMING} | _ENDED,
+    V0State.STREAMING: {V0Event.STREAM_ENDED: V0State.FINISHING} | _ENDED,
+    V0State.FINISHING: _ENDED,
+    V0State.CLOSED: {},
 }
 
 
-def step(state: State, happening: Happening) -> State:
+def step(state: V0State, happening: V0Event) -> V0State:
     """The state after it. A step that the table does not have is a bug of ours: the peer cannot cause one."""
     after = TABLE[state].get(happening)
     assert after is not None, f"{happening.name} cannot happen in {state.name}"

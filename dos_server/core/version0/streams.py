@@ -21,22 +21,22 @@ from dos_server.core.object_state import ObjectState
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r
 from dos_server.core.version0 import wire
-from dos_server.core.version0.answers import NO_DIRECTORY, Answers, read_only
-from dos_server.core.version0.session import Session0
-from dos_server.core.version0.states import Happening, State
+from dos_server.core.version0.answers import NO_DIRECTORY, V0Answers, read_only
+from dos_server.core.version0.session import V0Session
+from dos_server.core.version0.states import V0Event, V0State
 from dos_server.limits import version0_status_seconds
 
 
-class Streams:
+class V0Streams:
     """See the module. `untold`: streams of which a status may be due though nothing happens."""
 
-    def __init__(self, tables: Tables, appends: Appends, answers: Answers) -> None:
+    def __init__(self, tables: Tables, appends: Appends, answers: V0Answers) -> None:
         self._tables = tables
         self._appends = appends
         self._answers = answers
-        self.untold: dict[Session0, None] = {}
+        self.untold: dict[V0Session, None] = {}
 
-    def append(self, one: Session0, request: r.Append) -> None:
+    def append(self, one: V0Session, request: r.V0Append) -> None:
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse_and_end(one, NO_DIRECTORY)
@@ -64,15 +64,15 @@ class Streams:
         refusal = self._tables.take_space(state, 0)
         return "" if refusal is None else refusal.message
 
-    def _begin(self, one: Session0) -> None:
+    def _begin(self, one: V0Session) -> None:
         self._answers.send(one, wire.reply(b"ok"))
-        one.move(Happening.APPENDING)
+        one.move(V0Event.APPENDING)
         one.bytes_at = one.status_at = self._tables.now
         one.told = (one.target.written, one.target.synced)
 
     def streamed(self, event: v.Streamed) -> None:
         one = self._answers.sessions.get(event.session)
-        if one is None or one.stands is not State.STREAMING:
+        if one is None or one.stands is not V0State.STREAMING:
             return
         state, now = one.target, self._tables.now
         count = len(event.data)
@@ -91,22 +91,22 @@ class Streams:
         self._appends.take(one.session, directory, state, event.data, 0)
         self._appends.batch_ended()
 
-    def finish(self, one: Session0) -> None:
+    def finish(self, one: V0Session) -> None:
         """The client sends no more."""
-        one.move(Happening.STREAM_ENDED)
+        one.move(V0Event.STREAM_ENDED)
         self.look(one)
 
-    def look(self, one: Session0) -> None:
+    def look(self, one: V0Session) -> None:
         """The disk has got on."""
         settled = not one.session.unsynced_appends
-        if one.stands is State.ANSWERING and settled:
+        if one.stands is V0State.ANSWERING and settled:
             self._begin(one)
-        elif one.stands is not State.ANSWERING and one.target.damaged:
+        elif one.stands is not V0State.ANSWERING and one.target.damaged:
             self._answers.end(one, f"{one.target.name} was found damaged")
-        elif one.stands is State.FINISHING and settled:
+        elif one.stands is V0State.FINISHING and settled:
             self._send_status(one)
             self._answers.end(one)
-        elif one.stands is State.STREAMING and one.due:
+        elif one.stands is V0State.STREAMING and one.due:
             self._send_status(one)
 
     def tick(self) -> None:
@@ -121,14 +121,14 @@ class Streams:
             if one.closed or state.written == state.synced:
                 del self.untold[one]
 
-    def _send_status(self, one: Session0) -> None:
+    def _send_status(self, one: V0Session) -> None:
         one.told = (one.target.written, one.target.synced)
         one.status_at = self._tables.now
         one.due = False
         self._answers.send(one, wire.reply("{}\t{}".format(*one.told).encode("ascii")))
 
 
-def _why_not(one: Session0, state: ObjectState, offset: int) -> str:
+def _why_not(one: V0Session, state: ObjectState, offset: int) -> str:
     refusal = state.refuses_session(one.session.number)
     if refusal is not None:
         return refusal.message

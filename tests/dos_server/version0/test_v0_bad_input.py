@@ -425,7 +425,7 @@ def test_no_bytes_crash_the_server_or_write_where_they_must_not(first: bytes, da
 @given(body=st.binary(min_size=1, max_size=255))
 def test_a_request_is_parsed_or_what_is_wrong_is_said_in_print(body: bytes) -> None:
     request = r.parse(body)
-    if isinstance(request, r.Bad):
+    if isinstance(request, r.V0InvalidRequest):
         assert request.text.isascii()
         assert request.text.isprintable()
         return
@@ -434,13 +434,13 @@ def test_a_request_is_parsed_or_what_is_wrong_is_said_in_print(body: bytes) -> N
 
 
 def test_requests_are_what_the_table_says() -> None:
-    assert r.parse(b"ua.b") == r.Use("a.b")
-    assert r.parse(b"af\t0") == r.Append("f", 0)
-    assert r.parse(b"af\t9223372036854775807") == r.Append("f", 2**63 - 1)
-    assert r.parse(b"l") == r.List()
-    assert r.parse(b"gf\t-9223372036854775807\t12") == r.Get("f", -(2**63) + 1, 12)
-    assert r.parse(b"df") == r.Delete("f")
-    assert r.parse(b"sf") == r.Sync("f")
+    assert r.parse(b"ua.b") == r.V0Use("a.b")
+    assert r.parse(b"af\t0") == r.V0Append("f", 0)
+    assert r.parse(b"af\t9223372036854775807") == r.V0Append("f", 2**63 - 1)
+    assert r.parse(b"l") == r.V0List()
+    assert r.parse(b"gf\t-9223372036854775807\t12") == r.V0Get("f", -(2**63) + 1, 12)
+    assert r.parse(b"df") == r.V0Delete("f")
+    assert r.parse(b"sf") == r.V0Sync("f")
 
 
 def test_the_memory_of_an_inlet_grows_only_when_it_is_filled_and_is_given_back() -> None:

@@ -12,9 +12,9 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.mends import refuses as refuses_mending
 from dos_server.core.object_state import ObjectState
-from dos_server.core.version0.states import TABLE, Happening, State, diagram, step
+from dos_server.core.repairs import refuses as refuses_mending
+from dos_server.core.version0.states import TABLE, V0Event, V0State, diagram, step
 from dos_server.limits import version0_in_flight_batches_max, version0_in_flight_bytes_max
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -239,7 +239,7 @@ def test_no_new_copy_takes_the_place_of_a_file_that_is_locked() -> None:
     session = streaming(server)
     server.settle()
     state = server.core._tables.find("dir", "f")
-    request = m.Mend("f", 0, 3, prefix_digest(b"abc"), 0, 0, overwrite=True, payload=b"abc")
+    request = m.RepairChunk("f", 0, 3, prefix_digest(b"abc"), 0, 0, overwrite=True, payload=b"abc")
     refusal = refuses_mending(state, request)
     assert refusal is not None
     assert refusal.code == ErrorCode.BEING_APPENDED
@@ -593,13 +593,13 @@ def test_a_session_that_goes_at_any_moment_leaves_nothing_behind() -> None:
 
 
 def test_every_state_is_reached_and_can_end() -> None:
-    reached = {State.COMMAND} | {after for row in TABLE.values() for after in row.values()}
-    assert reached == set(State)
-    assert all(row.get(Happening.ENDED) is State.CLOSED for state, row in TABLE.items() if row)
-    assert TABLE[State.CLOSED] == {}
+    reached = {V0State.COMMAND} | {after for row in TABLE.values() for after in row.values()}
+    assert reached == set(V0State)
+    assert all(row.get(V0Event.ENDED) is V0State.CLOSED for state, row in TABLE.items() if row)
+    assert TABLE[V0State.CLOSED] == {}
     with pytest.raises(AssertionError, match="cannot happen"):
-        step(State.STREAMING, Happening.REQUESTED)
-    for state in State:
+        step(V0State.STREAMING, V0Event.REQUESTED)
+    for state in V0State:
         assert state.name in diagram()
 
 

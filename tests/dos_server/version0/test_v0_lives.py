@@ -112,7 +112,7 @@ def test_no_crash_takes_back_what_a_status_told(seed: int) -> None:
 
 def test_a_server_that_does_not_sync_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The canary: the oracles see a planted bug."""
-    monkeypatch.setattr("dos_server.storage.Storage.sync", lambda self, effect: v.Trouble.NONE)
+    monkeypatch.setattr("dos_server.storage.Storage.sync", lambda self, effect: v.DiskFailure.NONE)
     with pytest.raises(AssertionError):
         live_many(30)
 

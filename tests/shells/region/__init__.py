@@ -5,7 +5,7 @@ Real are the coordinator's shell with its links, manifest, requests and answers;
 links, lives, exchange, journals and output logs; the circuit with its operators. In memory are connections,
 threads and files of outputs; the rows of the input; the launcher. A worker's two threads are two tasks.
 
-    surroundings  what `checkpoint.world` asks for
+    surroundings  what `checkpoint.runtime` asks for
     driver        the process of a coordinator
     worker        the process of a worker
     region        what there is to do, and who starts a driver again

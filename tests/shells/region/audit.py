@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.state_store import StateStore
+from checkpoint.coordinator.manifest_log import CHAIN, cuts_in
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.directory_store import DirectoryStore
-from checkpoint.manifest_log import CHAIN, cuts_in
-from checkpoint.state_store import StateStore
 from dataflow.outputs import StepRows, read_output
 from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store
 from journal import Position, look_chain, read_records
@@ -67,7 +67,7 @@ class Auditor(RegionProcess):
     async def _state(self, store: Store, cut: Cut, worker: int) -> dict[str, int]:
         directory = worker_directory(self.region.spec.name, worker)
         view = await store.look(directory)
-        claim = await store.claim(directory, view.epoch_seen + 1, self.chance.randbytes(16))
+        claim = await store.claim(directory, view.epoch_seen + 1, self.rng.randbytes(16))
         async with claim:
             generation = store.record.generation
             at = cut.workers[worker].state

@@ -9,16 +9,18 @@ from typing import Any
 
 import trio
 
-from checkpoint import coordinator_shell, directory_store, link
+from checkpoint import link
+from checkpoint.chains import directory_store
+from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.state_store import StateStore
+from checkpoint.coordinator import shell
 from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.participant import Ended, Send, Tick
-from checkpoint.directory_store import DirectoryStore
+from checkpoint.core.participant import ParticipantEnded, ParticipantTick, SendReport
 from checkpoint.participant import Participant
-from checkpoint.state_store import StateStore
-from checkpoint.world import world
-from dataflow.worker_exchange import Exchange
-from dataflow.worker_life import Life
-from dataflow.worker_outputs import Outputs
+from checkpoint.runtime import runtime
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.link_incarnation import LinkIncarnation
+from dataflow.worker.outputs import Outputs
 from journal import take_over
 from tests.sim.bugs.catalogue import Patch
 
@@ -41,7 +43,7 @@ def silence_of_workers_is_not_noticed() -> list[Patch]:
     def core(spec: Any) -> Coordinator:
         return Coordinator(replace(spec, suspect_after_s=1e9))
 
-    return [(coordinator_shell, "Coordinator", core)]
+    return [(shell, "Coordinator", core)]
 
 
 @bug("O10", needs="power_cut_driver")
@@ -51,10 +53,10 @@ def orphans_are_not_noticed() -> list[Patch]:
     async def beat(self: Any) -> None:
         while (due := self._core.deadline()) is not None:
             await trio.sleep_until(due)
-            for effect in self._core.handle(Tick(due, self._counters()), trio.current_time()):
-                if isinstance(effect, Send):
+            for effect in self._core.handle(ParticipantTick(due, self._counters()), trio.current_time()):
+                if isinstance(effect, SendReport):
                     self._to_send.send_nowait(effect.message)
-                assert isinstance(effect, Send | Ended)
+                assert isinstance(effect, SendReport | ParticipantEnded)
 
     return [(Participant, "_beat", beat)]
 
@@ -79,7 +81,7 @@ def a_life_begins_before_the_last_has_ended() -> list[Patch]:
         self._ending = True
         await trio.lowlevel.checkpoint()
 
-    return [(Life, "end", end)]
+    return [(LinkIncarnation, "end", end)]
 
 
 @bug("R12", needs="slow_disk")
@@ -152,7 +154,7 @@ def votes_do_not_wait_for_output_logs() -> list[Patch]:
 @bug("O10")
 def listeners_are_not_closed() -> list[Patch]:
     async def listen(host: str, ports: Any) -> Any:
-        found = [one for port in ports for one in await world().listen(host, port, 9)]
+        found = [one for port in ports for one in await runtime().listen(host, port, 9)]
         for one in found:
             one.aclose = trio.lowlevel.checkpoint
         return found

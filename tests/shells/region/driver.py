@@ -1,6 +1,6 @@
 """The process of a coordinator: its real shell, listening, with a manifest and an ear for requests.
 
-Rules of this file: what `checkpoint.coordinator` does on its thread. What the shell is told and what it does
+Rules of this file: what `checkpoint.coordinator.control` does on its thread. What the shell is told and what it does
 is overheard for the record.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from checkpoint.coordinator_shell import RegionShell, listening, run_region
+from checkpoint.coordinator.shell import RegionShell, listening, run_region
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CutAppended,
@@ -18,7 +18,7 @@ from checkpoint.core.coordinator_vocabulary import (
     Event,
     ManifestOpened,
     OpenManifest,
-    Send,
+    SendControl,
 )
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, StateChanged, WorkerLost
 from tests.shells.region.process import RegionProcess
@@ -46,7 +46,7 @@ class Overheard(RegionShell):
 
     def _perform(self, effect: Effect) -> None:
         region = self._driver.region
-        if isinstance(effect, Send):
+        if isinstance(effect, SendControl):
             region.guarded(region.record.sent, effect.message)
             region.saw(f"sent: {type(effect.message).__name__}")
         elif isinstance(effect, AppendCut):
@@ -64,7 +64,7 @@ class Driver(RegionProcess):
 
     def __init__(self, region: "ShellRegion", name: str) -> None:
         super().__init__(region, name)
-        self.spec = replace(region.spec, listen_host=name, job_key=self.chance.randbytes(32))
+        self.spec = replace(region.spec, listen_host=name, job_key=self.rng.randbytes(32))
         self.shell = Overheard(self, self.spec)
         self.address = ("", 0)
         self.end: End | None = None

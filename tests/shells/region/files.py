@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from checkpoint.core.manifest import Cut
-from dataflow import Place, UserOperator
-from dataflow.directory import OperatorDirectory
+from dataflow import RuntimeContext, UserOperator
+from dataflow.state.operator_directory import OperatorDirectory
 from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Keeper(UserOperator):
     keeps_files = True
     files: OperatorDirectory
 
-    def open(self, ctx: Place) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         self.files = ctx.directory()
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -98,7 +98,7 @@ async def _live(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) 
 
 def _besides(cluster: "Cluster", region: "ShellRegion") -> None:
     """Users that not every run has."""
-    topology = cluster.chance.topology
+    topology = cluster.rng.topology
     if topology.random() < 0.25:
         cluster.begin(lambda name: Viewer(region, name), "v")
     if topology.random() < 0.25:

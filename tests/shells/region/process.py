@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.errors import OrphanedError
 from dataflow.errors import CircuitStoppedError
-from dataflow.worker_failures import first_error
+from dataflow.worker.failures import first_error
 from dos_protocol.errors import DosError
 from tests.shells.clients import Client
 from tests.shells.region.oracles import check_closed

@@ -14,11 +14,11 @@ import trio
 
 from checkpoint.core.coordinator_vocabulary import End
 from checkpoint.core.region import RegionSpec, RegionState
-from checkpoint.world import replace_world
+from checkpoint.runtime import replace_runtime
 from dataflow import Graph, LogSink
-from dataflow.graph import GraphPlan
+from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker_messages import CircuitFailed
+from dataflow.worker.messages import CircuitFailed
 from tests.shells.region.driver import Driver
 from tests.shells.region.files import KEEPER, Keeper
 from tests.shells.region.output import ShellOutput
@@ -77,19 +77,19 @@ class ShellRegion:
         self.history = cluster.history
         self.machines = cluster.machines
         self.quorum = cluster.record.ack_quorum
-        self.surroundings = Surroundings(cluster.network, cluster.chance.stream("threads"))
-        replace_world(self.surroundings)
-        chance = cluster.chance.stream("region topology")
-        workers = chance.choice([2, 2, 2, 3])
-        self.pace_s = chance.choice([0.2, 0.3])
-        of_worker = chance.choice([1, 2])
-        self.given = Input(chance, workers * of_worker, _STEP_ROWS * chance.randint(6, 12) // of_worker)
-        self.kinds = {sink: chance.choice(["file", "cut", "step"]) for sink in SINKS}
+        self.surroundings = Surroundings(cluster.network, cluster.rng.stream("threads"))
+        replace_runtime(self.surroundings)
+        rng = cluster.rng.stream("region topology")
+        workers = rng.choice([2, 2, 2, 3])
+        self.pace_s = rng.choice([0.2, 0.3])
+        of_worker = rng.choice([1, 2])
+        self.given = Input(rng, workers * of_worker, _STEP_ROWS * rng.randint(6, 12) // of_worker)
+        self.kinds = {sink: rng.choice(["file", "cut", "step"]) for sink in SINKS}
         if of_worker > 1 and "step" in self.kinds.values():
             # in which order a step took rows of several splits, no division says: such a source does not give
             # the same again, and none of its output may be shown before its cut
-            self.given = Input(cluster.chance.stream("one split each"), workers, _STEP_ROWS * 8)
-        self.keeps_files = cluster.chance.stream("files of operators").random() < WITH_FILES
+            self.given = Input(cluster.rng.stream("one split each"), workers, _STEP_ROWS * 8)
+        self.keeps_files = cluster.rng.stream("files of operators").random() < WITH_FILES
         plan = self._plan()
         self.spec = RegionSpec(
             name="region",
@@ -98,7 +98,7 @@ class ShellRegion:
             job_key=bytes(32),
             operators=plan.operators,
             graph_fingerprint=plan.fingerprint,
-            checkpoint_interval_s=chance.choice([0.5, 1.0]),
+            checkpoint_interval_s=rng.choice([0.5, 1.0]),
             drain_timeout_s=15.0,
             reset_timeout_s=20.0,
             start_timeout_s=30.0,
@@ -116,7 +116,7 @@ class ShellRegion:
         """Reading fails now: a row that is none."""
         self.hurried = False
         self._at_next: dict[str, list[Callable[[], None]]] = {}
-        self._supervised = chance
+        self._supervised = rng
         self._readers = 0
 
     # What its processes use
@@ -137,12 +137,12 @@ class ShellRegion:
 
     def _reads(self, worker: int) -> Random:
         self._readers += 1
-        return self.cluster.chance.stream(f"reader {self._readers} of worker {worker}")
+        return self.cluster.rng.stream(f"reader {self._readers} of worker {worker}")
 
-    def work_s(self, chance: Random, *, produced: bool) -> float:
+    def work_s(self, rng: Random, *, produced: bool) -> float:
         """How long a piece of work takes. After the storm there is no need to be slow."""
         pace = self.pace_s * (0.2 if self.hurried else 1.0)
-        return pace * (0.5 + chance.random()) if produced else 0.002 * (0.5 + chance.random())
+        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
 
     def saw(self, what: str) -> None:
         """Count it; and let happen what waits for it."""

@@ -1,4 +1,4 @@
-"""What the processes of a region take from outside, in memory: `checkpoint.world`'s world for one run.
+"""What the processes of a region take from outside, in memory: `checkpoint.runtime`'s world for one run.
 
 Rules of this file: as `dos_server.memory.ports`. Which process asks, `here` says: each has a host of its own.
 """
@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from dataflow.worker_identity import Clock
+from dataflow.worker.identity import Clock
 from dos_server.memory.network import MemoryNetwork, here
 from dos_server.memory.streams import (
     MemoryTcpListener,
@@ -57,9 +57,9 @@ class Threads:
 class Surroundings:
     """See the module."""
 
-    def __init__(self, network: MemoryNetwork, chance: Random) -> None:
+    def __init__(self, network: MemoryNetwork, rng: Random) -> None:
         self._network = network
-        self._chance = chance
+        self._rng = rng
         self.threads: dict[str, Threads] = {}
 
     async def connect(self, host: str, port: int) -> MemoryTcpStream:
@@ -70,8 +70,8 @@ class Surroundings:
         return await open_memory_listeners(self._network, host, port)
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        typical_s = 0.002 * self._chance.lognormvariate(0.0, 0.7)
-        before_s = typical_s * self._chance.random()
+        typical_s = 0.002 * self._rng.lognormvariate(0.0, 0.7)
+        before_s = typical_s * self._rng.random()
         return await self.threads[here.get()].run((before_s, typical_s - before_s), call, *args)
 
     def wall_time_ns(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from checkpoint.errors import NoAnswerError
-from checkpoint.requesting import Asking
+from checkpoint.requests.client import RequestClient
 from dataflow.errors import NoOutputError
 from dataflow.outputs import StepRows
 from dos_client import open_store
@@ -70,10 +70,12 @@ class Asker(RegionProcess):
     async def work(self) -> None:
         while not self.region.finished:
             await self.sleep(2.0)
-            what = self.chance.choice(["status", "status", "checkpoint", "reset"])
+            what = self.rng.choice(["status", "status", "checkpoint", "reset"])
             try:
                 async with open_store(self.cluster.url, client=self.name) as store:
-                    reply = await Asking(store, self.region.spec.name).ask(what, patience_s=3.0, wait_s=5.0)
+                    reply = await RequestClient(store, self.region.spec.name).ask(
+                        what, patience_s=3.0, wait_s=5.0
+                    )
                     self.region.saw(f"asker: {what} {reply.answer.verdict}")
             except NoAnswerError:
                 self.region.saw("asker: no answer")

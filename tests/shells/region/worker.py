@@ -1,6 +1,6 @@
 """The process of a worker: its real links, and the circuit's thread, which is a task here.
 
-Rules of this file: what `dataflow.worker.run_worker` and `dataflow.worker_thread` do with two threads.
+Rules of this file: what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two threads.
 """
 
 from types import SimpleNamespace
@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from checkpoint.errors import OrphanedError
-from dataflow.worker_circuit import CircuitLoop
-from dataflow.worker_identity import Identity
-from dataflow.worker_links import Links
-from dataflow.worker_messages import CircuitFailed, Inbox, LinksEnded, Restoring, Shared, ToCircuit, ToLinks
-from dataflow.worker_spec import WorkerSpec
+from dataflow.worker.circuit_loop import CircuitLoop
+from dataflow.worker.identity import Identity
+from dataflow.worker.links import Links
+from dataflow.worker.messages import (
+    CircuitFailed,
+    Inbox,
+    LinksEnded,
+    RestoreCircuit,
+    Shared,
+    ToCircuit,
+    ToLinks,
+)
+from dataflow.worker.spec import WorkerSpec
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import CircuitClock
 from tests.sim.history import ViolationError
@@ -50,7 +58,7 @@ class Mailbox(Inbox):
 
     @property
     def next_restores(self) -> bool:
-        return bool(self._messages) and isinstance(self._messages[0], Restoring)
+        return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)
 
 
 class Worker(RegionProcess):
@@ -128,7 +136,7 @@ class Worker(RegionProcess):
             step = self.shared.step
             self.loop.turn(message)
             produced = message is None and self.shared.step != step
-            await trio.sleep(self.region.work_s(self.chance, produced=produced))
+            await trio.sleep(self.region.work_s(self.rng, produced=produced))
 
     def _may_write(self) -> bool:
         """Whether the locks of its parts are no other process's."""

@@ -18,7 +18,7 @@ from tests.sim.store.server import Machine
 
 @bug("R2, row 18")
 def claim_is_not_stored() -> list[Patch]:
-    return [(Storage, "store_claim", lambda self, directory, claim: v.Trouble.NONE)]
+    return [(Storage, "store_claim", lambda self, directory, claim: v.DiskFailure.NONE)]
 
 
 @bug("R2")

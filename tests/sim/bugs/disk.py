@@ -4,12 +4,12 @@ import errno
 from typing import Any
 
 from dos_server import side_files, small_files
-from dos_server.core import looks, recovery, recovery_scan, scan, verify
+from dos_server.core import recovery, recovery_scan, scan, scrub_reads, verify
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import HeaderFault, decode_header
 from dos_server.core.object_state import ObjectState
-from dos_server.core.records import Mark
-from dos_server.core.recovery import Decision
+from dos_server.core.records import ObjectMark
+from dos_server.core.recovery import RecoveryDecision
 from dos_server.core.scrub import Scrub
 from dos_server.disk import Disk
 from dos_server.limits import extent_header_bytes
@@ -19,7 +19,7 @@ from tests.sim.bugs.catalogue import Patch, bug
 
 @bug("row 1")
 def acknowledge_before_sync() -> list[Patch]:
-    return [(Storage, "sync", lambda self, effect: v.Trouble.NONE)]
+    return [(Storage, "sync", lambda self, effect: v.DiskFailure.NONE)]
 
 
 @bug("row 2")
@@ -37,9 +37,9 @@ def sync_covers_what_comes_meanwhile() -> list[Patch]:
 def failed_sync_is_tried_again() -> list[Patch]:
     original = Storage.sync
 
-    def sync(self: Storage, effect: v.Sync) -> v.Trouble:
+    def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return original(self, effect) if trouble is v.Trouble.FAILED else trouble
+        return original(self, effect) if trouble is v.DiskFailure.FAILED else trouble
 
     return [(Storage, "sync", sync)]
 
@@ -48,9 +48,9 @@ def failed_sync_is_tried_again() -> list[Patch]:
 def restart_trusts_the_page_cache() -> list[Patch]:
     original = Storage.set_mark
 
-    def set_mark(self: Storage, directory: str, mark: Mark) -> None:
-        if not mark.poisoned:
-            original(self, directory, mark)
+    def set_mark(self: Storage, directory: str, watermark: ObjectMark) -> None:
+        if not watermark.poisoned:
+            original(self, directory, watermark)
 
     def make_durable(disk: Disk, handle: int, found: Any, synced: int) -> None:
         disk.sync(handle)  # as if the page cache were the platters
@@ -80,17 +80,20 @@ def small_files_are_overwritten_in_place() -> list[Patch]:
 @bug("row 9")
 def damage_is_taken_for_a_torn_tail() -> list[Patch]:
     cases = tuple(
-        case._replace(decision=Decision.COPY_CUT) if case.decision is Decision.QUARANTINE else case
+        case._replace(decision=RecoveryDecision.COPY_CUT)
+        if case.decision is RecoveryDecision.QUARANTINE
+        else case
         for case in recovery.CASES
     )
-    rotten = recovery.ROTTEN_CASE._replace(decision=Decision.COPY_CUT)
+    rotten = recovery.ROTTEN_CASE._replace(decision=RecoveryDecision.COPY_CUT)
     return [(recovery, "CASES", cases), (recovery_scan, "ROTTEN_CASE", rotten)]
 
 
 @bug("row 8")
 def zeroed_bytes_are_cut_off() -> list[Patch]:
     cases = tuple(
-        case._replace(decision=Decision.CUT) if case.letter == "H" else case for case in recovery.CASES
+        case._replace(decision=RecoveryDecision.CUT) if case.letter == "H" else case
+        for case in recovery.CASES
     )
     return [(recovery, "CASES", cases)]
 
@@ -98,7 +101,8 @@ def zeroed_bytes_are_cut_off() -> list[Patch]:
 @bug("row 9: a file that was cut off")
 def a_short_file_is_all_there_is() -> list[Patch]:
     cases = tuple(
-        case._replace(decision=Decision.KEEP) if case.letter == "G" else case for case in recovery.CASES
+        case._replace(decision=RecoveryDecision.KEEP) if case.letter == "G" else case
+        for case in recovery.CASES
     )
     return [(recovery, "CASES", cases)]
 
@@ -107,13 +111,13 @@ def a_short_file_is_all_there_is() -> list[Patch]:
 def a_damaged_header_is_a_torn_tail() -> list[Patch]:
     original = recovery_scan._Scan.facts
 
-    def facts(self: recovery_scan._Scan) -> recovery.Facts:
+    def facts(self: recovery_scan._Scan) -> recovery.ExtentFacts:
         found = original(self)
         head = self.read(self.position, extent_header_bytes)
         if len(head) < extent_header_bytes or self.bad_payload is not None or not any(head):
             return found
         if decode_header(head, self.seed) is HeaderFault.DIGEST:
-            return found._replace(wound=recovery.Wound.TORN, below=False)
+            return found._replace(damage=recovery.TailDamage.TORN, below=False)
         return found
 
     return [(recovery_scan._Scan, "facts", facts)]
@@ -121,7 +125,7 @@ def a_damaged_header_is_a_torn_tail() -> list[Patch]:
 
 @bug("row 12")
 def payload_digests_are_not_compared() -> list[Patch]:
-    def payload_of(window: scan.Window, placed: scan.Placed) -> memoryview | None:
+    def payload_of(window: scan.ReadWindow, placed: scan.LocatedExtent) -> memoryview | None:
         count = placed.header.payload_bytes
         payload = window.at(placed.position + extent_header_bytes, count)
         return payload if len(payload) == count else None
@@ -143,7 +147,7 @@ def the_scrub_takes_new_bytes_for_damage() -> list[Patch]:
     """It looks at an object that grows meanwhile, and takes the end it knew for the end of the file."""
     original = Scrub.looked
 
-    def looked(self: Scrub, event: looks.Looked) -> None:
+    def looked(self: Scrub, event: scrub_reads.ScrubReadDone) -> None:
         state = self._object
         if state is not None and event.chain is not None and state.synced > event.look.goal.size:
             event = event._replace(
@@ -156,15 +160,15 @@ def the_scrub_takes_new_bytes_for_damage() -> list[Patch]:
 
 @bug("row 14")
 def full_disk_leaves_a_part() -> list[Patch]:
-    def write(self: Storage, effect: v.Write) -> v.Trouble:
+    def write(self: Storage, effect: v.Write) -> v.DiskFailure:
         path = f"d/{effect.directory}/{effect.name}"
         try:
             with self._files.use(path, create=effect.create) as file:
                 file.writes += 1
                 self._disk.write(file.handle, effect.position, effect.buffers)
         except OSError as error:
-            return v.Trouble.NONE if error.errno == errno.ENOSPC else v.Trouble.FAILED
-        return v.Trouble.NONE
+            return v.DiskFailure.NONE if error.errno == errno.ENOSPC else v.DiskFailure.FAILED
+        return v.DiskFailure.NONE
 
     return [(Storage, "write", write)]
 

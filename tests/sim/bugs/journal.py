@@ -7,7 +7,8 @@ from dos_client.core.quorum import Quorums
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
-from journal.core import look, walk
+from journal.core import read_walk as look
+from journal.core import walk
 from journal.core.segment import SegmentStart, parse_segment_name
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.store import looking
@@ -76,7 +77,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
 def offsets_decide_and_not_pointers() -> list[Patch]:
     """Of the segment below, all that there is belongs to the chain, not what its successor stands on."""
 
-    def below(self: walk.Walk, start: SegmentStart) -> Any:
+    def below(self: walk.ChainWalk, start: SegmentStart) -> Any:
         if start.predecessor is None:
             return self._bottom()
         name = start.predecessor.name
@@ -88,8 +89,8 @@ def offsets_decide_and_not_pointers() -> list[Patch]:
             return original(self, start)
         return self._follow(chain_core.SegmentSpan(name, parsed.base, longest.synced, longest.digest))
 
-    original = walk.Walk._below
-    return [(walk.Walk, "_below", below)]
+    original = walk.ChainWalk._below
+    return [(walk.ChainWalk, "_below", below)]
 
 
 @bug("R9")
@@ -192,8 +193,8 @@ def created_without_all_members() -> list[Patch]:
         if purpose != "creating it":
             original(self, counted, needed, purpose, why)
 
-    original = walk.Walk._require
-    return [(walk.Walk, "_require", require)]
+    original = walk.ChainWalk._require
+    return [(walk.ChainWalk, "_require", require)]
 
 
 @bug("R2: writer ids are random")

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from dos_client.core import membership, mending
+from dos_client.core import membership, repair
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Replica
-from dos_client.membership.filling import Filling, Wanted
+from dos_client.membership.filling import DirectoryGoal, Filling
 from dos_client.membership.record_log import RecordLog
-from dos_client.mending.repairing import _Repairer
-from dos_client.writing.target import Target
+from dos_client.repair.repairing import _Repairer
+from dos_client.writing.target import WriteTarget
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import StoreRecord
 from dos_server import side_files
@@ -23,8 +23,8 @@ from tests.sim.nemesis import plan
 def _has(*kinds: str) -> Callable[[Chance], bool]:
     """Runs with an operator in which one of those happens."""
 
-    def has(chance: Chance) -> bool:
-        return has_operator(chance) and any(fault.kind in kinds for fault in plan(Chance(chance.seed)))
+    def has(rng: Chance) -> bool:
+        return has_operator(rng) and any(fault.kind in kinds for fault in plan(Chance(rng.seed)))
 
     return has
 
@@ -52,7 +52,7 @@ def old_set_alone_acknowledges() -> list[Patch]:
 def claims_are_not_carried_over() -> list[Patch]:
     original = Filling._look
 
-    async def look(self: Filling, name: str) -> Wanted:
+    async def look(self: Filling, name: str) -> DirectoryGoal:
         wanted = await original(self, name)
         wanted.epoch, wanted.writer_id = 0, NO_ID
         return wanted
@@ -62,10 +62,10 @@ def claims_are_not_carried_over() -> list[Patch]:
 
 @bug("decision 0010: tell_again", where=has_operator)
 def watermarks_outlive_their_generation() -> list[Patch]:
-    def requorum(self: Target, quorums: Quorums) -> None:
+    def requorum(self: WriteTarget, quorums: Quorums) -> None:
         self._quorums = quorums
 
-    return [(Target, "requorum", requorum)]
+    return [(WriteTarget, "requorum", requorum)]
 
 
 @bug("decision 0010: refuse_stale", where=has_operator)
@@ -122,4 +122,4 @@ def a_new_copy_is_the_shortest() -> list[Patch]:
     def shortest(copies: dict[bytes, Any]) -> Any:
         return min(copies.values(), key=lambda copy: (copy.size, copy.exists), default=None)
 
-    return [(mending, "_longest", shortest)]
+    return [(repair, "_longest", shortest)]

@@ -3,7 +3,11 @@
 from functools import partial
 from typing import Any
 
-from checkpoint import manifest_log, state_store
+from checkpoint.chains import state_store
+from checkpoint.chains.state_store import StateStore, _records
+from checkpoint.chains.steps_log import StepsLog
+from checkpoint.coordinator import manifest_log
+from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
 from checkpoint.core import barrier, cutting, recovery
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
@@ -12,15 +16,12 @@ from checkpoint.core.messages import Prepared
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.core.voting import PendingCut
-from checkpoint.manifest_log import ManifestLog, cut_record
-from checkpoint.state_store import StateStore, _records
-from checkpoint.steps_log import StepsLog
-from dataflow.core.heard import Heard
+from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
-from dataflow.worker_journals import Journals
-from dataflow.worker_messages import Arrived
-from dataflow.worker_run import Incarnation
+from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.journals import Journals
+from dataflow.worker.messages import Arrived
 from dos_protocol.errors import ClosedError, DosError, FencedError
 from journal import ORIGIN, LostBytesError, take_over
 from journal.core.trimming import below
@@ -183,17 +184,17 @@ def old_markers_count() -> list[Patch]:
     ]
 
 
-def _always_aligned(self: Schedule, step: int, mark: Any) -> None:
-    if mark.cut:
-        self.cuts[step] = mark
-        self.ended = self.ended or mark.final
+def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
+    if watermark.cut:
+        self.cuts[step] = watermark
+        self.ended = self.ended or watermark.final
 
 
 @of_regions("row 35: frames of any incarnation are taken")
 def frames_of_any_incarnation() -> list[Patch]:
     """And a link outlives the incarnation that it was dialled for. Each by itself does no harm: a link that
     ends with its incarnation brings nothing of it to the next, and frames say which they are of."""
-    admits, take = Heard.admits, Heard.take
+    admits, take = IncomingFrames.admits, IncomingFrames.take
 
     async def hear(self: Life, channel: Any, hello: Any) -> None:
         if self.over or not self._heard.admits(hello.worker, hello.incarnation):
@@ -214,9 +215,9 @@ def frames_of_any_incarnation() -> list[Patch]:
 
     return [
         (Life, "hear", hear),
-        (Heard, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
+        (IncomingFrames, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
         (
-            Heard,
+            IncomingFrames,
             "take",
             lambda self, peer, frame: take(self, peer, frame._replace(sender_epoch=self.incarnation)),
         ),
@@ -236,30 +237,30 @@ def channel_state_is_dropped() -> list[Patch]:
 
 @of_regions("a cut has the sources further than its step")
 def sources_are_ahead_of_the_cut() -> list[Patch]:
-    original = Incarnation._step_over
+    original = CircuitIncarnation._step_over
 
-    def step_over(self: Incarnation, step: int) -> None:
+    def step_over(self: CircuitIncarnation, step: int) -> None:
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
         original(self, step)
 
-    return [(Incarnation, "_step_over", step_over)]
+    return [(CircuitIncarnation, "_step_over", step_over)]
 
 
 @of_regions("the final cut comes before the last rows")
 def exhausted_too_early() -> list[Patch]:
     """Told as soon as the last row is read. (At the end of a step it would be in time, as steps run ahead by
     two at most: a peer that has not ended the step before the last would hold up this one.)"""
-    produce = Incarnation._produce
+    produce = CircuitIncarnation._produce
 
-    def note(self: Incarnation) -> None:
+    def note(self: CircuitIncarnation) -> None:
         if all(reader.exhausted for reader in self._circuit.sources.values()):
             self._shared.exhausted = True
 
-    def produced(self: Incarnation, action: Any) -> None:
+    def produced(self: CircuitIncarnation, action: Any) -> None:
         produce(self, action)
         note(self)
 
-    return [(Incarnation, "_note_exhausted", note), (Incarnation, "_produce", produced)]
+    return [(CircuitIncarnation, "_note_exhausted", note), (CircuitIncarnation, "_produce", produced)]
 
 
 @of_regions("P-4: a driver that is fenced commits")

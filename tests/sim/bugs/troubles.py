@@ -7,7 +7,7 @@ from typing import Any
 
 import dos_server.core.vocabulary as v
 from dos_server import disk, loading, small_files, storage, troubles
-from dos_server.core.endings import Trouble
+from dos_server.core.failures import DiskFailure
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.engine.disk import SimDisk
@@ -17,17 +17,17 @@ from tests.sim.nemesis import has_troubles
 @bug("0202", where=has_troubles)
 def want_of_descriptors_is_remembered_as_damage() -> list[Patch]:
     """A directory that could not be read now is refused until the server is restarted."""
-    original = loading.Loading.load
+    original = loading.DirectoryLoader.load
 
     def load(self: Any, directory: str) -> v.DirectoryLoaded:
         return original(self, directory)._replace(passes=False)
 
-    return [(loading.Loading, "load", load)]
+    return [(loading.DirectoryLoader, "load", load)]
 
 
 @bug("0202", where=has_troubles)
 def missing_rights_are_told_as_no_space() -> list[Patch]:
-    return [(troubles, "_MEANING", {**troubles._MEANING, errno.EACCES: Trouble.NO_SPACE})]
+    return [(troubles, "_MEANING", {**troubles._MEANING, errno.EACCES: DiskFailure.NO_SPACE})]
 
 
 @bug("0202", where=has_troubles)
@@ -36,7 +36,7 @@ def every_error_is_the_disks() -> list[Patch]:
     return [
         (module, name, value)
         for name, value in (
-            ("trouble_of", lambda error: Trouble.FAILED),
+            ("trouble_of", lambda error: DiskFailure.FAILED),
             ("came_before_sync", lambda error: False),
         )
         for module in (storage, loading, troubles)
@@ -49,9 +49,9 @@ def a_folder_that_cannot_be_opened_needs_no_sync() -> list[Patch]:
     """Acknowledged before the name is durable, because its folder could not be opened to be synced."""
     original = Storage.sync
 
-    def sync(self: Storage, effect: v.Sync) -> v.Trouble:
+    def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return v.Trouble.NONE if trouble is v.Trouble.PASSES else trouble
+        return v.DiskFailure.NONE if trouble is v.DiskFailure.PASSES else trouble
 
     return [(Storage, "sync", sync)]
 

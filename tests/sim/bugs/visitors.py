@@ -6,7 +6,7 @@ from typing import Any
 from dos_protocol.vocabulary import Append
 from dos_server.core.object_state import ObjectState
 from dos_server.core.version0 import wire
-from dos_server.core.version0.streams import Streams
+from dos_server.core.version0.streams import V0Streams
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.visitors.crowd import has_visitors
 
@@ -15,12 +15,12 @@ of_visitors = partial(bug, where=has_visitors)
 
 @of_visitors("version 0: SYNCED is what is synced")
 def version_0_tells_written_as_synced() -> list[Patch]:
-    def send_status(self: Streams, one: Any) -> None:
+    def send_status(self: V0Streams, one: Any) -> None:
         written = one.target.written
         one.told, one.status_at, one.due = (written, one.target.synced), self._tables.now, False
         self._answers.send(one, wire.reply(f"{written}\t{written}".encode("ascii")))
 
-    return [(Streams, "_send_status", send_status)]
+    return [(V0Streams, "_send_status", send_status)]
 
 
 @of_visitors("version 0: a stream has its file locked")

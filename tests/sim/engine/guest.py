@@ -29,11 +29,11 @@ _TURNS_AT_DEATH_MAX = 10_000
 
 
 @contextmanager
-def scheduled_by(chance: Random) -> Iterator[None]:
+def scheduled_by(rng: Random) -> Iterator[None]:
     """Inside, tasks that may go in any order go in one that the stream decides."""
     with (
         mock.patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True),
-        mock.patch.object(trio_run, "_r", chance),
+        mock.patch.object(trio_run, "_r", rng),
     ):
         yield
 

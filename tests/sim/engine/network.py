@@ -77,7 +77,7 @@ class Wire:
         if not self.open:
             return
         for way in self._ways:
-            keep = self._network.chance.randint(0, len(way.going))
+            keep = self._network.rng.randint(0, len(way.going))
             lost = len(way.going) - keep
             for _ in range(lost):
                 way.going.pop()
@@ -144,9 +144,9 @@ class Network:
     """All connections, and what is wrong with the paths between processes. `blocked`: paths where nothing
     goes; `slow`: how many times later things come, `thin`: how many bytes a second go, by path."""
 
-    def __init__(self, world: World, chance: Random, latency_s: Callable[[str, str], float]) -> None:
+    def __init__(self, world: World, rng: Random, latency_s: Callable[[str, str], float]) -> None:
         self.world = world
-        self.chance = chance
+        self.rng = rng
         self.wires: dict[Wire, None] = {}
         self.slow: dict[tuple[str, str], float] = {}
         self.thin: dict[tuple[str, str], float] = {}
@@ -192,7 +192,7 @@ class Network:
             base = self._bases[path] = self.latency_s(*path)
         if path in self.slow:
             base *= self.slow[path]
-        return base * (0.5 + self.chance.random())
+        return base * (0.5 + self.rng.random())
 
     def line_s(self, path: tuple[str, str], item: Any) -> float:
         """How long a message keeps a thin line busy."""

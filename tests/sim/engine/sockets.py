@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import trio
 
-from dos_client.world import replace_world
+from dos_client.runtime import replace_runtime
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
 from tests.sim.engine.guest import Guest
@@ -92,15 +92,15 @@ class SimSocket:
 
 
 class _Outside:
-    """`dos_client.world` of a guest."""
+    """`dos_client.runtime` of a guest."""
 
     def __init__(self, guest: "Client", network: Network) -> None:
-        self.chance = guest.chance
+        self.rng = guest.rng
         self._guest = guest
         self._network = network
 
     def fresh_id(self, size: int) -> bytes:
-        return self.chance.randbytes(size)
+        return self.rng.randbytes(size)
 
     async def connect(self, host: str, port: int) -> SimSocket:
         """As the network has it; or never, when nobody is told: who dials sets a time-out."""
@@ -132,14 +132,14 @@ class _Outside:
 class Client(Guest):
     """A guest that uses `dos_client`: it dials in the simulated network, and draws from its own stream."""
 
-    def __init__(self, network: Network, name: str, chance: Random) -> None:
+    def __init__(self, network: Network, name: str, rng: Random) -> None:
         super().__init__(network.world, name)
         self.network = network
-        self.chance = chance
+        self.rng = rng
 
     def live(self, life: Callable[[], Awaitable[None]]) -> None:
         async def begin() -> None:
-            replace_world(_Outside(self, self.network))
+            replace_runtime(_Outside(self, self.network))
             await life()
 
         super().live(begin)

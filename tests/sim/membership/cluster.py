@@ -51,7 +51,7 @@ class MembershipCluster(Cluster):
         self._operators = 0
         super().__init__(seed, trace)
         self.spares = [
-            Machine(self.world, self.network, f"s{number}", self.chance.stream(f"machine {number}"))
+            Machine(self.world, self.network, f"s{number}", self.rng.stream(f"machine {number}"))
             for number in range(len(self.machines), len(self.machines) + SPARES)
         ]
         for spare in self.spares:
@@ -59,9 +59,9 @@ class MembershipCluster(Cluster):
             if trace.kept:
                 self.log.listen_to(spare)
             spare.start()
-        self._person = self.chance.stream("person")
+        self._person = self.rng.stream("person")
         self._ports = ExitStack()
-        self._ports.enter_context(scheduled_by(self.chance.stream("tasks")))
+        self._ports.enter_context(scheduled_by(self.rng.stream("tasks")))
         self._look_after()
 
     # Clients
@@ -74,24 +74,24 @@ class MembershipCluster(Cluster):
     def new_writer(self, directory: str) -> ShellWriter:  # type: ignore[override]
         self._writers_made += 1
         name = f"w{self._writers_made}"
-        chance = self.chance.stream(name)
+        rng = self.rng.stream(name)
         writer = ShellWriter(
             name,
             self.network,
             self.url,
             directory,
             self.history,
-            chance,
+            rng,
             pipelined=self.pipelined[directory],
             pace_s=self.paces_s[directory],
         )
-        writer.skew = chance.uniform(-0.1, 0.1)
+        writer.skew = rng.uniform(-0.1, 0.1)
         self.writers.append(writer)
         return writer
 
     def new_reader(self, directory: str) -> ShellReader:  # type: ignore[override]
         name = f"r{len(self.readers) + 1}"
-        reader = ShellReader(name, self.network, self.url, directory, self.history, self.chance.stream(name))
+        reader = ShellReader(name, self.network, self.url, directory, self.history, self.rng.stream(name))
         self.readers.append(reader)
         return reader
 
@@ -230,7 +230,7 @@ class MembershipCluster(Cluster):
         self._operators += 1
         name = f"op{self._operators}"
         self.history.sometimes["operator begins again" if job.tries else f"operator begins: {job.what}"] += 1
-        return Operator(self.network, name, self.url, job, self.chance.stream(name), self._told)
+        return Operator(self.network, name, self.url, job, self.rng.stream(name), self._told)
 
     def replacement(self, rng: Random) -> Job | None:
         """Who is to be replaced, by which server; None when nobody, or nobody is left to do it with."""

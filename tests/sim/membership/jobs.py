@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from dos_client import RepairReport, add_member, open_store, recover_store, repair_store, replace_member
-from dos_client.core.comparing import Verdict
+from dos_client.core.comparing import CopyState
 from dos_protocol.errors import DosError
 from dos_protocol.store_record import StoreRecord
 from tests.sim.engine.network import Network
@@ -72,7 +72,7 @@ async def _repair(job: Job, url: str) -> StoreRecord:
     """Not done as long as a copy could not be looked at, or is as wrong as before."""
     async with open_store(url) as store:
         report = await repair_store(store, read=True)
-        given_up = [one for one in report.repairs if one.verdict is Verdict.DAMAGED and not one.mendable]
+        given_up = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
         if given_up and not report.away:
             raise UnmendableError("; ".join(f"{one.name} on {one.address}: {one.reason}" for one in given_up))
         if not _all_well(report):
@@ -104,10 +104,10 @@ class Operator(Client):
         name: str,
         url: str,
         job: Job,
-        chance: Random,
+        rng: Random,
         told: "Callable[[Operator, DosError | None], None]",
     ) -> None:
-        super().__init__(network, name, chance)
+        super().__init__(network, name, rng)
         self.job = job
         self._url = url
         self._told = told

@@ -7,6 +7,6 @@ OPERATORS_SHARE = 0.03
 """Such a run costs four times another: its clients are whole shells."""
 
 
-def has_operator(chance: Chance) -> bool:
+def has_operator(rng: Chance) -> bool:
     """Whether that seed's run has one. Asked as often as one likes."""
-    return not has_region(chance) and chance.stream("operator").random() < OPERATORS_SHARE
+    return not has_region(rng) and rng.stream("operator").random() < OPERATORS_SHARE

@@ -8,10 +8,10 @@ from dos_server.limits import (
     directories_loaded_max,
     in_flight_bytes_max,
     index_entries_max,
-    mends_max,
     objects_in_use_max,
     open_files_max,
     reads_queued_of_one_max,
+    repairs_max,
     requests_in_flight_max,
     waiting_of_one_min,
     waiting_total_max,
@@ -41,10 +41,10 @@ class Caps(Oracle):
             or one.pending > requests_in_flight_max
             or one.unsynced_bytes > in_flight_bytes_max + payload_bytes_max
         ):
-            whose = f"of session {session} of {server.machine.name}"
-            self._under(one.reading, reads_queued_of_one_max, f"reads {whose}")
-            self._under(one.pending, requests_in_flight_max, f"requests {whose}")
-            self._under(one.unsynced_bytes, in_flight_bytes_max + payload_bytes_max, f"bytes {whose}")
+            owner_of = f"of session {session} of {server.machine.name}"
+            self._under(one.reading, reads_queued_of_one_max, f"reads {owner_of}")
+            self._under(one.pending, requests_in_flight_max, f"requests {owner_of}")
+            self._under(one.unsynced_bytes, in_flight_bytes_max + payload_bytes_max, f"bytes {owner_of}")
 
     def power_cut(self, machine: "Machine") -> None:
         self._look(machine)
@@ -60,7 +60,7 @@ class Caps(Oracle):
         tables, name = server.core._tables, machine.name
         self._under(len(tables.sessions), connections_max, f"sessions of {name}")
         self._under(len(tables.directories), directories_loaded_max, f"directories of {name}")
-        self._under(len(tables.mends), mends_max, f"new copies of {name}")
+        self._under(len(tables.repairs), repairs_max, f"new copies of {name}")
         self._under(len(machine.disk._handles), open_files_max + _FILES_BESIDE, f"files of {name}")
         self._under(tables.objects, objects_in_use_max + entries_max, f"objects of {name}")
         waiting_max = waiting_total_max + waiting_of_one_min * len(tables.sessions)

@@ -10,9 +10,9 @@ taken for a torn tail (decision 0002, "What still fails").
 
 from typing import TYPE_CHECKING
 
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core.object_state import ObjectState
-from dos_server.core.verify import Goal, beginning
+from dos_server.core.verify import VerifyGoal, beginning
 from tests.sim.oracles.oracle import Oracle
 from tests.sim.oracles.platters import payload_at
 
@@ -65,9 +65,11 @@ class Damage(Oracle):
         """Whether the object is said to be damaged. Where nothing scrubs, all of it is looked at now."""
         if state.damaged or server.machine.scrub.bytes_per_s:
             return state.damaged
-        chain, goal = beginning(state.root), Goal(state.synced, state.synced_digest)
+        chain, goal = beginning(state.root), VerifyGoal(state.synced, state.synced_digest)
         while chain.offset < goal.size:
-            looked = server.storage.look(looks.Look(state.directory, state.name, chain, goal), lambda: 0.0)
+            looked = server.storage.look(
+                scrub_reads.ScrubRead(state.directory, state.name, chain, goal), lambda: 0.0
+            )
             if looked.chain is None:
                 return looked.damaged_at is not None
             chain = looked.chain

@@ -33,12 +33,12 @@ class NoEffect(Oracle):
     def __init__(self) -> None:
         self._ends: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
         self._places: dict[tuple[str, int, int], str] = {}
-        self._mended: dict[tuple[str, str], None] = {}
+        self._repaired: dict[tuple[str, str], None] = {}
 
     def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
         if frame.opcode != _APPEND or directory == LOOSE:
             if frame.opcode == _MEND:
-                self._mended[machine.name, directory or ""] = None
+                self._repaired[machine.name, directory or ""] = None
             return
         append = decode(frame)
         assert isinstance(append, Append), "that is what the opcode says"
@@ -55,7 +55,7 @@ class NoEffect(Oracle):
     def ended(self, cluster: "Cluster") -> None:
         for machine in cluster.machines:
             for (name, path), ends in self._ends.items():
-                if name != machine.name or (name, path.split("/")[1]) in self._mended:
+                if name != machine.name or (name, path.split("/")[1]) in self._repaired:
                     continue
                 found, most = len(payload_at(machine.disk.content(path), path)), max(ends.values(), default=0)
                 if found > most:

@@ -6,9 +6,9 @@ Rules of this file: it reads with the journal's own code, as a restore does, and
 
 from contextlib import aclosing
 
+from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.state_blocks import StateFold, decode_block
 from dos_client.errors import QuorumUnavailableError
 from journal import Op, read_records, take_over
 from tests.sim.engine.world import Process
@@ -31,8 +31,8 @@ class Auditor(Process):
         self.cuts: list[Cut] = []
         self.counts: dict[tuple[int, int], dict[str, int]] = {}
         self.done = False
-        chance = region.chance.stream("auditor")
-        self._host = Host(self, region.network, region.store, region.history, chance)
+        rng = region.rng.stream("auditor")
+        self._host = Host(self, region.network, region.store, region.history, rng)
         self.start("audit", self._audit())
 
     async def _audit(self) -> None:

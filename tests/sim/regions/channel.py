@@ -9,8 +9,8 @@ from random import Random
 from typing import Final
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import Frame, FrameDecoder, encode
-from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, Hello
+from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode
+from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from dos_protocol.errors import BrokenConnectionError
 from tests.sim.engine.network import Network, Wire
@@ -26,14 +26,14 @@ class Channel:
     def __init__(self, process: Process, wire: Wire, *, dialler: bool) -> None:
         self.process = process
         self.over = ""
-        self.hello: Hello | None = None
+        self.hello: LinkHello | None = None
         self._dialler = dialler
         self._wire = wire
-        self._decoder = FrameDecoder(handshake=True)
-        self._frames: deque[Frame] = deque()
+        self._decoder = ChannelFrameDecoder(handshake=True)
+        self._frames: deque[ChannelFrame] = deque()
         self._changed = Signal()
 
-    def proved(self, hello: Hello) -> None:
+    def proved(self, hello: LinkHello) -> None:
         """From now on any frame is taken."""
         self.hello = hello
         self._decoder.handshake = False
@@ -52,13 +52,13 @@ class Channel:
         self.over = self.over or why
         self._changed.set()
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: ChannelFrame) -> None:
         """Raises BrokenConnectionError when the link is known to be gone."""
         if self.over:
             raise BrokenConnectionError(f"the link broke: {self.over}")
         self._wire.send(encode(frame), dialler=self._dialler)
 
-    async def receive(self, timeout_s: float | None = None) -> Frame:
+    async def receive(self, timeout_s: float | None = None) -> ChannelFrame:
         """The next frame. Raises LinkClosedError, ChannelFrameError, BrokenConnectionError (silence)."""
         deadline = None if timeout_s is None else self.process.now + timeout_s
         while True:
@@ -80,7 +80,7 @@ class Channel:
 
 
 async def dial(
-    process: Process, network: Network, address: str, hello: Hello, chance: Random, timeout_s: float
+    process: Process, network: Network, address: str, hello: LinkHello, rng: Random, timeout_s: float
 ) -> Channel:
     """Connect and prove. Raises BrokenConnectionError, HandshakeError."""
     answered: list[Wire | None] = []
@@ -104,7 +104,7 @@ async def dial(
     channel = Channel(process, answered[0], dialler=True)
     answered[0].attach(channel, dialler=True)
     try:
-        dialler = Dialler(hello, key=KEY, nonce=chance.randbytes(NONCE_BYTES))
+        dialler = Dialler(hello, key=KEY, nonce=rng.randbytes(NONCE_BYTES))
         channel.send(dialler.hello())
         channel.send(dialler.challenged(await channel.receive(timeout_s)))
         dialler.accepted(await channel.receive(timeout_s))
@@ -118,9 +118,9 @@ async def dial(
     return channel
 
 
-async def accept(channel: Channel, job: str, chance: Random) -> Hello:
+async def accept(channel: Channel, job: str, rng: Random) -> LinkHello:
     """The acceptor's half. Raises HandshakeError, BrokenConnectionError; the channel is closed then."""
-    acceptor = Acceptor(job=job, key=KEY, nonce=chance.randbytes(NONCE_BYTES))
+    acceptor = Acceptor(job=job, key=KEY, nonce=rng.randbytes(NONCE_BYTES))
     wait_s = limits.handshake_timeout_s
     try:
         channel.send(acceptor.received(await channel.receive(wait_s)))

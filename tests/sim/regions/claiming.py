@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dos_client.core.claim import ClaimState
 from dos_client.limits import waiting_after_s
-from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.store_record import StoreRecord
 from tests.sim.engine.network import Network
 from tests.sim.engine.world import Process
@@ -61,13 +61,13 @@ class Host:
     """Where a driver's manifest runs, and a worker's chains."""
 
     def __init__(
-        self, process: Process, network: Network, record: StoreRecord, history: History, chance: Random
+        self, process: Process, network: Network, record: StoreRecord, history: History, rng: Random
     ) -> None:
         self.process = process
         self.record = record
         self._network = network
         self._history = history
-        self._chance = chance
+        self._rng = rng
         self._looks = SimStore(self.process, network, record)
 
     async def look(self, directory: str) -> DirectoryView:
@@ -75,7 +75,7 @@ class Host:
 
     async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
         store = SimStore(self.process, self._network, self.record)
-        claim = RegionClaim(store, self.process, self._network, self._chance, directory, epoch)
+        claim = RegionClaim(store, self.process, self._network, self._rng, directory, epoch)
         claim.history = self._history
         deadline = self.process.now + patience_s
         try:
@@ -93,8 +93,8 @@ class Host:
     async def sleep(self, seconds: float) -> None:
         await self.process.sleep(seconds)
 
-    def chance(self) -> float:
-        return self._chance.random()
+    def rng(self) -> float:
+        return self._rng.random()
 
     def now(self) -> float:
         return self.process.now

@@ -1,18 +1,21 @@
 """The coordinator's process: the real core, its manifest, its links.
 
-Rules of this file: events in, effects out, in order, as `checkpoint.coordinator_shell` does; nothing is
+Rules of this file: events in, effects out, in order, as `checkpoint.coordinator.shell` does; nothing is
 decided here.
 """
 
 from collections import deque
 from typing import TYPE_CHECKING
 
+from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
     CancelWorker,
     CloseLink,
+    ControlReceived,
+    CoordinatorTick,
     CutAppended,
     Effect,
     End,
@@ -20,17 +23,14 @@ from checkpoint.core.coordinator_vocabulary import (
     LaunchWorker,
     LinkDown,
     ManifestOpened,
+    MessageRefused,
+    NotifyObservers,
     OpenManifest,
-    Received,
-    Refused,
-    Send,
-    Tell,
-    Tick,
+    SendControl,
 )
 from checkpoint.core.messages import control_frame, decode_from_worker
 from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
 from checkpoint.core.region_states import PhaseEvent
-from checkpoint.manifest_log import ManifestLog
 from dos_protocol.errors import DosError
 from tests.sim.engine.network import Wire
 from tests.sim.engine.world import Process, Task
@@ -66,8 +66,8 @@ class Driver(Process):
         self.end: End | None = None
         self.core = Watched(region)
         self.launcher = Launcher(self)
-        self.chance = region.chance.stream(f"driver {name}")
-        host = Host(self, region.network, region.store, region.history, self.chance)
+        self.rng = region.rng.stream(f"driver {name}")
+        host = Host(self, region.network, region.store, region.history, self.rng)
         self.manifest = ManifestLog(host, region.spec.name, self.post, rolling=region.rolling)
         self._links: dict[int, Channel] = {}
         self._last_link = 0
@@ -104,17 +104,17 @@ class Driver(Process):
     def _tick(self, due: float) -> None:
         if self._armed == due:
             self._armed = None
-            self._handle(Tick(due))
+            self._handle(CoordinatorTick(due))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Send(link, message):
+            case SendControl(link, message):
                 self.region.record.sent(message)
                 self.region.saw(f"sent: {type(message).__name__}")
                 channel = self._links.get(link)
                 if channel is not None and not channel.over:
                     channel.send(control_frame(message))
-            case Tell(event):
+            case NotifyObservers(event):
                 self._tell(event)
             case OpenManifest() | AppendCut():
                 self._order(effect)
@@ -126,7 +126,7 @@ class Driver(Process):
                 channel = self._links.get(link)
                 if channel is not None:
                     channel.close()
-            case Refused(_, refusal):
+            case MessageRefused(_, refusal):
                 self.region.saw(f"refused: {refusal.name}")
                 self.note(f"refuses {refusal.name}: {refusal.text}")
             case End():
@@ -185,7 +185,7 @@ class Driver(Process):
 
     async def _serve(self, channel: Channel) -> None:
         try:
-            await accept(channel, self.region.spec.name, self.chance)
+            await accept(channel, self.region.spec.name, self.rng)
         except DosError:
             return
         self._last_link += 1
@@ -193,7 +193,7 @@ class Driver(Process):
         self._links[number] = channel
         try:
             while True:
-                self.post(Received(number, decode_from_worker(await channel.receive())))
+                self.post(ControlReceived(number, decode_from_worker(await channel.receive())))
         except DosError as error:
             reason = str(error.args[0])
         finally:

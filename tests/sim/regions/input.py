@@ -16,8 +16,8 @@ from checkpoint.core.manifest import SplitPosition
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
+    BatchPiece,
     Division,
-    Piece,
     Positions,
     SourceBatch,
     SourceReader,
@@ -35,15 +35,15 @@ Row = tuple[str, int]
 class Input:
     """The rows of a run, by split, at most so many in each. Each has an id of its own."""
 
-    def __init__(self, chance: Random, splits: int, rows: int) -> None:
+    def __init__(self, rng: Random, splits: int, rows: int) -> None:
         self.splits: dict[str, list[Row]] = {}
         self._digests: dict[str, list[int]] = {}
         number = 0
         for split in range(splits):
             taken: list[Row] = []
-            for _ in range(chance.randint(rows // 2, rows)):
+            for _ in range(rng.randint(rows // 2, rows)):
                 number += 1
-                taken.append((f"w{min(chance.randrange(_WORDS), chance.randrange(_WORDS))}", number))
+                taken.append((f"w{min(rng.randrange(_WORDS), rng.randrange(_WORDS))}", number))
             self.splits[f"s{split}"] = taken
             digests = [0]
             for word, row in taken:
@@ -99,10 +99,10 @@ class RegionSource(SourceSpec):
 class Reader(SourceReader):
     """The splits of one worker, read in turns by chance. `bytes` of a row: one."""
 
-    def __init__(self, given: Input, splits: list[str], chance: Random, broken: Callable[[], bool]) -> None:
+    def __init__(self, given: Input, splits: list[str], rng: Random, broken: Callable[[], bool]) -> None:
         self._given = given
         self._broken = broken
-        self._chance = chance
+        self._rng = rng
         self._at = dict.fromkeys(splits, 0)
         self._began: dict[str, int] = {}
 
@@ -118,8 +118,8 @@ class Reader(SourceReader):
         waiting = [split for split in self._at if self._left(split)]
         if not waiting:
             return None
-        split = self._chance.choice(waiting)
-        count = self._chance.randint(1, min(bytes_max, self._left(split)))
+        split = self._rng.choice(waiting)
+        count = self._rng.randint(1, min(bytes_max, self._left(split)))
         return self._take(split, self._at[split], self._at[split] + count)
 
     def replay(self, division: Division) -> list[SourceBatch]:
@@ -171,7 +171,7 @@ class Reader(SourceReader):
         self._at[split] = end
         words, ids = [word for word, _ in rows], [number for _, number in rows]
         batch = pa.record_batch([pa.array(words, pa.string()), pa.array(ids, pa.int64())], schema=SCHEMA)
-        return SourceBatch(batch, (Piece(split, begin, end, 0),), len(rows))
+        return SourceBatch(batch, (BatchPiece(split, begin, end, 0),), len(rows))
 
     def _check(self, split: str, position: int, digest: int) -> None:
         known = self._given.digest(split, position) if position else 0

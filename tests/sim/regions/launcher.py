@@ -34,7 +34,7 @@ class Launcher:
         """SIGKILL, after a while; a process that is stopped dies of it too."""
         process = self._running.get(worker)
         if process is not None:
-            self._driver.after(0.02 + 0.2 * self._chance(), lambda: process.die("cancelled"))
+            self._driver.after(0.02 + 0.2 * self._rng(), lambda: process.die("cancelled"))
         elif self._waiting.get(worker):
             self._cancelled.add(worker)
 
@@ -44,12 +44,12 @@ class Launcher:
         if self._running.get(worker) is process:
             del self._running[worker]
         told = WorkerEnded(worker, process.attempt, error)
-        driver.after(0.01 + 0.2 * self._chance(), lambda: driver.post(told))
+        driver.after(0.01 + 0.2 * self._rng(), lambda: driver.post(told))
         if self._waiting.get(worker):
             self._later(worker)
 
     def _later(self, worker: int) -> None:
-        self._driver.after(0.05 + 0.3 * self._chance(), lambda: self._launch(worker))
+        self._driver.after(0.05 + 0.3 * self._rng(), lambda: self._launch(worker))
 
     def _launch(self, worker: int) -> None:
         driver = self._driver
@@ -62,5 +62,5 @@ class Launcher:
             return
         self._running[worker] = driver.region.new_worker(driver, worker, attempt)
 
-    def _chance(self) -> float:
-        return self._driver.chance.random()
+    def _rng(self) -> float:
+        return self._driver.rng.random()

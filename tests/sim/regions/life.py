@@ -1,15 +1,15 @@
 """One incarnation of a worker: its claim, its chains, its links to peers, its votes.
 
-Rules of this file: what `dataflow.worker_life` and `dataflow.worker_exchange` do with trio, as tasks of a
-process. What is durable before what is `Journals`'s, what is taken of a peer's frames `Heard`'s.
+Rules of this file: what `dataflow.worker.link_incarnation` and `dataflow.worker.exchange` do with trio, as tasks of a
+process. What is durable before what is `Journals`'s, what is taken of a peer's frames `IncomingFrames`'s.
 """
 
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from checkpoint.core.channel_frames import Frame, FrameType
-from checkpoint.core.handshake import Hello
+from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
     Committed,
     Failed,
@@ -23,20 +23,20 @@ from checkpoint.core.messages import (
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError
 from dataflow import limits
-from dataflow.core.heard import Heard
+from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.errors import PeerLostError
-from dataflow.worker_failures import failure_of
-from dataflow.worker_journals import Journals, after_step
-from dataflow.worker_messages import (
+from dataflow.worker.failures import failure_of
+from dataflow.worker.journals import Journals, after_step
+from dataflow.worker.messages import (
     Arrived,
     BlockLoaded,
     CutTaken,
+    LoadStateBlock,
     PausedAt,
     Published,
-    Restoring,
+    RestoreCircuit,
     StageEnded,
     Started,
-    StateBlock,
     StateComplete,
     StateLoaded,
     ToLinks,
@@ -81,7 +81,7 @@ class Life:
         self._order = order
         self._journals: Journals | None = None
         spec = worker.region.spec
-        self._heard = Heard(spec.name, worker.index, spec.workers, order.incarnation)
+        self._heard = IncomingFrames(spec.name, worker.index, spec.workers, order.incarnation)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
         self._to_serve: deque[StageEnded | Published | PausedAt | Committed] = deque()
@@ -163,7 +163,7 @@ class Life:
         part = None if order.restore is None else order.restore.workers[worker.index]
         after, store = after_step(order), region.store
         begin = worker.now
-        worker.inbox.put(Restoring(self.number, after, order.cut, part, order.layout, store.store_id))
+        worker.inbox.put(RestoreCircuit(self.number, after, order.cut, part, order.layout, store.store_id))
         directory = worker_directory(region.spec.name, worker.index)
         self.claim = await worker.host.claim(directory, self.number)
         assert self.claim is not None, "its patience has no end"
@@ -194,7 +194,7 @@ class Life:
             while self._blocks_out >= limits.state_blocks_ahead:
                 await worker.wait(self._changed)
             self._blocks_out += 1
-            worker.inbox.put(StateBlock(self.number, cut, operator, data))
+            worker.inbox.put(LoadStateBlock(self.number, cut, operator, data))
         worker.inbox.put(StateComplete(self.number))
         while not self._loaded:
             await worker.wait(self._changed)
@@ -233,13 +233,13 @@ class Life:
                 await worker.wait(self._changed)
             taken = self._to_vote.popleft()
             for writer in taken.writers:
-                await worker.sleep(worker.region.sync_s(worker.chance))
+                await worker.sleep(worker.region.sync_s(worker.rng))
                 writer.sync()
             positions = await journals.prepare(taken)
             vote = Prepared(
                 job="",
                 worker=worker.index,
-                cut=taken.mark.cut,
+                cut=taken.barrier.cut,
                 step=taken.step,
                 positions=positions,
                 produced=worker.shared.step,
@@ -264,7 +264,7 @@ class Life:
 
     async def _dial(self, peer: int, address: str) -> None:
         worker, name = self._worker, self._worker.region.spec.name
-        hello = Hello(
+        hello = LinkHello(
             role="exchange",
             job=name,
             worker=worker.index,
@@ -273,14 +273,14 @@ class Life:
         )
         try:
             channel = await dial(
-                worker, worker.region.network, address, hello, worker.chance, limits.peer_dial_s
+                worker, worker.region.network, address, hello, worker.rng, limits.peer_dial_s
             )
         except DosError as error:
             raise PeerLostError(peer, str(error.args[0])) from error
         self._outgoing[peer] = channel
-        self._send(peer, self._heard.mark(FrameType.RESET, after_step(self._order)))
+        self._send(peer, self._heard.marker(FrameType.RESET, after_step(self._order)))
 
-    def _send(self, peer: int, *frames: Frame) -> None:
+    def _send(self, peer: int, *frames: ChannelFrame) -> None:
         channel = self._outgoing[peer]
         try:
             for frame in frames:
@@ -290,9 +290,9 @@ class Life:
 
     def _tell(self, kind: FrameType, step: int) -> None:
         for peer in self._outgoing:
-            self._send(peer, self._heard.mark(kind, step))
+            self._send(peer, self._heard.marker(kind, step))
 
-    async def hear(self, channel: Channel, hello: Hello) -> None:
+    async def hear(self, channel: Channel, hello: LinkHello) -> None:
         """Everything a peer sends, on the link that it dialled, until this life is over."""
         if self.over or not self._heard.admits(hello.worker, hello.incarnation):
             self._worker.region.saw("a peer's link was refused")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from checkpoint.chains.directory_store import directory_chain
 from checkpoint.core.manifest import Cut, WorkerCut, decode_cut
 from checkpoint.core.messages import Committed, Prepared, RequestCut, Restore, Start, ToWorker
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.directory_store import directory_chain
 from journal import Op
 from journal.core.decoder import decode_all
 from journal.core.position import Position

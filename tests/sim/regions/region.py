@@ -15,9 +15,9 @@ from checkpoint.core.coordinator_vocabulary import End, PauseWanted
 from checkpoint.core.region import RegionSpec, RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
-from dataflow.graph import GraphPlan
+from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker_messages import CircuitFailed
+from dataflow.worker.messages import CircuitFailed
 from tests.sim.engine.chance import Chance
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import KEY
@@ -38,9 +38,9 @@ FOR_A_PERSON: Final = ("resets in a row", "did not join within")
 """Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
 
-def has_region(chance: Chance) -> bool:
+def has_region(rng: Chance) -> bool:
     """Whether the run of that seed has one."""
-    return chance.stream("region").randrange(RUNS_WITH_ONE) == 0
+    return rng.stream("region").randrange(RUNS_WITH_ONE) == 0
 
 
 @cache
@@ -55,13 +55,13 @@ def _plan() -> GraphPlan:
     return graph.plan()
 
 
-def _short(chance: Random) -> Rolling:
+def _short(rng: Random) -> Rolling:
     """Chains that begin anew often, so that much is deleted."""
     return Rolling(
-        snapshot_bytes_min=chance.choice([300, 300, 1_000, 4_000]),
-        segments_max=chance.choice([1, 1, 2, 64]),
-        manifest_segment_bytes_max=chance.choice([4_000, 20_000]),
-        manifest_replay_bytes_max=chance.choice([4_000, 20_000]),
+        snapshot_bytes_min=rng.choice([300, 300, 1_000, 4_000]),
+        segments_max=rng.choice([1, 1, 2, 64]),
+        manifest_segment_bytes_max=rng.choice([4_000, 20_000]),
+        manifest_replay_bytes_max=rng.choice([4_000, 20_000]),
     )
 
 
@@ -79,18 +79,18 @@ class Region:
         self.machines = cluster.machines
         self.store = cluster.record
         self.quorum = cluster.record.ack_quorum
-        self.chance = cluster.chance
-        chance = self.chance.stream("region topology")
-        workers = chance.choice([2, 2, 2, 3])
-        self.pace_s = chance.choice([0.3, 0.5, 0.5])
-        of_worker = chance.choice([1, 2])
-        steps = int(chance.uniform(4.5, 11.0) / self.pace_s)
-        self.given = Input(chance, workers * of_worker, STEP_ROWS * steps // of_worker)
+        self.rng = cluster.rng
+        rng = self.rng.stream("region topology")
+        workers = rng.choice([2, 2, 2, 3])
+        self.pace_s = rng.choice([0.3, 0.5, 0.5])
+        of_worker = rng.choice([1, 2])
+        steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
+        self.given = Input(rng, workers * of_worker, STEP_ROWS * steps // of_worker)
         self.readers: dict[int, Reader] = {}
         """Of each worker, where its newest life reads."""
         plan = _plan()
-        interval_s = chance.choice([0.5, 1.0, 1.0])
-        if self.chance.stream("rare cuts").random() < 0.25:
+        interval_s = rng.choice([0.5, 1.0, 1.0])
+        if self.rng.stream("rare cuts").random() < 0.25:
             interval_s = 3.0
         self.spec = RegionSpec(
             name="region",
@@ -106,7 +106,7 @@ class Region:
             suspect_after_s=4.0,
             orphan_timeout_s=8.0,
         )
-        kept = self.chance.stream("region retention")
+        kept = self.rng.stream("region retention")
         self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
         self.spec = replace(self.spec, retain=kept.choice([2, 2, 2, 3, 5]))
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
@@ -121,7 +121,7 @@ class Region:
         self.last_words = False
         self._sometimes: Counter[str] = cluster.history.sometimes
         self._at_next: dict[str, list[Callable[[], None]]] = {}
-        self._supervised = chance
+        self._supervised = rng
         self._readers = 0
         self.new_driver()
         self._supervise()
@@ -140,16 +140,16 @@ class Region:
 
     def _reads(self, worker: int) -> Random:
         self._readers += 1
-        return self.chance.stream(f"reader {self._readers} of worker {worker}")
+        return self.rng.stream(f"reader {self._readers} of worker {worker}")
 
-    def work_s(self, chance: Random, *, produced: bool) -> float:
+    def work_s(self, rng: Random, *, produced: bool) -> float:
         """How long a piece of work takes. After the storm there is no need to be slow."""
         pace = self.pace_s * (0.1 if self.last_words else 1.0)
-        return pace * (0.5 + chance.random()) if produced else 0.002 * (0.5 + chance.random())
+        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
 
-    def sync_s(self, chance: Random) -> float:
+    def sync_s(self, rng: Random) -> float:
         """How long a sync of an output takes."""
-        return 0.002 * chance.lognormvariate(0.0, 0.7)
+        return 0.002 * rng.lognormvariate(0.0, 0.7)
 
     def saw(self, what: str) -> None:
         """Count it; and let happen what waits for it."""
@@ -178,14 +178,14 @@ class Region:
 
     def new_driver(self) -> Driver:
         driver = Driver(self, f"d{len(self.drivers) + 1}")
-        driver.skew = driver.chance.uniform(-0.1, 0.1)
+        driver.skew = driver.rng.uniform(-0.1, 0.1)
         self.drivers.append(driver)
         return driver
 
     def new_worker(self, driver: Driver, index: int, attempt: int) -> Worker:
         name = f"k{index}.{len(self.workers) + 1}"
         worker = Worker(self, driver, index, attempt, name)
-        worker.skew = worker.chance.uniform(-0.1, 0.1)
+        worker.skew = worker.rng.uniform(-0.1, 0.1)
         self.workers.append(worker)
         return worker
 

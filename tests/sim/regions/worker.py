@@ -8,7 +8,7 @@ What one incarnation does is `life`'s.
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.handshake import Hello
+from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
     Committed,
     Counters,
@@ -24,28 +24,28 @@ from checkpoint.core.messages import (
     decode_from_coordinator,
 )
 from checkpoint.core.participant import (
-    Ended,
     LinkGone,
     MessageIn,
-    Participant,
+    OrderRefused,
+    ParticipantCore,
+    ParticipantEnded,
     ParticipantInput,
     ParticipantState,
-    Refused,
-    Report,
-    Send,
-    Tick,
+    ParticipantTick,
+    ReportWanted,
+    SendReport,
 )
 from checkpoint.errors import StaleIncarnationError
 from dataflow import limits
-from dataflow.worker_circuit import CircuitLoop
-from dataflow.worker_identity import Clock, Identity
-from dataflow.worker_messages import (
+from dataflow.worker.circuit_loop import CircuitLoop
+from dataflow.worker.identity import Clock, Identity
+from dataflow.worker.messages import (
     CircuitFailed,
-    CutCommitted,
     CutRequested,
     LinksEnded,
     PauseRequested,
-    Restoring,
+    PublishCut,
+    RestoreCircuit,
     Shared,
     ToCircuit,
     ToLinks,
@@ -67,7 +67,7 @@ MESSAGES_MAX: Final = 200
 
 
 class Mailbox:
-    """Messages to the circuit. See `dataflow.worker_messages.Inbox`."""
+    """Messages to the circuit. See `dataflow.worker.messages.Inbox`."""
 
     def __init__(self) -> None:
         self.changed = Signal()
@@ -84,7 +84,7 @@ class Mailbox:
 
     @property
     def next_restores(self) -> bool:
-        return bool(self._messages) and isinstance(self._messages[0], Restoring)
+        return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)
 
 
 class ProcessClock(Clock):
@@ -110,13 +110,13 @@ class Worker(Process):
         self.index = index
         self.attempt = attempt
         self.address = f"{name}:x"
-        self.chance = region.chance.stream(f"worker {name}")
+        self.rng = region.rng.stream(f"worker {name}")
         self.slowness = 1.0
         self.shared = Shared()
         self.inbox = Mailbox()
-        self.host = Host(self, region.network, region.store, region.history, self.chance)
+        self.host = Host(self, region.network, region.store, region.history, self.rng)
         spec = region.spec
-        self.core = Participant(
+        self.core = ParticipantCore(
             spec.name, index, now=self.now, orphan_timeout_s=spec.orphan_timeout_s, heartbeat_s=1.0
         )
         self.life: Life | None = None
@@ -167,7 +167,7 @@ class Worker(Process):
                 return
             if message is None:
                 produced = self.shared.step != step
-                await self.sleep(self.slowness * self.region.work_s(self.chance, produced=produced))
+                await self.sleep(self.slowness * self.region.work_s(self.rng, produced=produced))
 
     def _deliver(self, message: ToLinks) -> None:
         """A message of the circuit. Dropped if its incarnation is over."""
@@ -198,9 +198,9 @@ class Worker(Process):
 
     async def _links(self) -> None:
         spec = self.region.spec
-        hello = Hello(role="control", job=spec.name, worker=self.index, attempt=self.attempt)
+        hello = LinkHello(role="control", job=spec.name, worker=self.index, attempt=self.attempt)
         try:
-            channel = await dial(self, self.region.network, self.driver.address, hello, self.chance, 5.0)
+            channel = await dial(self, self.region.network, self.driver.address, hello, self.rng, 5.0)
         except DosError as error:
             why = str(error)
             self.soon(lambda: self.die(why))
@@ -230,13 +230,13 @@ class Worker(Process):
         before = self.core.state
         effects = self.core.handle(event, self.now)
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, SendReport):
                 self._send(effect.message)
-            elif isinstance(effect, Refused):
+            elif isinstance(effect, OrderRefused):
                 self.region.saw(f"worker refused: {effect.refusal.name}")
                 self.note(f"refuses {effect.refusal.name}: {effect.refusal.text}")
             else:
-                assert isinstance(effect, Ended)
+                assert isinstance(effect, ParticipantEnded)
                 why = None if self.core.state is before else str(effect.error)
                 self.region.saw(f"worker ended: {type(effect.error).__name__}")
                 self.soon(lambda why=why: self.die(why))
@@ -258,7 +258,7 @@ class Worker(Process):
         if self.core.state is ParticipantState.ENDED:
             return False
         try:
-            self.handle(Report(message, of=self._taken))
+            self.handle(ReportWanted(message, of=self._taken))
         except StaleIncarnationError:
             return False
         return True
@@ -272,7 +272,7 @@ class Worker(Process):
     def _tick(self, due: float) -> None:
         if self._armed == due:
             self._armed = None
-            self.handle(Tick(due, self.counters()))
+            self.handle(ParticipantTick(due, self.counters()))
 
     def counters(self) -> Counters:
         shared, claim = self.shared, self.life.claim if self.life is not None else None
@@ -301,7 +301,7 @@ class Worker(Process):
                 self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
                 self.life.committed(order)
-                self.inbox.put(CutCommitted(order.incarnation, order.cut, order.final))
+                self.inbox.put(PublishCut(order.incarnation, order.cut, order.final))
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0
                 self.inbox.put(PauseRequested(order.incarnation, order.pause))
@@ -328,7 +328,7 @@ class Worker(Process):
     async def _hear(self, channel: Channel) -> None:
         """A peer dials. It may be ahead of us by one order, so wait for its incarnation."""
         try:
-            hello = await accept(channel, self.region.spec.name, self.chance)
+            hello = await accept(channel, self.region.spec.name, self.rng)
         except DosError:
             return
         deadline = self.now + limits.peer_wait_s

@@ -10,5 +10,5 @@ from tests.sim.store.server import Machine
 
 def machine() -> Machine:
     """With an empty disk; nothing runs there."""
-    world, chance = World(Trace()), Random(1)
-    return Machine(world, Network(world, chance, lambda here, there: 0.0), "s0", chance)
+    world, rng = World(Trace()), Random(1)
+    return Machine(world, Network(world, rng, lambda here, there: 0.0), "s0", rng)

@@ -1,7 +1,7 @@
 """A directory claimed on the members of a store: the cores of `dos_client`, performed on virtual time.
 
 What is granted and lost, what counts and what a copy is worth is decided by the real `ClaimMachine`,
-`Quorums`, `Replica` and `Window`; the shells around them are written anew here, as short as can be. The
+`Quorums`, `Replica` and `SendWindow`; the shells around them are written anew here, as short as can be. The
 journal's own code runs on top of it unchanged: this is its `ClaimPort`.
 
 Rules of this file: who owns the claim waits in its coroutines; the members' links are `member`'s.
@@ -10,12 +10,12 @@ Rules of this file: who owns the claim waits in its coroutines; the members' lin
 from random import Random
 
 from dos_client.core.claim import (
+    ClaimClosed,
+    ClaimLost,
     ClaimMachine,
     ClaimState,
-    Closed,
     Effect,
     Event,
-    Lost,
     MemberClaimed,
     MemberFenced,
     MemberLeft,
@@ -25,8 +25,8 @@ from dos_client.core.claim import (
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
-from dos_client.core.replica import Goal, View
-from dos_client.core.window import Window
+from dos_client.core.replica import ObjectGoal, ObjectView
+from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
@@ -41,7 +41,7 @@ from tests.sim.store.member import Link
 class SimTarget:
     """One object that the claim brings its members up to. See `dos_client.writing.target`."""
 
-    def __init__(self, name: str, tag: int, quorums: Quorums, window: Window | None) -> None:
+    def __init__(self, name: str, tag: int, quorums: Quorums, window: SendWindow | None) -> None:
         self.name = name
         self.tag = tag
         self.window = window
@@ -59,9 +59,9 @@ class SimTarget:
         return self.window.size if self.window is not None else self.goal_size
 
     @property
-    def view(self) -> View:
+    def view(self) -> ObjectView:
         base = self.window.base if self.window is not None else self.goal_size
-        return View(Goal(self.size, self.window is None), base, self.digest_at)
+        return ObjectView(ObjectGoal(self.size, self.window is None), base, self.digest_at)
 
     def digest_at(self, size: int) -> int | None:
         if self.window is None:
@@ -130,15 +130,15 @@ class SimClaim:
     """See the module. `answers`, `lost`, `epoch` and the rest as in `dos_client.writing.claim`."""
 
     def __init__(
-        self, store: SimStore, process: Process, network: Network, chance: Random, directory: str, epoch: int
+        self, store: SimStore, process: Process, network: Network, rng: Random, directory: str, epoch: int
     ) -> None:
         self.store = store
         self.process = process
         self.network = network
-        self.chance = chance
+        self.rng = rng
         self.directory = directory
         self.epoch = epoch
-        self.writer_id = chance.randbytes(16)
+        self.writer_id = rng.randbytes(16)
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
         self._taken_back: set[bytes] = set()
         self.targets: dict[str, SimTarget] = {}
@@ -245,7 +245,7 @@ class SimClaim:
     def open_object(self, name: str, local: object = None) -> SimWriter:
         self.check()
         assert name not in self.targets, "an object is opened once"
-        target = self._add(name, Window())
+        target = self._add(name, SendWindow())
         self._enter(target)
         return SimWriter(self, target)
 
@@ -265,7 +265,7 @@ class SimClaim:
     def close(self) -> None:
         """Give it up: what is under way may or may not arrive."""
         if self._machine.state is not ClaimState.CLOSED:
-            self._handle(Closed())
+            self._handle(ClaimClosed())
         self._finish()
 
     def on_append(self, name: str, offset: int, data: bytes) -> None:
@@ -296,7 +296,7 @@ class SimClaim:
     def member_fenced(self, link: Link, error: FencedError) -> None:
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
         for effect in self._handle(MemberFenced(link.server_id, error.epoch_held)):
-            if isinstance(effect, Lost):
+            if isinstance(effect, ClaimLost):
                 self.lost = FencedError(
                     f"epoch {self.epoch} of {self.directory} is superseded", actual=effect.epoch_held
                 )
@@ -322,7 +322,7 @@ class SimClaim:
             and target.sizes.get(link.server_id, 0) >= at_least
             and link.agrees(target.name)
         ]
-        return self.chance.choice(found) if found else None
+        return self.rng.choice(found) if found else None
 
     def sealed(self, target: SimTarget) -> None:
         for link in self._links:
@@ -347,7 +347,7 @@ class SimClaim:
             return False
         return nobody_has(self._quorums, target.without, target.spoiled)
 
-    def _add(self, name: str, window: Window | None) -> SimTarget:
+    def _add(self, name: str, window: SendWindow | None) -> SimTarget:
         self._tag += 1
         target = self.targets[name] = SimTarget(name, self._tag, self._quorums, window)
         return target

@@ -29,20 +29,20 @@ class Looker(Process):
         machines: "Sequence[Machine]",
         directories: Sequence[str],
         history: History,
-        chance: Random,
+        rng: Random,
     ) -> None:
         super().__init__(stores.network.world, name)
         self._network = stores.network
         self._machines = machines
         self._directories = directories
         self._history = history
-        self._chance = chance
+        self._rng = rng
         self.start("life", self._live())
 
     async def _live(self) -> None:
         while self._directories:
-            await self.sleep(0.2 + self._chance.expovariate(1 / 1.5))
-            machine = self._chance.choice(self._machines)
+            await self.sleep(0.2 + self._rng.expovariate(1 / 1.5))
+            machine = self._rng.choice(self._machines)
             session = Session(self, self._network, machine.address)
             try:
                 await session.open()
@@ -54,7 +54,7 @@ class Looker(Process):
                 session.fail(BrokenConnectionError("closed"))
 
     async def _look(self, machine: "Machine", session: Session) -> None:
-        disk, directory = machine.disk, self._chance.choice(self._directories)
+        disk, directory = machine.disk, self._rng.choice(self._directories)
         told = {name: size for (folder, name), size in machine.told.items() if folder == directory}
         await session.open_directory(directory)
         infos: dict[str, ObjectInfo] = {info.name: info for info in await session.list_all()}

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import look_timeout_s
-from dos_client.sessions.looking import DirectoryView, view_of
+from dos_client.sessions.directory_view import DirectoryView, view_of
 from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened

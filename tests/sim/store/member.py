@@ -8,20 +8,20 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from dos_client.core.backoff import backoff_s
-from dos_client.core.claim import Refusal, climb, judge_fenced
+from dos_client.core.claim import FenceReason, climb, judge_fenced
 from dos_client.core.collecting import Collecting
 from dos_client.core.replica import (
     AGREED,
-    Agreed,
-    Differed,
     Effect,
-    Entered,
     Event,
-    FellBehind,
-    Left,
     LocalKnown,
-    Reached,
     Replica,
+    ReplicaAgreed,
+    ReplicaDiffered,
+    ReplicaEntered,
+    ReplicaFellBehind,
+    ReplicaLeft,
+    ReplicaReached,
     ReplicaState,
 )
 from dos_client.core.window import Chunk, append_id
@@ -41,7 +41,7 @@ from dos_protocol.errors import (
     UnsupportedError,
 )
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import Append, Delete, Deleted, DirectoryOpened, ObjectInfo, Watermark
+from dos_protocol.vocabulary import Append, Delete, Deleted, DirectoryOpened, DurabilityAck, ObjectInfo
 from tests.sim.store.session import Session
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class Link:
             try:
                 await self._one_session()
             except FencedError as error:
-                if judge_fenced(claim.epoch, error.epoch_held, at_claim=False) is Refusal.LOST:
+                if judge_fenced(claim.epoch, error.epoch_held, at_claim=False) is FenceReason.LOST:
                     claim.member_fenced(self, error)
                     return
                 self._left(str(error))
             except DosError as error:
                 self._left(str(error))
             attempt = 1 if self._worked else attempt + 1
-            await claim.process.sleep(backoff_s(attempt, claim.chance.random()))
+            await claim.process.sleep(backoff_s(attempt, claim.rng.random()))
 
     def leave(self) -> None:
         """The claim is over: so is the session."""
@@ -128,11 +128,11 @@ class Link:
             return await session.claim(claim.directory, claim.epoch, claim.writer_id)
         except FencedError as error:
             match judge_fenced(claim.epoch, error.epoch_held, at_claim=True):
-                case Refusal.CLIMB:
+                case FenceReason.CLIMB:
                     for epoch in climb(error.epoch_held, claim.epoch):
                         opened = await session.claim(claim.directory, epoch, claim.writer_id)
                     return opened
-                case Refusal.ASK:
+                case FenceReason.ASK:
                     held = await session.open_directory(claim.directory)
                     if (held.epoch, held.writer_id) == (claim.epoch, claim.writer_id):
                         raise BrokenConnectionError("a newer session of ours is there") from error
@@ -147,7 +147,7 @@ class Link:
     def _serve(self, session: Session, opened: DirectoryOpened) -> None:
         self.session = session
         self._infos = {info.name: info for info in opened.entries}
-        session.on_watermark = self._watermark
+        session.on_durability_ack = self._watermark
         session.on_append_refused = self._append_refused
         for copy in list(self._copies.values()):
             self._discover(copy)
@@ -161,7 +161,7 @@ class Link:
         for copy in self._copies.values():
             copy.target.unsure.discard(self.server_id)
             if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
-                copy.replica.handle(Left(why), self.claim.process.now)
+                copy.replica.handle(ReplicaLeft(why), self.claim.process.now)
 
     # What the claim uses
 
@@ -180,7 +180,7 @@ class Link:
         self._active.pop(target.name, None)
         self._dropped.add(target.name)
         if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
-            copy.replica.handle(Left("nobody needs it any more"), self.claim.process.now)
+            copy.replica.handle(ReplicaLeft("nobody needs it any more"), self.claim.process.now)
         self._held.made(target.name)
 
     def sweep(self) -> None:
@@ -212,7 +212,7 @@ class Link:
     def sealed(self, target: "SimTarget") -> None:
         copy = self._active.pop(target.name, None)
         if copy is not None and copy.replica.sent < target.goal_size:
-            self.handle(copy, FellBehind())
+            self.handle(copy, ReplicaFellBehind())
 
     def wake(self) -> None:
         """There may be something to send: soon, so that what comes together goes together."""
@@ -264,7 +264,7 @@ class Link:
     def _discover(self, copy: Copy) -> None:
         if copy.replica.state is ReplicaState.ENTER:
             info = self._infos.get(copy.target.name, ObjectInfo(copy.target.name))
-            self.handle(copy, Entered(info, copy.target.view))
+            self.handle(copy, ReplicaEntered(info, copy.target.view))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self.claim.process.start("copy", work)
@@ -281,7 +281,7 @@ class Link:
                 continue
             if copy.replica.sent < window.base:
                 del self._active[copy.target.name]
-                self.handle(copy, FellBehind())
+                self.handle(copy, ReplicaFellBehind())
                 continue
             for chunk in window.chunks_from(copy.replica.sent):
                 self._append(copy, chunk)
@@ -292,22 +292,22 @@ class Link:
         request_id = append_id(copy.target.tag, chunk.end)
         self.session.append(Append(copy.target.name, chunk.start, chunk.digest, chunk.payload), request_id)
 
-    def _watermark(self, mark: Watermark) -> None:
-        copy = self._copies.get(mark.name)
-        if copy is None and mark.name in self._dropped:
+    def _watermark(self, watermark: DurabilityAck) -> None:
+        copy = self._copies.get(watermark.name)
+        if copy is None and watermark.name in self._dropped:
             return
         if copy is None:
-            raise RemoteProtocolError(f"a watermark of {mark.name}, not appended to here")
-        if copy.replica.told(mark.received, mark.synced):
+            raise RemoteProtocolError(f"a watermark of {watermark.name}, not appended to here")
+        if copy.replica.told(watermark.received, watermark.synced):
             self._worked = True
-            copy.target.note(self.server_id, mark.synced)
+            copy.target.note(self.server_id, watermark.synced)
             self.claim.changed()
 
     def _append_refused(self, tag: int, error: RefusedError) -> None:
         copy = next((one for one in self._copies.values() if one.target.tag == tag), None)
         if copy is not None and isinstance(error, PoisonedError | CorruptError):
             if copy.replica.state is not ReplicaState.BROKEN:
-                self.handle(copy, Differed(str(error.args[0]), spoiled=True))
+                self.handle(copy, ReplicaDiffered(str(error.args[0]), spoiled=True))
         elif self.session is not None:
             self.session.fail(error)
 
@@ -321,12 +321,15 @@ class Link:
         except DosError as error:
             if self._still_discovers(copy, session):
                 spoiled = isinstance(error, PoisonedError | CorruptError)
-                self.handle(copy, Differed(str(error.args[0]), spoiled))
+                self.handle(copy, ReplicaDiffered(str(error.args[0]), spoiled))
             return
         if self._still_discovers(copy, session):
             agrees = result.digest == target.goal_digest
             self.handle(
-                copy, Agreed(target.goal_size, target.view) if agrees else Differed("another content")
+                copy,
+                ReplicaAgreed(target.goal_size, target.view)
+                if agrees
+                else ReplicaDiffered("another content"),
             )
 
     def _still_discovers(self, copy: Copy, session: Session) -> bool:
@@ -343,7 +346,7 @@ class Link:
                 await self._fill_from(source, copy, session)
             except DosError:
                 attempt += 1
-                await claim.process.sleep(backoff_s(attempt, claim.chance.random()))
+                await claim.process.sleep(backoff_s(attempt, claim.rng.random()))
 
     @staticmethod
     def _offset(copy: Copy) -> int:
@@ -358,7 +361,7 @@ class Link:
         if state not in (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP):
             return True
         if state is ReplicaState.CATCH_UP and copy.replica.sent >= copy.target.view.base:
-            self.handle(copy, Reached(copy.target.view))
+            self.handle(copy, ReplicaReached(copy.target.view))
             return True
         return False
 
@@ -386,7 +389,7 @@ class Link:
         if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
             assert replica.claimed is not None
             if digest != replica.claimed.digest:
-                self.handle(copy, Differed("another content"))
+                self.handle(copy, ReplicaDiffered("another content"))
             else:
-                self.handle(copy, Agreed(replica.claimed.synced, copy.target.view), filling=True)
+                self.handle(copy, ReplicaAgreed(replica.claimed.synced, copy.target.view), filling=True)
         return replica.state is ReplicaState.CATCH_UP

@@ -10,19 +10,19 @@ from tests.sim.store.looking import SimStore
 from tests.sim.store.writer import CHAIN, Stores, numbers_of
 
 
-def pause_s(chance: Random) -> float:
+def pause_s(rng: Random) -> float:
     """Between two looks."""
-    return 0.2 + chance.expovariate(1 / 1.8)
+    return 0.2 + rng.expovariate(1 / 1.8)
 
 
 class Reader(Process):
     """One reader process of one directory. `look_now`: set when it should not wait."""
 
-    def __init__(self, name: str, stores: Stores, directory: str, history: History, chance: Random) -> None:
+    def __init__(self, name: str, stores: Stores, directory: str, history: History, rng: Random) -> None:
         super().__init__(stores.network.world, name)
         self.directory = directory
         self.history = history
-        self.chance = chance
+        self.rng = rng
         self.store = SimStore(self, stores.network, stores.record)
         self.look_now = Signal()
         self.start("life", self._live())
@@ -33,7 +33,7 @@ class Reader(Process):
                 await self.look()
             except DosError as error:
                 self.history.sometimes[f"reader: {type(error).__name__}"] += 1
-            await self.wait(self.look_now, pause_s(self.chance))
+            await self.wait(self.look_now, pause_s(self.rng))
 
     async def look(self) -> list[int]:
         """One look; what is committed, by number."""

@@ -17,7 +17,7 @@ from dos_client.core.window import tag_of
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.records import decode_marks
 from dos_server.core.scrub import ScrubPlan
@@ -67,12 +67,12 @@ class Server(Process):
             scrub=machine.scrub,
             stamps=self.storage.give_stamp(machine.fresh_stamp()),
         )
-        self.scrub = self.core._on_event[looks.ScrubDue].__self__  # type: ignore[attr-defined]
+        self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
         self._ticking = False
         self.soon(self._look_at_space)
         if machine.scrub.bytes_per_s:
-            self.after(machine.scrub.first_seconds, lambda: self.feed(looks.ScrubDue(busy=False)))
+            self.after(machine.scrub.first_seconds, lambda: self.feed(scrub_reads.ScrubDue(busy=False)))
 
     @property
     def without_power(self) -> bool:
@@ -91,7 +91,7 @@ class Server(Process):
         took = session.take()
         self.machine.bench.served(self, session.number)
         if took and self.alive:
-            self.after(BATCH_S * self.machine.chance.random(), self._end_batch)
+            self.after(BATCH_S * self.machine.rng.random(), self._end_batch)
 
     def _end_batch(self) -> None:
         self.feed(v.BatchEnded())
@@ -102,7 +102,7 @@ class Server(Process):
     def session_ended(self, number: int) -> None:
         """The peer is gone."""
         if self.sessions.pop(number, None) is not None:
-            self.feed(v.Ended(number))
+            self.feed(v.ConnectionEnded(number))
 
     def feed(self, event: v.Event) -> None:
         """Give the core an event, and do what it asks for. The power may go in the middle of it."""
@@ -148,13 +148,13 @@ class Server(Process):
                 self.storage.set_mark(*effect)
             case v.ForgetDirectory(directory):
                 self.storage.forget(directory)
-            case v.DropMend():
-                self.storage.drop_mend(effect)
-            case v.Note() | looks.Tell():
+            case v.DropRepair():
+                self.storage.drop_repair(effect)
+            case v.LogReason() | scrub_reads.LogNotice():
                 pass
-            case looks.ScrubLater(seconds):
-                self.after(seconds, self.feed, looks.ScrubDue(busy=False))
-            case looks.Look():
+            case scrub_reads.ScrubLater(seconds):
+                self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
+            case scrub_reads.ScrubRead():
                 look = partial(self.storage.look, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
@@ -189,7 +189,7 @@ class Server(Process):
 
     def _remember(self, session: int, message: m.Message) -> None:
         """What this machine has promised to have on its platters."""
-        if isinstance(message, m.Watermark):
+        if isinstance(message, m.DurabilityAck):
             infos = [(message.name, message.synced)]
         elif isinstance(message, m.DirectoryOpened):
             infos = [(info.name, info.synced) for info in message.entries if not info.corrupt]
@@ -215,12 +215,12 @@ class Server(Process):
             self.machine.power_cut()
             return
         self._count(event)
-        if isinstance(event, v.RecordStored) and event.trouble is v.Trouble.NONE:
+        if isinstance(event, v.RecordStored) and event.trouble is v.DiskFailure.NONE:
             self.machine.records.append(decode_store_record(event.record))
         if isinstance(event, v.Removed):
             self.machine.removing.discard((event.directory, event.name))
-        if isinstance(event, v.MendInstalled) and event.found is not None:
-            self.machine.mended(event.directory, event.name, event.found.size)
+        if isinstance(event, v.RepairInstalled) and event.found is not None:
+            self.machine.repaired(event.directory, event.name, event.found.size)
         self.feed(event)
 
     def _count(self, event: v.Event) -> None:
@@ -246,7 +246,7 @@ class Server(Process):
     def _at_disk(self, typical_s: float, work: Callable[..., None], *args: Any) -> None:
         """Do it when the disk has had its time for it; while the disk hangs, when it hangs no more."""
         machine = self.machine
-        delay_s = typical_s * machine.slowness * machine.chance.lognormvariate(0.0, 0.7)
+        delay_s = typical_s * machine.slowness * machine.rng.lognormvariate(0.0, 0.7)
         self.after(delay_s, self._unless_it_hangs, work, args)
 
     def _unless_it_hangs(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -264,19 +264,19 @@ class Machine:
 
     life: Callable[["Machine"], Server] = Server
 
-    def __init__(self, world: World, network: Network, name: str, chance: Random) -> None:
+    def __init__(self, world: World, network: Network, name: str, rng: Random) -> None:
         self.world = world
         self.network = network
         self.name = name
         self.address = f"{name}:9999"
-        self.chance = chance
+        self.rng = rng
         self._new_disk()
         self.speed = Speed()
         self.slowness = 1.0
         self.hangs = False
         self.hanging: list[Callable[[], None]] = []
-        self.scrub = ScrubPlan(chance.choice([0, 1 << 20]), 1.0, chance.random())
-        self.fresh_id = chance.randbytes(16)
+        self.scrub = ScrubPlan(rng.choice([0, 1 << 20]), 1.0, rng.random())
+        self.fresh_id = rng.randbytes(16)
         self.last_session = 0
         self.without_power = False
         self.wiped = False
@@ -327,7 +327,7 @@ class Machine:
             self.told_at_most.pop((effect.directory, effect.name), None)
             self.removed += 1
 
-    def mended(self, directory: str, name: str, size: int) -> None:
+    def repaired(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
         self.told[directory, name] = size
         if directory == LOOSE:
@@ -417,7 +417,7 @@ class Machine:
         self._end(power=True)
         self.without_power = True
         self.disk.cut_in = None
-        self.disk.power_cut(self.chance)
+        self.disk.power_cut(self.rng)
         self.damaged = {path: vouched and self.vouched(path) for path, vouched in self.damaged.items()}
         self._note("lost its power")
         self.bench.power_cut(self)
@@ -425,8 +425,15 @@ class Machine:
     def vouched(self, path: str) -> bool:
         """Whether the mark of an object, as the next life finds it, vouches for all that was told of it."""
         _, directory, name = path.split("/")
-        marks = decode_marks(self.disk.content(f"d/{directory}/.marks") or b"")
-        vouched = max((mark.synced for mark in marks if mark is not None and mark.name == name), default=0)
+        watermarks = decode_marks(self.disk.content(f"d/{directory}/.marks") or b"")
+        vouched = max(
+            (
+                watermark.synced
+                for watermark in watermarks
+                if watermark is not None and watermark.name == name
+            ),
+            default=0,
+        )
         return vouched >= self.told.get((directory, name), 0)
 
     def _end(self, *, power: bool) -> None:

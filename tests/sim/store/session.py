@@ -21,11 +21,11 @@ from dos_protocol.errors import (
 from dos_protocol.frames import Frame
 from dos_protocol.messages import decode, encode
 from dos_protocol.names import NO_ID
-from dos_protocol.vocabulary import Append, Error, Hello, Message, Opcode, Ping, Watermark, Welcome
+from dos_protocol.vocabulary import Append, DurabilityAck, Error, Hello, Message, Opcode, Ping, Welcome
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.world import Process, Signal
 
-_WATERMARK: Final = int(Opcode.WATERMARK)
+_DURABILITY_ACK: Final = int(Opcode.WATERMARK)
 _ERROR: Final = int(Opcode.ERROR)
 
 
@@ -40,7 +40,7 @@ class Ending(Enum):
     GIVEN_UP = "its owner needs it no more"
 
 
-def _no_watermark(_: Watermark) -> None:
+def _no_durability_ack(_: DurabilityAck) -> None:
     """Of a session that appends nothing."""
 
 
@@ -58,7 +58,7 @@ class Session(Requests):
         self.welcome: Welcome
         self.failure: DosError | None = None
         self.changed = Signal()
-        self.on_watermark: Callable[[Watermark], None] = _no_watermark
+        self.on_durability_ack: Callable[[DurabilityAck], None] = _no_durability_ack
         self.on_append_refused: Callable[[int, RefusedError], None] = _no_refusal
         self._network = network
         self._wire: Wire | None = None
@@ -173,10 +173,10 @@ class Session(Requests):
             self.fail(error, Ending.BROKEN)
 
     def _take(self, frame: Frame) -> None:
-        if frame.opcode == _WATERMARK:
-            mark = decode(frame)
-            assert isinstance(mark, Watermark)
-            self.on_watermark(mark)
+        if frame.opcode == _DURABILITY_ACK:
+            watermark = decode(frame)
+            assert isinstance(watermark, DurabilityAck)
+            self.on_durability_ack(watermark)
         elif frame.request_id in self._pending:
             self._answers[frame.request_id] = decode(frame)
             self.changed.set()

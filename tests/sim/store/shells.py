@@ -97,12 +97,12 @@ class ShellWriter(Client):
         url: str,
         directory: str,
         history: History,
-        chance: Random,
+        rng: Random,
         *,
         pipelined: bool,
         pace_s: float,
     ) -> None:
-        super().__init__(network, name, chance)
+        super().__init__(network, name, rng)
         self.url = url
         self.directory = directory
         self.history = history
@@ -122,7 +122,7 @@ class ShellWriter(Client):
                     return
             except StoreNotReadyError:
                 self.history.sometimes["writer: store not ready"] += 1
-            await trio.sleep(self.chance.random())
+            await trio.sleep(self.rng.random())
 
     async def _claims(self, store: Store) -> None:
         """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
@@ -143,7 +143,7 @@ class ShellWriter(Client):
             except DosError as error:
                 self.history.sometimes[f"writer: {type(error).__name__}"] += 1
             longest_s = min(_SUPERSEDED_WAIT_MAX_S, 0.1 * 2.0**superseded)
-            await trio.sleep(0.1 + longest_s * self.chance.random())
+            await trio.sleep(0.1 + longest_s * self.rng.random())
 
     async def _one_claim(self, store: Store) -> None:
         view = await store.look(self.directory)
@@ -151,7 +151,7 @@ class ShellWriter(Client):
         self._note(f"claims epoch {epoch}")
         try:
             with trio.fail_after(_GRANT_PATIENCE_S):
-                claim = await store.claim(self.directory, epoch, self.chance.randbytes(16))
+                claim = await store.claim(self.directory, epoch, self.rng.randbytes(16))
         except trio.TooSlowError:
             raise QuorumUnavailableError(f"epoch {epoch} was not granted in time", []) from None
         async with claim:
@@ -161,7 +161,7 @@ class ShellWriter(Client):
         generation = claim.store.record.generation
         state = await take_over(claim, CHAIN, generation=generation, wait_s=3.0)
         found = await numbers_of(claim, state, None)
-        snapshot = [Record(Op.OUTPUT, number) for number in found] if self.chance.random() < 0.2 else None
+        snapshot = [Record(Op.OUTPUT, number) for number in found] if self.rng.random() < 0.2 else None
         writer = await ChainWriter.open(
             claim, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
         )
@@ -186,23 +186,23 @@ class ShellWriter(Client):
         raise failure[0]
 
     async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        chance, numbers = self.chance, list(found)
+        rng, numbers = self.rng, list(found)
         while True:
-            for _ in range(chance.randint(1, 6) if self.pipelined else 1):
+            for _ in range(rng.randint(1, 6) if self.pipelined else 1):
                 number = self.history.number(self.directory, epoch)
-                record = Record(Op.OUTPUT, number, strings=(chance.randbytes(chance.randint(0, 120)),))
+                record = Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
                 self._waiting.append((number, writer.append(record)))
                 numbers.append(number)
             self._appended.set()
-            if not self.pipelined or chance.random() < 0.1:
+            if not self.pipelined or rng.random() < 0.1:
                 await writer.wait_synced()
-            if chance.random() < 0.03:
+            if rng.random() < 0.03:
                 await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
+                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
                 await writer.roll(keep)
                 self.history.sometimes["writer: rolled"] += 1
             hurries = self.world.now < self.hurries_until
-            await trio.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / self.pace_s)))
+            await trio.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
         """Tell the history of each record that the quorum's watermark has passed."""
@@ -224,9 +224,9 @@ class ShellReader(Client):
     """One reader process of one directory."""
 
     def __init__(
-        self, name: str, network: Network, url: str, directory: str, history: History, chance: Random
+        self, name: str, network: Network, url: str, directory: str, history: History, rng: Random
     ) -> None:
-        super().__init__(network, name, chance)
+        super().__init__(network, name, rng)
         self.url = url
         self.directory = directory
         self.history = history
@@ -238,10 +238,10 @@ class ShellReader(Client):
                 async with open_store(self.url, client=self.name) as store:
                     while True:
                         await self._look(store)
-                        await trio.sleep(pause_s(self.chance))
+                        await trio.sleep(pause_s(self.rng))
             except StoreNotReadyError:
                 self.history.sometimes["reader: store not ready"] += 1
-                await trio.sleep(self.chance.random())
+                await trio.sleep(self.rng.random())
 
     async def _look(self, store: Store) -> None:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dos_server.core import looks
+from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from tests.sim.store.server import Machine, Server
 
@@ -52,6 +52,6 @@ class TellingServer(Server):
         super().do(call, *args)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        if isinstance(effect, looks.Tell) and effect.bad:
+        if isinstance(effect, scrub_reads.LogNotice) and effect.bad:
             self._log.tell(self.name, f"logs: {effect.text}")
         return super()._perform(effect)

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from random import Random
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 from journal import ChainWriter, Op, Position, Record, read_batches, take_over
@@ -77,7 +77,7 @@ class Writer(Process):
         store_of: "Stores",
         directory: str,
         history: History,
-        chance: Random,
+        rng: Random,
         *,
         pipelined: bool,
         pace_s: float = PACES_S[0],
@@ -85,7 +85,7 @@ class Writer(Process):
         super().__init__(store_of.network.world, name)
         self.directory = directory
         self.history = history
-        self.chance = chance
+        self.rng = rng
         self.pipelined = pipelined
         self.pace_s = pace_s
         self.running = False
@@ -124,16 +124,14 @@ class Writer(Process):
                     self.claim.close()
             # In proportion to what an attempt takes, as drivers do: on far stores none had its time alone.
             longest_s = min(_SUPERSEDED_WAIT_MAX_S, (0.1 + self.now - began) * 2.0**superseded)
-            await self.sleep(0.1 + longest_s * self.chance.random())
+            await self.sleep(0.1 + longest_s * self.rng.random())
         self.alive = False
 
     async def _one_claim(self) -> None:
         view = await self.store.look(self.directory)
         self.store.close()
         epoch = epoch_above(view)
-        claim = self.claim = _HistoryClaim(
-            self.store, self, self._network, self.chance, self.directory, epoch
-        )
+        claim = self.claim = _HistoryClaim(self.store, self, self._network, self.rng, self.directory, epoch)
         claim.history = self.history
         self._note(f"claims epoch {epoch} of {self.directory}")
         deadline = self.now + _GRANT_PATIENCE_S
@@ -151,7 +149,7 @@ class Writer(Process):
         found = await numbers_of(claim, state, None)
         self.reached(SETTLED)
         snapshot = None
-        if self.chance.random() < 0.2:
+        if self.rng.random() < 0.2:
             snapshot = [Record(Op.OUTPUT, number) for number in found]
         writer = await ChainWriter.open(
             claim, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
@@ -177,27 +175,27 @@ class Writer(Process):
         claim.changed()
 
     async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        chance, numbers = self.chance, list(found)
+        rng, numbers = self.rng, list(found)
         while True:
-            burst = 1 if not self.pipelined else chance.randint(1, 6)
+            burst = 1 if not self.pipelined else rng.randint(1, 6)
             for _ in range(burst):
                 number = self.history.number(self.directory, epoch)
                 position = writer.append(
-                    Record(Op.OUTPUT, number, strings=(chance.randbytes(chance.randint(0, 120)),))
+                    Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
                 )
                 numbers.append(number)
                 self._waiting.append((number, position))
             self._appended.set()
-            if not self.pipelined or chance.random() < 0.1:
+            if not self.pipelined or rng.random() < 0.1:
                 await writer.wait_synced()
-            if chance.random() < 0.03:
+            if rng.random() < 0.03:
                 await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if chance.random() < 0.5 else None
+                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
                 await writer.roll(keep)
                 self._note(f"goes on in a new segment{'' if keep is None else ', with all records anew'}")
                 self.history.sometimes["writer: rolled"] += 1
             hurries = self.world.now < self.hurries_until
-            await self.sleep(0.001 + (0.005 if hurries else chance.expovariate(1 / self.pace_s)))
+            await self.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
         """Tell the history of each record that the quorum's watermark has passed."""

@@ -16,21 +16,21 @@ SHARE: Final = 0.1
 """Of all runs."""
 
 
-def has_visitors(chance: Chance) -> bool:
+def has_visitors(rng: Chance) -> bool:
     """Whether that seed's run has some. Asked as often as one likes."""
-    return chance.stream("visitors").random() < SHARE
+    return rng.stream("visitors").random() < SHARE
 
 
 class Crowd:
     """The visitors of a run: two or three of version 0, two of version 1."""
 
     def __init__(self, cluster: "Cluster") -> None:
-        chance = cluster.chance
-        kinds = [Visitor0] * chance.stream("crowd").choice([2, 3]) + [Visitor1] * 2
+        rng = cluster.rng
+        kinds = [Visitor0] * rng.stream("crowd").choice([2, 3]) + [Visitor1] * 2
         self._network = cluster.network
         self._machines = cluster.machines
         self.visitors = [
-            kind(f"v{number}", cluster.network, cluster.known, chance.stream(f"visitor {number}"))
+            kind(f"v{number}", cluster.network, cluster.known, rng.stream(f"visitor {number}"))
             for number, kind in enumerate(kinds)
         ]
 

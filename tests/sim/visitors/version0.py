@@ -106,18 +106,18 @@ class Visitor0(Process):
     """One client process, which goes to one server after the other, of those `known` to it."""
 
     def __init__(
-        self, name: str, network: Network, known: "Callable[[], list[Machine]]", chance: Random
+        self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
     ) -> None:
         super().__init__(network.world, name)
         self._network = network
         self._known = known
-        self._chance = chance
+        self._rng = rng
         self.start("life", self._live())
 
     async def _live(self) -> None:
         while True:
-            await self.sleep(self._chance.expovariate(1 / 0.3))
-            connection = Connection0(self, self._network, self._chance.choice(self._known()).address)
+            await self.sleep(self._rng.expovariate(1 / 0.3))
+            connection = Connection0(self, self._network, self._rng.choice(self._known()).address)
             try:
                 await connection.open()
                 await self._visit(connection)
@@ -128,13 +128,13 @@ class Visitor0(Process):
 
     async def _visit(self, connection: Connection0) -> None:
         await connection.ask(f"u{LOOSE}")
-        for _ in range(self._chance.randint(1, 4)):
-            name, what = self._chance.choice(NAMES), self._chance.random()
+        for _ in range(self._rng.randint(1, 4)):
+            name, what = self._rng.choice(NAMES), self._rng.random()
             if what < 0.5:
                 await self._append(connection, name)
                 return
             if what < 0.8:
-                offset, count = self._chance.choice([0, 0, 100, -5]), self._chance.choice([0, 0, 50])
+                offset, count = self._rng.choice([0, 0, 100, -5]), self._rng.choice([0, 0, 50])
                 await connection.ask(f"g{name}\t{offset}\t{count}")
             elif what < 0.9:
                 await connection.ask(f"s{name}")
@@ -143,20 +143,20 @@ class Visitor0(Process):
 
     async def _append(self, connection: Connection0, name: str) -> None:
         """As the original does: at the size that `l` says, when nobody else appends."""
-        chance, pause_s = self._chance, 0.001
+        rng, pause_s = self._rng, 0.001
         while True:
             listed = [line.split("\t") for line in (await connection.ask("l")).decode("ascii").splitlines()]
             size, appending = next(
                 ((int(size), now) for file, size, now in listed if file == name), (0, "no")
             )
-            if appending == "no" or chance.random() < 0.2:
+            if appending == "no" or rng.random() < 0.2:
                 break
             await self.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
         await connection.ask(f"a{name}\t{size}")
-        for _ in range(chance.randint(0, PIECES_MAX)):
-            connection.send(chance.randbytes(chance.choice([1, 30, 30, 200])))
-            await self.sleep(chance.choice([0.0, 0.002, 0.02, 0.2]))
-        if chance.random() < 0.6:
+        for _ in range(rng.randint(0, PIECES_MAX)):
+            connection.send(rng.randbytes(rng.choice([1, 30, 30, 200])))
+            await self.sleep(rng.choice([0.0, 0.002, 0.02, 0.2]))
+        if rng.random() < 0.6:
             connection.send(b"")
             await connection.wait_over()

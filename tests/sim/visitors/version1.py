@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dos_client.core.window import append_id
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError, RefusedError
-from dos_protocol.vocabulary import Append, Watermark
+from dos_protocol.vocabulary import Append, DurabilityAck
 from tests.sim.engine.network import Network
 from tests.sim.engine.world import Process
 from tests.sim.store.session import Session
@@ -30,25 +30,25 @@ class Visitor1(Process):
     """One client process, which goes to one server after the other, of those `known` to it."""
 
     def __init__(
-        self, name: str, network: Network, known: "Callable[[], list[Machine]]", chance: Random
+        self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
     ) -> None:
         super().__init__(network.world, name)
         self._network = network
         self._known = known
-        self._chance = chance
+        self._rng = rng
         self.start("life", self._live())
 
     async def _live(self) -> None:
         while True:
-            await self.sleep(self._chance.expovariate(1 / 0.3))
-            session = Session(self, self._network, self._chance.choice(self._known()).address)
-            session.on_watermark = self._marked
+            await self.sleep(self._rng.expovariate(1 / 0.3))
+            session = Session(self, self._network, self._rng.choice(self._known()).address)
+            session.on_durability_ack = self._marked
             session.on_append_refused = self._refused
             try:
                 await session.open()
                 await session.open_directory(LOOSE)
-                for _ in range(self._chance.randint(1, 3)):
-                    await self._append(session, self._chance.choice(NAMES))
+                for _ in range(self._rng.randint(1, 3)):
+                    await self._append(session, self._rng.choice(NAMES))
             except DosError as error:
                 self.world.sometimes[f"visitor: {type(error).__name__}"] += 1
             finally:
@@ -56,19 +56,19 @@ class Visitor1(Process):
 
     async def _append(self, session: Session, name: str) -> None:
         """What it finds there it reads, and goes on behind it, sometimes late."""
-        chance, digest = self._chance, PrefixDigest()
+        rng, digest = self._rng, PrefixDigest()
         with suppress(NotFoundError):
             digest.update(await session.get(name, 0, _GET_BYTES))
-        await self.sleep(chance.choice([0.0, 0.0, 0.05]))
-        for _ in range(chance.randint(1, 4)):
-            data = chance.randbytes(_CHUNK_BYTES)
+        await self.sleep(rng.choice([0.0, 0.0, 0.05]))
+        for _ in range(rng.randint(1, 4)):
+            data = rng.randbytes(_CHUNK_BYTES)
             append = Append(name, digest.size, digest.value, data)
             digest.update(data)
             session.append(append, append_id(1, digest.size))
-            await self.sleep(chance.choice([0.0, 0.003, 0.02]))
+            await self.sleep(rng.choice([0.0, 0.003, 0.02]))
         await self.sleep(0.05)
 
-    def _marked(self, mark: Watermark) -> None:
+    def _marked(self, watermark: DurabilityAck) -> None:
         self.world.sometimes["visitor: appended by version 1"] += 1
 
     def _refused(self, tag: int, error: RefusedError) -> None:

@@ -8,11 +8,11 @@ makes.
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from checkpoint.core.channel_frames import Frame, FrameType
+from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.errors import ChannelFrameError
-from dataflow.core.heard import Heard
+from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.limits import WorkerLimits
-from dataflow.worker_messages import (
+from dataflow.worker.messages import (
     CutRequested,
     CutTaken,
     OutputMade,
@@ -36,12 +36,14 @@ class Workers(OneThreadRegion):
     def __init__(self, workers: int, tell: Callable[[str], None]) -> None:
         self.words = Words()
         self.tell = tell
-        self.heard: list[Heard] = []
+        self.heard: list[IncomingFrames] = []
         super().__init__(counting(self.words), workers, lambda _: 0, WorkerLimits())
 
     def restore(self) -> None:
         number = self.incarnation + 1
-        self.heard = [Heard("region", worker, self.workers, number) for worker in range(self.workers)]
+        self.heard = [
+            IncomingFrames("region", worker, self.workers, number) for worker in range(self.workers)
+        ]
         super().restore()
 
     def _post_of(self, index: int) -> Callable[[ToLinks], None]:
@@ -73,7 +75,7 @@ class Workers(OneThreadRegion):
 
     def _cut_taken(self, index: int, message: CutTaken) -> None:
         changed = counts_in(data for _, data in message.blocks)
-        at = f"cut {message.mark.cut}, the end of step {message.step}"
+        at = f"cut {message.barrier.cut}, the end of step {message.step}"
         self.tell(f"worker {index} votes for {at}: changed is {changed}")
         super()._cut_taken(index, message)
 
@@ -81,7 +83,7 @@ class Workers(OneThreadRegion):
         self.tell(f"cut {number}, the end of step {votes[0].step}, is committed")
         super()._commit(number, votes)
 
-    def take(self, side: WorkerSide, index: int, peer: int, frame: Frame) -> None:
+    def take(self, side: WorkerSide, index: int, peer: int, frame: ChannelFrame) -> None:
         """What a link hands over."""
         shown = self.heard[index].take(peer, frame)
         side.shared.peers_at = max(side.shared.peers_at, self.heard[index].peers_at)
@@ -108,7 +110,7 @@ class Play:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.held: set[Way] = set()
-        self.late: dict[Way, deque[Frame]] = defaultdict(deque)
+        self.late: dict[Way, deque[ChannelFrame]] = defaultdict(deque)
         """Of earlier lives, still under way."""
         self.workers: Workers
 

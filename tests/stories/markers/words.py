@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from checkpoint.core.channel_frames import Frame, FrameType
+from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.manifest import SplitPosition
 from dataflow import Graph, LogSink
 from dataflow.operators.base import OperatorContext
@@ -94,7 +94,7 @@ def rows_of(data: bytes) -> list[dict[str, object]]:
     return list(pa.ipc.open_stream(data).read_all().to_pylist()) if data else []
 
 
-def words_in(frames: Iterable[Frame]) -> str:
+def words_in(frames: Iterable[ChannelFrame]) -> str:
     """The words that they carry: `a, and b twice`; '' for none."""
     sent: Counter[str] = Counter()
     for frame in frames:

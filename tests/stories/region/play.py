@@ -11,8 +11,8 @@ from checkpoint.core.coordinator_vocabulary import (
     Effect,
     ManifestLost,
     ManifestOpened,
-    Refused,
-    Send,
+    MessageRefused,
+    SendControl,
 )
 from checkpoint.core.participant import ParticipantState
 from tests.checkpoint.region_model import Driver, Process, World
@@ -47,7 +47,7 @@ class StoryWorld(World):
 
     def _perform(self, driver: Driver, effect: Effect) -> None:
         text, worker = performed(effect)
-        if isinstance(effect, Send | Refused):
+        if isinstance(effect, SendControl | MessageRefused):
             process = self._process(driver, effect.link)
             worker = process.worker if process is not None else None
         if text and worker is not None:

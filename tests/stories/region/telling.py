@@ -9,17 +9,17 @@ from checkpoint.core.coordinator_vocabulary import (
     Effect,
     End,
     LaunchWorker,
-    Send,
-    Tell,
+    NotifyObservers,
+    SendControl,
 )
-from checkpoint.core.coordinator_vocabulary import Refused as CoordinatorRefused
+from checkpoint.core.coordinator_vocabulary import MessageRefused as CoordinatorRefused
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import (
     Committed,
+    ControlMessage,
     Failed,
     Finished,
     Join,
-    Message,
     Prepared,
     RequestCut,
     Restore,
@@ -36,7 +36,7 @@ def cut_in_words(cut: Cut | None) -> str:
     return "the beginning" if cut is None else f"cut {cut.cut}, the end of step {cut.step}"
 
 
-def ordered(message: Message) -> str:
+def ordered(message: ControlMessage) -> str:
     """What a coordinator tells a worker; '' for what is not told."""
     match message:
         case Restore():
@@ -52,7 +52,7 @@ def ordered(message: Message) -> str:
     return ""
 
 
-def reported(message: Message) -> str:
+def reported(message: ControlMessage) -> str:
     """What a worker tells its coordinator; '' for what is not told."""
     match message:
         case Join():
@@ -82,9 +82,9 @@ def performed(effect: Effect) -> tuple[str, int | None]:
             return f"refuses {{}}: {refusal.name}, {refusal.text}", None
         case End(state, reason):
             return f"ends: {state.name}, {reason}", None
-        case Send(_, message):
+        case SendControl(_, message):
             return ordered(message), None
-        case Tell(WorkerLost(worker, _, reason)):
+        case NotifyObservers(WorkerLost(worker, _, reason)):
             return f"has lost {{}}: {reason}", worker
     return "", None
 

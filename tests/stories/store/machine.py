@@ -16,8 +16,8 @@ from tests.stories.store.old_client import StoryServer
 class StoryMachine(Machine):
     """See the module. Its server does not scrub; what it logs is told."""
 
-    def __init__(self, world: World, network: Network, name: str, chance: Random, log: ServerLog) -> None:
-        super().__init__(world, network, name, chance)
+    def __init__(self, world: World, network: Network, name: str, rng: Random, log: ServerLog) -> None:
+        super().__init__(world, network, name, rng)
         self.scrub = ScrubPlan()
         self._log = log
         self.life = lambda machine: StoryServer(machine, log)

@@ -158,7 +158,7 @@ def starts(play: Play, server: str) -> None:
 @WORDS.form("wipe {server}", "its disk is replaced by an empty one; it has to be down")
 def wipe(play: Play, server: str) -> None:
     machine = play.down(server)
-    machine.lose_disk(machine.chance.randbytes(16))
+    machine.lose_disk(machine.rng.randbytes(16))
     play.pass_time()
 
 
@@ -168,7 +168,7 @@ def wipe(play: Play, server: str) -> None:
 def flip_a_bit(play: Play, object: str, server: str) -> None:  # noqa: A002
     machine = play.down(server)
     path = play.path_of(machine, object)
-    machine.disk.damage(path, lambda data: flip_one_bit(data, machine.chance))
+    machine.disk.damage(path, lambda data: flip_one_bit(data, machine.rng))
     machine.damaged[path] = None
     play.pass_time()
 

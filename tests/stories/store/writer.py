@@ -11,7 +11,7 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from dos_client.sessions.looking import DirectoryView
+from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import claims_needed
 from journal import ChainState, ChainWriter, Op, Position, Record, read_batches, take_over

@@ -1,0 +1,269 @@
+"""A producer's end of an input handle: its chain, opened, appended to, and closed.
+
+Rules of this file: claims, chains and bytes. What a batch is made of is for others (`dataflow.producing`);
+what counts is decided in `core/inputs.py`.
+
+Opening: claim the producer's directory above the epoch seen, take the chain over (rules R1-R8), find the
+last whole batch, open a segment behind it. A producer that holds the directory is fenced by that. Only then
+it is looked whether the handle is being closed: whoever closes it writes that down first, and then lists the
+producers. So either it finds this one, or this one finds it.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.inputs import (
+    CLOSED_CHAIN,
+    INPUT_CHAIN,
+    BatchDecision,
+    InputEnds,
+    InputPart,
+    InputSequence,
+    decode_part,
+    encode_ends,
+    encode_part,
+    input_directory,
+    judge_batch,
+    producer_directory,
+    producers_among,
+)
+from checkpoint.errors import InputClosedError
+from checkpoint.runtime import wall_time_ms
+from dos_client import Claim, Store, randomness
+from dos_client.core.backoff import backoff_s
+from dos_protocol.errors import FencedError, LocalProtocolError
+from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+
+
+class InputLog:
+    """One producer of one input handle. Make it with `open`; not for several tasks at once, except the
+    waits.
+    """
+
+    def __init__(self, claim: Claim, writer: ChainWriter, line: InputSequence) -> None:
+        self._claim = claim
+        self._writer = writer
+        self._digest = line.digest
+        self._segment_begin = writer.end.size
+        self.last = line.batch
+        """The last batch that was appended; it is recorded when `recorded` returns."""
+        self.last_end = line.end
+        """The position just past it."""
+        self.last_mark = line.mark
+        self._recorded = self.last, self.last_end
+        self._ends: dict[int, int] = {}
+        """Batch -> its position, while it is not recorded."""
+
+    @classmethod
+    async def open(cls, store: Store, application: str, handle: str, producer: str) -> "InputLog":
+        """Become this producer. Whoever was it before is fenced; what it had recorded is there.
+
+        Raises InputClosedError, BadNameError, NotEnoughAnswersError (a producer that is new needs every
+        member of the store), and what `journal.take_over` raises. Waits while fewer members than a quorum
+        are there.
+        """
+        directory = producer_directory(application, handle, producer)
+        attempt = 0
+        while True:
+            try:
+                log = await cls._open_once(store, directory, producer)
+                break
+            except FencedError:  # somebody else opens it too: the later one has it
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, randomness.jitter()))
+        try:
+            await _refuse_closed(store, application, handle)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await log.aclose()
+            raise
+        return log
+
+    @classmethod
+    async def _open_once(cls, store: Store, directory: str, producer: str) -> "InputLog":
+        view = await store.look(directory)
+        claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
+        try:
+            generation = store.record.generation
+            chain = await take_over(claim, INPUT_CHAIN, generation=generation)
+            line = await _last_batch(claim, chain, producer)
+            writer = await ChainWriter.open(claim, INPUT_CHAIN, chain, generation)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await claim.aclose()
+            raise
+        return cls(claim, writer, line)
+
+    @property
+    def lost(self) -> FencedError | None:
+        """Why nothing can be recorded any more, if so."""
+        return self._claim.lost
+
+    async def append(
+        self, parts: "list[tuple[int, bytes]]", *, number: int, mark: bytes = b""
+    ) -> BatchDecision:
+        """Send a batch: of each part the rows and the data. Returns when there is room for more; `recorded`
+        says when it counts.
+
+        Raises LocalProtocolError for a number that leaves a hole, FencedError when a later producer of that
+        name has come or the handle was closed. Cancelled in the middle, the batch does not count, and can be
+        sent again.
+        """
+
+        async def one_by_one() -> AsyncGenerator[tuple[int, bytes]]:
+            for part in parts:
+                yield part
+
+        async with aclosing(one_by_one()) as each:
+            return await self.append_from(each, number=number, mark=mark)
+
+    async def append_from(
+        self, parts: AsyncIterator[tuple[int, bytes]], *, number: int, mark: bytes = b""
+    ) -> BatchDecision:
+        """As `append`, for a batch that does not fit into memory: parts are asked for as there is room.
+
+        Raises what asking for a part raises too: the batch does not count then, and can be sent again.
+        """
+        if judge_batch(number, self.last) is BatchDecision.DISCARD:
+            return BatchDecision.DISCARD
+        if self._writer.end.size - self._segment_begin > limits.input_segment_bytes_max:
+            await self._writer.roll()
+            self._segment_begin = self._writer.end.size
+        made = _Parts(number, self._digest)
+        held = await anext(parts)
+        async for part in parts:
+            self._put(made.next(held, last=False))
+            held = part
+            await self._writer.wait_room()
+        end = self._put(made.next(held, last=True, mark=mark))
+        self._digest = made.digest
+        self.last, self.last_end, self.last_mark = number, end.size, mark
+        self._ends[number] = end.size
+        await self._writer.wait_room()
+        return BatchDecision.APPEND
+
+    def _put(self, part: InputPart) -> Position:
+        ints, strings = encode_part(part)
+        return self._writer.append(Record(Op.INPUT, ints=ints, strings=strings))
+
+    async def recorded(self, number: int) -> int:
+        """Wait until a batch that was sent is recorded: synced on the quorum. A position up to which all is.
+
+        Raises LocalProtocolError for one that was not sent; FencedError when it can no more be known here:
+        the producer, opened again, knows.
+        """
+        if number > self.last:
+            raise LocalProtocolError(f"batch {number} was not sent; the last is {self.last}")
+        while self._recorded[0] < number:
+            first = self._recorded[0] + 1
+            end = Position(self._claim.epoch, self._ends[first], 0)
+            await self._writer.wait_synced(end)
+            if self._recorded[0] < first:  # nobody else who waits has seen it
+                self._recorded = first, self._ends.pop(first)
+        return self._recorded[1]
+
+    async def aclose(self) -> None:
+        """Give the directory up. What was sent and not recorded may be recorded or not."""
+        await self._writer.aclose()
+        await self._claim.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Parts:
+    """The parts of one batch, one after the other. `digest`: of everything up to the last."""
+
+    def __init__(self, number: int, digest: int) -> None:
+        self.digest = digest
+        self._number, self._index, self._time_ms = number, 0, wall_time_ms()
+
+    def next(self, data: tuple[int, bytes], *, last: bool, mark: bytes = b"") -> InputPart:
+        part = InputPart(self._number, self._index, last, data[0], self.digest, self._time_ms, data[1], mark)
+        self.digest, self._index = part.digest, self._index + 1
+        return part
+
+
+async def close_input(store: Store, application: str, handle: str) -> InputEnds:
+    """Close an input handle for good: nobody writes to it after this, and who reads it knows where it ends.
+
+    Producers that are at work are fenced; what they had recorded counts. Raises as `InputLog.open` does.
+    Cancelled or failed, the handle takes no new producers and is not closed yet: call it again.
+    """
+    directory = input_directory(application, handle)
+    view = await store.look(directory)
+    async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
+        generation = store.record.generation
+        chain = await take_over(claim, CLOSED_CHAIN, generation=generation)
+        writer = await ChainWriter.open(claim, CLOSED_CHAIN, chain, generation)  # from here on nobody begins
+        async with writer:
+            names = producers_among(await store.list_directories(directory), application, handle)
+            ends = {}
+            for name in names:
+                log = await _open_until_ours(store, producer_directory(application, handle, name), name)
+                ends[name] = log.last_end
+                await log.aclose()
+            found = InputEnds(producers=ends)
+            record = Record(Op.INPUT_CLOSED, ints=(wall_time_ms(),), strings=(encode_ends(found),))
+            await writer.wait_synced(writer.append(record))
+            return found
+
+
+async def _open_until_ours(store: Store, directory: str, producer: str) -> InputLog:
+    attempt = 0
+    while True:
+        try:
+            return await InputLog._open_once(store, directory, producer)  # noqa: SLF001 - one class, two ends
+        except FencedError:  # a producer that came before it was closed
+            attempt += 1
+            await trio.sleep(backoff_s(attempt, randomness.jitter()))
+
+
+async def _refuse_closed(store: Store, application: str, handle: str) -> None:
+    """Anything at all in the handle's own directory, committed or not, is the beginning of its end."""
+    view = await store.look(input_directory(application, handle))
+    if any(view.answers.values()):
+        raise InputClosedError(handle)
+
+
+async def last_recorded(store: Store, application: str, handle: str, producer: str) -> InputSequence:
+    """Where what is recorded of a producer ends, as a reader may know it. Claims nothing.
+
+    `batch` 0: nothing is. Raises BadNameError, and what reading a chain raises.
+    """
+    directory = producer_directory(application, handle, producer)
+    chain = await look_chain(store, directory, INPUT_CHAIN)
+    return await _last_batch(store, chain, producer, directory)
+
+
+async def _last_batch(
+    reader: Claim | Store, chain: ChainState, producer: str, directory: str | None = None
+) -> InputSequence:
+    """Where a chain that was taken over ends: a line that stands behind the last whole batch. Segments begin
+    between batches, so the newest one that has the end of a batch tells.
+    """
+    for index in range(len(chain.segments) - 1, -1, -1):
+        one = ChainState(chain.chain, chain.segments[index : index + 1], chain.segments[index].end)
+        line: InputSequence | None = None
+        at = chain.segments[index].base
+        async with aclosing(read_records(reader, one, directory=directory)) as records:
+            async for end, record in records:
+                if record.op is Op.INPUT:
+                    part = decode_part(record.ints, record.strings, where=producer, at=end.size)
+                    if line is None:
+                        line = InputSequence(producer, at=at, digest=part.before, bytes_max=0, where=producer)
+                    line.add(part, at, end.size)
+                at = end.size
+        if line is not None and line.batches:
+            return line
+    return InputSequence(producer)

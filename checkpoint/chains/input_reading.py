@@ -1,0 +1,154 @@
+"""A reader's end of an input handle: the parts that count, producer by producer, as they come.
+
+Rules of this file: it claims nothing and gives committed bytes only. Which parts count is decided in
+`core/inputs.py`; who reads which producer, and how fast, is for others.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.inputs import (
+    CLOSED_CHAIN,
+    INPUT_CHAIN,
+    BatchNotKept,
+    InputPiece,
+    InputSequence,
+    decode_ends,
+    decode_part,
+    input_directory,
+    producer_directory,
+    producers_among,
+)
+from dos_client import QuorumUnavailableError, Store
+from dos_protocol.errors import BrokenConnectionError
+from journal import ChainFollower, ChainWatch, Op, look_chain, read_records, size_seen
+
+
+class InputFollower:
+    """Reads one producer's input on from a position. Not for several tasks at once.
+
+    at, digest: of the position; (0, 0) is the beginning, digest None: not known, begin with the next batch.
+    pending_bytes_max: how much of a batch that is not whole yet is kept in memory.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        application: str,
+        handle: str,
+        producer: str,
+        *,
+        at: int = 0,
+        digest: int | None = 0,
+        pending_bytes_max: int = limits.input_pending_bytes_max,
+    ) -> None:
+        self._store = store
+        self._producer = producer
+        self._directory = producer_directory(application, handle, producer)
+        self._chain = ChainFollower(store, self._directory, INPUT_CHAIN, at=at)
+        self._watch = ChainWatch(store, self._chain)
+        self._line = InputSequence(
+            producer, at=at, digest=digest, where=self._directory, bytes_max=pending_bytes_max
+        )
+        self.seen = at
+        """The position up to which parts were given out."""
+        self.shown = 0
+        """Up to here parts may have been given to others, and are not given out."""
+
+    async def poll(self) -> AsyncGenerator[InputPiece]:
+        """The parts that count by now and were not given yet. Ends; it must be read to its end.
+
+        Raises CorruptDataError when this input is not the one that was read up to the position, and as
+        `ChainFollower.poll` does; after the latter alone it can be called again.
+        """
+        begin = self._chain.at
+        async with aclosing(self._chain.poll()) as records:
+            async for end, record in records:
+                if record.op is Op.INPUT:
+                    part = decode_part(record.ints, record.strings, where=self._directory, at=end)
+                    pieces = self._line.add(part, begin, end)
+                    if isinstance(pieces, BatchNotKept):
+                        async with aclosing(self._again(pieces)) as again:
+                            async for piece in again:
+                                self.seen = piece.end
+                                if piece.end > self.shown:
+                                    yield piece
+                    else:
+                        for piece in pieces:
+                            self.seen = piece.end
+                            if piece.end > self.shown:
+                                yield piece
+                begin = end
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until more may have been recorded, at most so long."""
+        await self._watch.wait(timeout_s)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._watch.close()
+
+    async def _again(self, batch: BatchNotKept) -> AsyncGenerator[InputPiece]:
+        """A batch that did not fit into memory, part by part. All of it is committed."""
+        chain = ChainFollower(self._store, self._directory, INPUT_CHAIN, at=batch.begin)
+        begin = batch.begin
+        while begin < batch.end:
+            with suppress(QuorumUnavailableError, BrokenConnectionError):  # it is there: wait for members
+                async with aclosing(chain.poll()) as records:
+                    async for end, record in records:
+                        if record.op is Op.INPUT:
+                            part = decode_part(record.ints, record.strings, where=self._directory, at=end)
+                            yield InputPiece(
+                                self._producer, begin, end, part.digest, part.rows, part.data, part.last
+                            )
+                        begin = end
+                        if begin >= batch.end:
+                            return
+            await trio.sleep(limits.input_poll_max_s)
+
+
+class InputHandle:
+    """An input handle as a whole: who writes to it, and where it ends."""
+
+    def __init__(self, store: Store, application: str, handle: str) -> None:
+        self._store = store
+        self._application = application
+        self._handle = handle
+
+    async def splits(self) -> list[str]:
+        """Who has ever opened it. Raises QuorumUnavailableError."""
+        prefix = input_directory(self._application, self._handle) + "."
+        directories = await self._store.list_directories(prefix)
+        return producers_among(directories, self._application, self._handle)
+
+    async def ends(self) -> dict[str, int] | None:
+        """Where every producer's input ends, if the handle is closed; else None. Raises as `look_chain`."""
+        directory = input_directory(self._application, self._handle)
+        chain = await look_chain(self._store, directory, CLOSED_CHAIN)
+        found = None
+        async with aclosing(read_records(self._store, chain, directory=directory)) as records:
+            async for end, record in records:
+                if record.op is Op.INPUT_CLOSED:
+                    found = decode_ends(record.strings, where=directory, at=end.size).producers
+        return found
+
+    async def present(self) -> dict[str, InputFollower]:
+        """For each producer a follower that stands at the end of what is committed now."""
+        found = {}
+        for split in await self.splits():
+            directory = producer_directory(self._application, self._handle, split)
+            end = (await look_chain(self._store, directory, INPUT_CHAIN)).end
+            at = 0 if end is None else end.size
+            follower = InputFollower(
+                self._store, self._application, self._handle, split, at=at, digest=None if at else 0
+            )
+            follower.shown = await size_seen(self._store, directory, INPUT_CHAIN)
+            found[split] = follower
+        return found
+
+    def follower(self, split: str, at: int, digest: int) -> InputFollower:
+        """Reads one producer's input on from a position; (0, 0) is the beginning."""
+        return InputFollower(self._store, self._application, self._handle, split, at=at, digest=digest)

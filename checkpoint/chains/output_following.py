@@ -1,0 +1,186 @@
+"""Following the output of a region, worker by worker, as it is shown: what another region reads.
+
+Rules of this file: it claims nothing and gives committed output only: of a log with publish="step" what a
+quorum holds, of one with publish="checkpoint" what the last committed cut covers. `dataflow.outputs` shows the same
+to people, step by step of all workers.
+
+A position in one worker's log is the size of its chain just past a step, and as its digest the step's
+number: a reader that goes on from there sees whether the next step follows. A size is on one line: a log by
+step never goes back, one by cut never behind a committed cut. (Only going back by hand to an older cut takes
+shown output away: then the steps do not follow, or the bytes are no records, and the reader is refused.)
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import trio
+
+from checkpoint import limits
+from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.outputs import Publish, decode_output, output_chain
+from checkpoint.core.region import coordinator_directory, worker_directory
+from dos_client import Store
+from dos_protocol.errors import CorruptDataError
+from journal import ChainFollower, ChainWatch, Op, Position, look_chain, size_seen
+
+
+class PublishedOutput:
+    """The output of one sink of a region: where each worker's log is shown to, and whether that is its
+    end.
+    """
+
+    def __init__(self, store: Store, region: str, sink: str) -> None:
+        self._store = store
+        self.region = region
+        self.sink = sink
+        directory = coordinator_directory(region)
+        self._manifest = ChainFollower(store, directory, MANIFEST_CHAIN, skip_lost=True)
+        self._cut: Cut | None = None
+        self._asked_at = -limits.output_poll_s
+        self._lock = trio.Lock()
+
+    async def last_cut(self) -> Cut | None:
+        """The last committed cut; known again for `output_poll_s`. Raises as reading does."""
+        async with self._lock:
+            if trio.current_time() >= self._asked_at + limits.output_poll_s:
+                async with aclosing(self._manifest.poll()) as records:
+                    async for _, record in records:
+                        if record.op is Op.CUT:
+                            self._cut = decode_cut(record.flags, record.ints, record.strings[0])
+                self._asked_at = trio.current_time()
+            return self._cut
+
+    async def splits(self) -> list[str]:
+        """One for each worker: its directory's last part. Raises QuorumUnavailableError."""
+        prefix = worker_directory(self.region, 0)[:-4]
+        names = await self._store.list_directories(prefix)
+        found = [name.removeprefix(prefix) for name in names]
+        return sorted(f"w{name}" for name in found if len(name) == 4 and name.isdigit())
+
+    async def ends(self) -> dict[str, int] | None:
+        """Where each log ends, if the region has processed all its input; else None."""
+        cut = await self.last_cut()
+        if cut is None or not cut.final:
+            return None
+        return {split_of(worker): at.size for worker, at in self._positions(cut).items()}
+
+    async def position(self, split: str) -> Position | None:
+        """Where the last cut has a worker's log."""
+        cut = await self.last_cut()
+        return None if cut is None else self._positions(cut).get(int(split[1:]))
+
+    def _positions(self, cut: Cut) -> dict[int, Position]:
+        prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.workers.items()}
+        return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
+
+    async def present(self) -> dict[str, "OutputFollower"]:
+        """For each worker's log a follower that stands at the end of what is shown now."""
+        found = {}
+        for split in await self.splits():
+            follower = self.follower(split, 0, 0)
+            await follower.skip()
+            found[split] = follower
+        return found
+
+    def follower(self, split: str, at: int, digest: int) -> "OutputFollower":
+        """Reads one worker's log on from a position; (0, 0) is the beginning."""
+        return OutputFollower(self._store, self, split, at=at, step=digest)
+
+
+def split_of(worker: int) -> str:
+    """The split of a worker's log."""
+    return f"w{worker:04d}"
+
+
+class OutputFollower:
+    """See `PublishedOutput.follower`. Not for several tasks at once."""
+
+    def __init__(self, store: Store, shown: PublishedOutput, split: str, *, at: int, step: int) -> None:
+        self._shown = shown
+        self._split = split
+        self._where = f"{shown.region}.{split}"
+        self._chain = ChainFollower(store, self._where, output_chain(shown.sink), at=at)
+        self._watch = ChainWatch(store, self._chain)
+        self._store = store
+        self._step = step
+        self._chain_begun = at > 0
+        self._skipped = 0
+        """Up to here steps may have been given to others, and are not given out."""
+        self._publish: Publish | None = None
+
+    @property
+    def seen(self) -> int:
+        """The position up to which it was read."""
+        return self._chain.at
+
+    async def skip(self) -> None:
+        """Pass over what is shown by now."""
+        self._publish = await self._published()
+        if self._publish is Publish.STEP:
+            proved = await self._shown.position(self._split)
+            log = await look_chain(self._store, self._where, output_chain(self._shown.sink), proved=proved)
+            end = log.end
+            size = 0 if end is None else end.size
+        else:
+            upto = await self._shown.position(self._split)
+            size = 0 if upto is None else upto.size
+        chain = output_chain(self._shown.sink)
+        self._chain = ChainFollower(self._store, self._where, chain, at=size)
+        self._watch = ChainWatch(self._store, self._chain)
+        self._skipped = await size_seen(self._store, self._where, chain)
+
+    async def poll(self) -> AsyncGenerator[InputPiece]:
+        """What is shown by now and was not given yet; steps without rows are passed over. Ends; it must be
+        read to its end.
+
+        Raises CorruptDataError when what is there does not follow what was read.
+        """
+        if self._publish is None:
+            self._publish = await self._published()
+        if self._publish is None:
+            return
+        in_cut = await self._shown.position(self._split)
+        by_cut = self._publish is Publish.CUT
+        if by_cut and in_cut is None:
+            return
+        begin = self._chain.at
+        polled = self._chain.poll(in_cut) if by_cut else self._chain.poll(proved=in_cut)
+        async with aclosing(polled) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=self._where, at=end)
+                    self._check_follows(output.step, end)
+                    if output.rows and end > self._skipped:
+                        yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
+                begin = end
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until more may be shown, at most so long: by step, as soon as the log has grown."""
+        if self._publish is Publish.STEP:
+            await self._watch.wait(timeout_s)
+        else:
+            await trio.sleep(timeout_s)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._watch.close()
+
+    def _check_follows(self, step: int, end: int) -> None:
+        if self._chain_begun and step != self._step + 1:
+            expected = f"the output of step {self._step + 1}"
+            raise CorruptDataError(self._where, end, expected, f"that of step {step}")
+        self._chain_begun, self._step = True, step
+
+    async def _published(self) -> Publish | None:
+        """How the log is shown, as its first record says; None while there is none."""
+        first = ChainFollower(self._store, self._where, output_chain(self._shown.sink))
+        proved = await self._shown.position(self._split)
+        async with aclosing(first.poll(proved=proved)) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=self._where, at=end)
+                    return output.head.publish
+        return None

@@ -1,0 +1,66 @@
+"""What changed in the state of a region between two cuts, as its state blocks tell: rows and keys by
+operator.
+
+Rules of this file: it counts what `state_reading.py` gives, and says where that cannot know: when the blocks
+between were replaced by a snapshot, or the region went back and the two cuts are not on one line.
+"""
+
+from contextlib import aclosing
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.chains.state_reading import StoredStateBlock, blocks_between
+from checkpoint.core.manifest import Cut
+from checkpoint.errors import StateNotRecordedError
+from checkpoint.key_hash import HASH_COLUMN
+from checkpoint.runtime import runtime
+from dos_client import Store
+
+
+class _Changes:
+    """Of one operator, over all workers."""
+
+    def __init__(self) -> None:
+        self.blocks = self.bytes = self.rows = 0
+        self.hashes: list[pa.Array] = []
+
+    def add(self, block: StoredStateBlock) -> None:
+        batch = block.decoded()
+        self.blocks += 1
+        self.bytes += len(block.data)
+        self.rows += batch.num_rows
+        self.hashes.append(batch.column(HASH_COLUMN))
+
+    def keys(self) -> int:
+        """Distinct ones, told apart by their hash."""
+        return int(pc.count_distinct(pa.chunked_array(self.hashes)).as_py()) if self.hashes else 0
+
+
+async def changed_state(store: Store, region: str, before: Cut, after: Cut) -> dict[str, Any]:
+    """{operators: [{name, blocks, bytes, rows, keys}], unknown: [why the blocks of a worker do not tell]}."""
+    changes: dict[str, _Changes] = {}
+    unknown: list[str] = []
+    for worker in sorted(before.workers.keys() & after.workers.keys()):
+        start, end = before.workers[worker].state, after.workers[worker].state
+        try:
+            async with aclosing(blocks_between(store, region, worker, start, end)) as blocks:
+                async for block in blocks:
+                    change = changes.setdefault(block.operator, _Changes())
+                    await runtime().in_thread(change.add, block)
+        except StateNotRecordedError as error:
+            unknown.append(f"worker {worker}: {error.reason}")
+    return {
+        "operators": [
+            {
+                "name": name,
+                "blocks": one.blocks,
+                "bytes": one.bytes,
+                "rows": one.rows,
+                "keys": one.keys(),
+            }
+            for name, one in sorted(changes.items())
+        ],
+        "unknown": unknown,
+    }

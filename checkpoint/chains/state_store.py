@@ -1,0 +1,162 @@
+"""The versioned store of a worker, over its `state` chain: version v *is* cut v. The manifest decides which
+counts.
+
+`open` goes to a version (whatever longer or newer lies about, R13), `load` gives what was in it, `commit`
+makes the next one durable on the quorum, which is what a vote says. Blocks are `state_blocks.py`'s; here is
+only where they are kept.
+
+Encoding is left to the caller, because it is work for the circuit's thread: this class lives on the trio
+loop that holds the claim.
+"""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from checkpoint import limits
+from checkpoint.chains.state_blocks import StateFold
+from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, state_block
+from checkpoint.core.retention import Rolling
+from checkpoint.runtime import runtime
+from dos_protocol.errors import LocalProtocolError
+from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
+from journal.core.trimming import Floor
+from journal.ports import ClaimPort
+
+
+class StateStore:
+    """State of one worker at one version. Not for several tasks at once.
+
+    Invariant: everything of `version` is synced on the quorum.
+    """
+
+    def __init__(
+        self,
+        claim: ClaimPort,
+        writer: ChainWriter,
+        restored: ChainState,
+        version: int,
+        scratch: Scratch | None,
+        rolling: Rolling | None = None,
+    ) -> None:
+        self._rolling = Rolling() if rolling is None else rolling
+        self._claim = claim
+        self._writer = writer
+        self._restored = restored
+        self._scratch = scratch
+        self._snapshot_bytes = restored.segments[0].snapshot_end if restored.segments else 0
+        self.version = version
+
+    @classmethod
+    async def open(
+        cls,
+        claim: ClaimPort,
+        *,
+        version: int,
+        at: Position | None,
+        generation: int,
+        scratch: Scratch | None = None,
+        rolling: Rolling | None = None,
+    ) -> "StateStore":
+        """Go to `version`, whose end is the position `at` (None with version 0: nothing), and open a
+        segment there.
+
+        The claim's epoch is the incarnation. Raises what `journal.take_over` and `ChainWriter.open` raise;
+        LocalProtocolError if version and position do not go together.
+        """
+        if (at is None) != (version == 0):
+            raise LocalProtocolError(f"version {version} at position {at}: only version 0 has none")
+        at = ORIGIN if at is None else at
+        chain = await take_over(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
+        writer = await ChainWriter.open(claim, STATE_CHAIN, chain, generation, scratch)
+        return cls(claim, writer, chain, version, scratch, rolling)
+
+    @property
+    def replayed_bytes(self) -> int:
+        """What `load` or `blocks` reads."""
+        return self._restored.bytes
+
+    @property
+    def end(self) -> Position:
+        """Just past the last block appended."""
+        return self._writer.end
+
+    @property
+    def floor(self) -> Floor:
+        """The lowest segment that a restore of `version` reads. See `ChainWriter.floor`."""
+        return self._writer.floor
+
+    async def blocks(self) -> AsyncGenerator[StoredStateBlock, None]:
+        """(cut, operator, encoded block) of the version opened, oldest first, from its newest snapshot on.
+
+        Nothing of it may be used if the iteration ends in an error. Raises CorruptDataError and what
+        reading raises.
+        """
+        if not self._restored.segments:
+            return
+        batches = read_batches(self._claim, self._restored, scratch=self._scratch)
+        async with aclosing(batches):
+            async for batch in batches:
+                for position, record in batch:
+                    if (block := state_block(position.size, record)) is not None:
+                        yield block
+
+    async def load(self) -> dict[str, Any]:
+        """The state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in a
+        thread.
+        """
+        fold = StateFold()
+        blocks = self.blocks()
+        async with aclosing(blocks):
+            async for block in blocks:
+                await runtime().in_thread(_add, fold, block)
+        return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
+
+    async def commit(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
+        """Append (operator, encoded block) of cut `cut`, wait until all is synced on the quorum, and be
+        that version.
+
+        Returns the position to vote with. Raises LocalProtocolError for a cut that is not above `version`,
+        FencedError. Cancelled or failed, the version has not changed, and the chain must be opened again.
+        """
+        if cut <= self.version:
+            raise LocalProtocolError(f"cut {cut} is not above version {self.version}")
+        for record in _records(cut, blocks):
+            self._writer.append(record)
+            await self._writer.wait_room()
+        end = self._writer.end
+        await self._writer.wait_synced(end)
+        self.version = cut
+        return end
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether so much was appended since the last snapshot that a restore should not have to read it
+        all.
+        """
+        since = self._writer.bytes_since_snapshot
+        if self._writer.segments > self._rolling.segments_max:
+            return True
+        return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * self._snapshot_bytes)
+
+    async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
+        """Write the whole state of `version` at the start of a new segment, so that a restore begins there.
+
+        Nothing may be committed meanwhile. Raises FencedError; failed or cancelled, the store is closed.
+        """
+        before = self._writer.end.size
+        await self._writer.roll(_records(self.version, blocks))
+        self._snapshot_bytes = self._writer.end.size - before
+
+    async def aclose(self) -> None:
+        """Stop appending. A commit under way fails."""
+        await self._writer.aclose()
+
+
+def _records(cut: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:
+    for operator, data in blocks:
+        yield Record(Op.STATE_BLOCK, ints=(cut,), strings=(operator.encode(), data))
+
+
+def _add(fold: StateFold, block: StoredStateBlock) -> None:
+    fold.add(block.operator, block.decoded())

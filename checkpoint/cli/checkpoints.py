@@ -1,0 +1,304 @@
+"""`dos checkpoint`: the committed cuts of a region, from its manifest. Claims nothing, asks no driver.
+
+Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import typer
+
+from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.cli.support import (
+    RegionName,
+    StoreUrl,
+    clock_text,
+    complete_cut,
+    count_text,
+    cut_of,
+    in_store,
+    print_table,
+    seconds_text,
+)
+from checkpoint.core.cut_views import cut_diff, cut_full, cut_row
+from checkpoint.core.manifest import Cut
+from dos_client import Store
+from dos_client.cli.support import AsJson, TokenFile, fill_help, print_json
+from dos_protocol.errors import DosError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Show the committed cuts of a region, and what lies between them.\n\n"
+    "Example: dos checkpoint ls dos://h1,h2,h3 wordcount",
+)
+CutNumber = Annotated[
+    int | None,
+    typer.Argument(
+        help="Number of a cut; the last one unless given.", autocompletion=complete_cut, metavar="CUT"
+    ),
+]
+
+
+@app.command()
+def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
+    """List the committed cuts of a region, oldest first: step, time, size of the workers' state, phases.
+
+    A cut is retained, and can be restored, or released: the region keeps its last ones (`retain`) and those
+    that are pinned (`dos region savepoint`), and what only others needed is deleted. A long manifest begins anew
+    with those retained; earlier ones are not listed then. "state" is how much each worker ever wrote to its
+    state chain up to the cut. A last line says when a later cut may be committed that a take-over, which did
+    not complete, keeps from being proved ("unproved" in JSON, "" otherwise).
+
+    Example: dos checkpoint ls dos://h1,h2,h3 wordcount
+
+    Example: dos checkpoint ls dos://h1,h2,h3 wordcount --json | jq .cuts[-1].step
+
+    Exit codes: 0 shown, 1 no such region, 2 usage, 3 the store cannot be reached.
+    """
+
+    async def work(store: Store) -> dict[str, Any]:
+        view = await read_manifest(store, name)
+        retained = view.retained
+        savepoints = view.last.savepoints if view.last is not None else {}
+        rows = [cut_row(cut, retained, savepoints) for cut in view.cuts]
+        return {
+            "name": name,
+            "epoch": view.epoch,
+            "pins": savepoints,
+            "cuts": rows,
+            "unproved": view.unproved,
+        }
+
+    found = in_store(url, token_file, work)
+    if as_json:
+        print_json(found)
+        return
+    if not found["cuts"]:
+        print(f"region {name} {'shows no cut' if found['unproved'] else 'has committed no cut yet'}")
+    else:
+        _print_list(found)
+    if found["unproved"]:
+        print(found["unproved"])
+
+
+def _print_list(found: dict[str, Any]) -> None:
+    print_table(
+        ("#cut", "#step", "time", "#incarnation", "state of each worker", "slowest worker", "note"),
+        [
+            (
+                row["cut"],
+                row["step"],
+                clock_text(row["timeMs"]),
+                row["incarnation"],
+                ", ".join(map(count_text, row["workerStateBytes"])),
+                seconds_text(row["phaseSeconds"]),
+                _note(row),
+            )
+            for row in found["cuts"]
+        ],
+    )
+
+
+def _note(row: dict[str, Any]) -> str:
+    words = ["final"] if row["final"] else []
+    if "retained" in row:
+        words.append("retained" if row["retained"] else "released")
+    words += [f"pinned as {savepoint}" for savepoint in row.get("pins", [])]
+    if row["rolledBackTo"]:
+        words.append(f"back to {row['rolledBackTo']}")
+    return ", ".join(words)
+
+
+@app.command()
+def show(
+    url: StoreUrl,
+    name: RegionName,
+    cut: CutNumber = None,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Show one cut in full: positions of each worker, of each source's splits, sinks, layout, operators.
+
+    Example: dos checkpoint show dos://h1,h2,h3 wordcount
+
+    Example: dos checkpoint show dos://h1,h2,h3 wordcount 41 --json
+
+    Exit codes: 0 shown, 1 no such region or cut, 2 usage, 3 the store cannot be reached.
+    """
+
+    async def work(store: Store) -> Cut:
+        return cut_of(await read_manifest(store, name), cut)
+
+    found = cut_full(in_store(url, token_file, work))
+    if as_json:
+        print_json(found)
+        return
+    print(
+        f"cut {found['cut']} of region {name}: step {found['step']}, incarnation {found['incarnation']},"
+        f" {clock_text(found['timeMs'])}{', by ' + found['driver'] if found['driver'] else ''}"
+    )
+    note = _note(found) or "not final"
+    print(f"goes on from cut {found['parent'] or '-'}; graph {found['fingerprint']}; {note}")
+    _print_workers(found)
+    _print_splits(found)
+    sinks = [
+        (one["worker"], sink, " ".join(f"{key}={value}" for key, value in entry.items()))
+        for one in found["workers"]
+        for sink, entry in one["sinks"].items()
+        if isinstance(entry, dict)
+    ]
+    print_table(("#worker", "sink", "stands at"), sinks)
+    files = [
+        (one["worker"], operator, f"{at['epoch']:x}:{at['size']}")
+        for one in found["workers"]
+        for operator, at in one["directories"].items()
+    ]
+    print_table(("#worker", "directory of", "#stands at (epoch:size)"), files)
+    print_table(
+        ("#from shard", "#to", "#worker", "operator"),
+        [
+            (one["begin"], one["end"], one["worker"], one["operator"] or "all")
+            for one in found["layout"]["ranges"]
+        ],
+    )
+    print_table(("operator", "what it is"), list(found["operators"].items()))
+
+
+def _print_workers(found: dict[str, Any]) -> None:
+    rows = [
+        (
+            one["worker"],
+            f"{one['state']['epoch']:x}:{one['state']['size']}",
+            f"{one['steps']['epoch']:x}:{one['steps']['size']}",
+            seconds_text(one["phaseSeconds"]),
+        )
+        for one in found["workers"]
+    ]
+    print_table(("#worker", "#state (epoch:size)", "#steps (epoch:size)", "phases"), rows)
+
+
+def _print_splits(found: dict[str, Any]) -> None:
+    rows = [
+        (one["worker"], source, split or "(splits done)", at["position"], "done" if at["done"] else "")
+        for one in found["workers"]
+        for source, splits in one["sources"].items()
+        for split, at in splits.items()
+    ]
+    print_table(("#worker", "source", "split", "#position", "note"), rows)
+
+
+@app.command()
+def diff(
+    url: StoreUrl,
+    name: RegionName,
+    first: Annotated[
+        int | None,
+        typer.Argument(
+            help="The cut to begin from; the last but one unless given.",
+            autocompletion=complete_cut,
+            metavar="CUT",
+        ),
+    ] = None,
+    second: Annotated[
+        int | None,
+        typer.Argument(
+            help="The cut to compare with; the last one unless given.",
+            autocompletion=complete_cut,
+            metavar="CUT",
+        ),
+    ] = None,
+    keys: Annotated[
+        bool, typer.Option(help="Read the state blocks between, and count the keys that changed.")
+    ] = True,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Show what lies between two cuts: how far each split advanced, what was written, how many keys changed.
+
+    Counting keys reads all state blocks from each worker's last snapshot on, for which both cuts must be
+    retained; --no-keys does without, and without pyarrow. A number is negative when the region went back
+    between the two.
+
+    Example: dos checkpoint diff dos://h1,h2,h3 wordcount
+
+    Example: dos checkpoint diff dos://h1,h2,h3 wordcount 12 41 --no-keys
+
+    Exit codes: 0 shown, 1 no such region or cut, 2 usage, 3 the store cannot be reached.
+    """
+
+    async def work(store: Store) -> dict[str, Any]:
+        view = await read_manifest(store, name)
+        before = cut_of(view, first, back=1 if first is None else 0)
+        after = cut_of(view, second)
+        found = cut_diff(before, after)
+        changed = _state_reader() if keys else None
+        if changed is not None:  # the blocks of the cut that was released may be gone
+            for cut in (before, after):
+                view.restorable(cut.cut)
+        try:
+            found["state"] = await changed(store, name, before, after) if changed is not None else None
+        except DosError:  # were they released while we read?
+            view = await read_manifest(store, name)
+            for cut in (before, after):
+                view.restorable(cut.cut)
+            raise
+        return found
+
+    found = in_store(url, token_file, work)
+    if as_json:
+        print_json(found)
+        return
+    print(
+        f"region {name}, cut {found['from']} to {found['to']}: {found['steps']} steps in"
+        f" {found['seconds']:.1f} s, {_signed_bytes(found['stateBytes'])} of state written"
+    )
+    if found["changed"]:
+        print(f"different: {', '.join(found['changed'])}")
+    print_table(
+        ("source", "split", "#from", "#to", "#advanced", "note"),
+        [
+            (row["source"], row["split"], row["from"], row["to"], row["advanced"], _split_note(row))
+            for row in found["splits"]
+        ],
+    )
+    _print_state(found["state"])
+
+
+def _split_note(row: dict[str, Any]) -> str:
+    if row["to"] is None:
+        return "read to its end"
+    return "done" if row["done"] else ""
+
+
+def _state_reader() -> Callable[[Store, str, Cut, Cut], Awaitable[dict[str, Any]]] | None:
+    """What counts keys, if the library for it is installed."""
+    try:
+        from checkpoint.chains.state_diff import changed_state
+    except ImportError as error:
+        typer.echo(
+            f"dos: keys are not counted: {error} (install dos-journal[spark], or say --no-keys)", err=True
+        )
+        return None
+    return changed_state
+
+
+def _print_state(state: dict[str, Any] | None) -> None:
+    if state is None:
+        return
+    print_table(
+        ("operator", "#keys changed", "#rows written", "#blocks", "#bytes"),
+        [
+            (one["name"], one["keys"], one["rows"], one["blocks"], count_text(one["bytes"]))
+            for one in state["operators"]
+        ],
+    )
+    for line in state["unknown"]:
+        print(f"not counted: {line}")
+
+
+def _signed_bytes(count: int) -> str:
+    return count_text(count) if count >= 0 else f"-{count_text(-count)}"
+
+
+fill_help(app)

@@ -1,0 +1,397 @@
+"""Running a region: `RegionControl`, the thread-safe facade. It runs the coordinator
+(`coordinator/shell.py`) in a thread of its own.
+
+It is begun in two parts, `listen` and `start`, because the launcher must know the address before it launches.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+
+from checkpoint.coordinator.listeners import Listeners, RegionListener
+from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
+from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.coordinator_vocabulary import (
+    CutWanted,
+    Event,
+    PauseWanted,
+    ResetWanted,
+    SavepointWanted,
+    StopWanted,
+    WorkerEnded,
+)
+from checkpoint.core.progress import reset_json, reset_line
+from checkpoint.core.region import (
+    CutCommitted,
+    Launcher,
+    RegionEvent,
+    RegionSpec,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+    SavepointSettled,
+    StateChanged,
+)
+from checkpoint.core.request_handling import NO_CUTS
+from checkpoint.errors import RegionFailedError
+from checkpoint.limits import listeners_end_s
+from checkpoint.runtime import this_driver, timestamp
+from dos_client import MemberStatus, Store
+from dos_protocol.errors import LocalProtocolError
+
+logger: Final = logging.getLogger("dos.checkpoint")
+
+__all__ = ["Observer", "RegionControl", "RegionListener", "first_error"]
+_CUT_ASKED_AGAIN_S: Final = 1.0
+
+
+class RegionControl:
+    """A region, run in a thread of its own. Every method may be called from any thread.
+
+        control = RegionControl(spec, observer=show)
+        address = control.listen()          # bound before any worker is launched
+        control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
+        control.wait(timeout)
+
+    `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are what the handle
+    of a region on Spark has, under Spark's names.
+
+    The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process or task has
+    ended.
+    """
+
+    def __init__(
+        self,
+        spec: RegionSpec,
+        *,
+        observer: Observer | None = None,
+        check: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`check` is called once with the store's id, in a thread, before any worker starts; the region FAILS
+        with what it raises.
+        """
+        self.spec = spec
+        self._check = check
+        self._observer = observer
+        self._lock = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._shell: RegionShell | None = None
+        self._store: Store | None = None
+        self._launcher: Launcher | None = None
+        self._go: trio.Event | None = None
+        self._address: tuple[str, int] | None = None
+        self._cut = 0
+        self._settled: dict[str, SavepointSettled] = {}
+        self._over = False
+        self._error: Exception | None = None
+        self._abandon = trio.CancelScope()
+        self._listeners = Listeners(spec.name)
+        self._status = Coordinator(spec).status()
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where workers dial. Raises LocalProtocolError before `listen`."""
+        if self._address is None:
+            raise LocalProtocolError("the region does not listen yet", remedy="call listen() first")
+        return self._address
+
+    def listen(self) -> tuple[str, int]:
+        """Start the thread and bind the listener. Raises BrokenConnectionError when no port is free."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"dos-region-{self.spec.name}", daemon=True
+                )
+                self._thread.start()
+            self._lock.wait_for(lambda: self._address is not None or self._over)
+            if self._address is None:
+                assert self._error is not None
+                raise self._error
+            return self._address
+
+    def start(self, launcher: Launcher) -> None:
+        """Begin: manifest and workers. Returns at once. Raises what `listen` raises."""
+        self.listen()
+        self._launcher = launcher
+        self._on_loop(lambda: self._go.set() if self._go is not None else None)
+
+    # --- asking and telling -------------------------------------------------------------------------------
+
+    def status(self) -> RegionStatus:
+        """A snapshot, at most one event old."""
+        with self._lock:
+            return self._status
+
+    def members(self) -> list[MemberStatus]:
+        """The store's members as the coordinator sees them; empty before it is connected."""
+        store = self._store
+        return store.members() if store is not None else []
+
+    def request_cut(self) -> int:
+        """Ask for a cut now; the number it will have at least. Whether it came: `wait_cut`."""
+        with self._lock:
+            number = self._status.last_cut + 1
+        self._post(CutWanted())
+        return number
+
+    def wait_cut(self, cut: int, timeout: float | None = None) -> bool:
+        """Wait until a cut of at least that number is committed. False at the time-out or the end."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._cut >= cut or self._over, timeout)
+            return self._cut >= cut
+
+    def reset(self) -> None:
+        """Go back to the last committed cut now. Spends no attempt."""
+        self._post(ResetWanted())
+
+    def pause(self, timeout: float | None = None) -> int:
+        """Take no input for a while: all workers stop at one step, and a cut is committed of it, after which
+        the region is PAUSED until `resume`. Returns that cut's number, 0 if nothing was ever taken.
+
+        Workers, state and connections stay; a reset keeps the region paused. Raises RegionFailedError when
+        that took longer than `timeout` seconds, or the region ended; the wish to pause stays.
+        """
+        self._need_cuts()
+        self._post(PauseWanted(on=True))
+        with self._lock:
+            self._lock.wait_for(lambda: self._status.state is RegionState.PAUSED or self._over, timeout)
+            status = self._status
+        if status.state is not RegionState.PAUSED:
+            raise RegionFailedError(
+                f"region {self.spec.name} is not paused: it is {status.state.value} ({status.reason})"
+            )
+        return status.last_cut
+
+    def resume(self) -> None:
+        """Go on after `pause`. Returns at once."""
+        self._post(PauseWanted(on=False))
+
+    def stop(self) -> None:
+        """Take a last cut if the region runs, then stop all workers. Returns at once; `wait` for the end.
+
+        A region that was never started ends at once.
+        """
+        if self._launcher is None and self._thread is not None:
+            self._on_loop(lambda: self._abandon.cancel())
+        else:
+            self._post(StopWanted())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end (FINISHED, STOPPED, FAILED, FENCED). False at the time-out. Raises nothing."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._over, timeout)
+
+    def exception(self) -> Exception | None:
+        """Why it FAILED or is FENCED (RegionFailedError, RegionFencedError, ...), else None."""
+        with self._lock:
+            return self._error
+
+    def worker_ended(self, worker: int, attempt: int, error: str | None) -> None:
+        """For the launcher: this attempt's process or task is over."""
+        self._post(WorkerEnded(worker, attempt, error))
+
+    def _post(self, event: Event) -> None:
+        shell = self._shell
+        if shell is not None:
+            self._on_loop(lambda: shell.post(event))
+
+    def _on_loop(self, do: Callable[[], None]) -> None:
+        token = self._token
+        if token is None:
+            return
+        with suppress(trio.RunFinishedError):  # the region is over: nothing is left to tell
+            token.run_sync_soon(do)
+
+    # --- as a streaming query of Spark's --------------------------------------------------------------------
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  # Spark's name
+        """Whether the region has not ended yet."""
+        return not self.status().state.is_end
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
+        """The report of the last committed cut, None before the first."""
+        return None if self._shell is None else self._shell.meter.last
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802  # Spark's name
+        """The reports of the last cuts, oldest first."""
+        return [] if self._shell is None else list(self._shell.meter.recent)
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
+        """Wait for the region's end, at most `timeout` seconds. Returns whether it has ended.
+
+        Raises what `exception()` gives when it ended in FAILED or FENCED. A time-out leaves it running.
+        """
+        if not self.wait(timeout):
+            return False
+        self._listeners.wait_ended(listeners_end_s)
+        failure = self.exception()
+        if failure is not None:
+            raise failure
+        return True
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Commit a cut now and return its number. Raises RegionFailedError when none was had in `timeout`
+        s.
+        """
+        self._need_cuts()
+        begun = time.monotonic()
+        deadline = math.inf if timeout is None else begun + timeout
+        while not self.wait_cut(self.request_cut(), min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())):
+            # asked again: while it did not run yet, or was reset, nobody heard the wish
+            status, now = self.status(), time.monotonic()
+            if status.state.is_end or now >= deadline:
+                raise RegionFailedError(
+                    f"region {self.spec.name} committed no cut in {now - begun:.1f} s"
+                    f" (it is {status.state.value}; {status.reason})"
+                )
+        with self._lock:
+            return self._cut
+
+    def savepoint(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
+        """Keep a cut restorable until `drop_savepoint`, also for the drivers that come: that one, 0 for the last.
+        Returns its number once a committed cut carries the pin.
+
+        Raises LocalProtocolError for what cannot be pinned, with the reason: a cut that is released, a name
+        that is taken; RegionFailedError when that took longer than `timeout` seconds, or the region ended.
+        """
+        return self._wait_settled(SavepointWanted(name, cut), timeout)
+
+    def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
+        """Let a pin go; the cut that it held. What only that needed is deleted. Raises as `savepoint`."""
+        return self._wait_settled(SavepointWanted(name, on=False), timeout)
+
+    def _wait_settled(self, wish: SavepointWanted, timeout: float | None) -> int:
+        self._need_cuts()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._settled.pop(wish.name, None)
+        self._post(wish)
+        while True:
+            left = min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())
+            with self._lock:
+                self._lock.wait_for(lambda: wish.name in self._settled or self._over, left)
+                told, over = self._settled.pop(wish.name, None), self._over
+            if told is not None and told.error:
+                raise LocalProtocolError(f"region {self.spec.name}: {told.error}")
+            if told is not None:
+                return told.cut
+            if over or time.monotonic() >= deadline:
+                raise RegionFailedError(f"region {self.spec.name} committed no cut for pin {wish.name!r}")
+            self._post(CutWanted())  # while it did not run, or was reset, nobody made one
+
+    def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Tell this listener, on a thread of its own, what happens from now on."""
+        self._listeners.add(listener)
+
+    def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Tell it no more."""
+        self._listeners.remove(listener)
+
+    def _need_cuts(self) -> None:
+        if self.spec.without_cuts:
+            raise LocalProtocolError(NO_CUTS.format(self.spec.name))
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            trio.run(self._main)
+        except Exception as group:
+            error = first_error(group)
+            logger.error("region %s ended by an error: %s", self.spec.name, error, exc_info=group)
+        with self._lock:
+            if error is not None:
+                self._error = error
+                self._status = replace(self._status, state=RegionState.FAILED, reason=str(error))
+            status, failure = self._status, self._error
+        self._listeners.ended(
+            {
+                **self._stamp(status),
+                "state": status.state.value,
+                "reason": status.reason,
+                "lastCheckpoint": status.last_cut,
+                "exception": None if failure is None else str(failure),
+            }
+        )
+        with self._lock:
+            self._over = True
+            self._lock.notify_all()
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._shell = shell = RegionShell(self.spec, self._observe)
+        shell.handled = self._keep_status
+        self._go = trio.Event()
+        async with listening(self.spec, shell) as address:
+            with self._abandon:
+                with self._lock:
+                    self._address = address
+                    self._lock.notify_all()
+                await self._go.wait()
+                assert self._launcher is not None
+                end = await run_region(self.spec, shell, self._launcher, self._keep_store, self._check)
+                with self._lock:
+                    self._error = end.error
+                return
+        with self._lock:
+            self._status = replace(self._status, state=RegionState.STOPPED, reason="stopped before it began")
+
+    def _keep_store(self, store: Store) -> None:
+        self._store = store
+
+    def _keep_status(self, status: RegionStatus) -> None:
+        with self._lock:
+            self._status = status
+            self._lock.notify_all()
+
+    def _observe(self, event: RegionEvent) -> None:
+        if isinstance(event, CutCommitted):
+            with self._lock:
+                self._cut = max(self._cut, event.cut)
+                self._lock.notify_all()
+        elif isinstance(event, SavepointSettled):
+            with self._lock:
+                self._settled[event.name] = event
+                self._lock.notify_all()
+        if isinstance(event, ResetReport):
+            logger.warning("%s", reset_line(self.spec.name, event))
+        self._tell_listeners(event)
+        if self._observer is not None:
+            self._observer(event)
+
+    def _tell_listeners(self, event: RegionEvent) -> None:
+        shell = self._shell
+        if shell is None:
+            return
+        status = shell.status()
+        if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
+            last_cut = {"cut": status.last_cut, "step": status.last_cut_step}
+            self._listeners.started({**self._stamp(status), **last_cut, "driver": this_driver()})
+        elif isinstance(event, CutCommitted) and shell.meter.last is not None:
+            self._listeners.tell("onProgress", shell.meter.last)
+        elif isinstance(event, ResetReport):
+            self._listeners.tell("onReset", {**self._stamp(status), **reset_json(event)})
+
+    def _stamp(self, status: RegionStatus) -> dict[str, Any]:
+        return {"name": self.spec.name, "timestamp": timestamp(), "incarnation": status.incarnation}
+
+
+def first_error(error: Exception) -> Exception:
+    """The first plain exception in nested groups: what to show."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,275 @@
+"""The manifest of a region on its store: taken over, read, appended to. Answers OpenManifest and AppendCut.
+
+Rules of this file: one `ManifestLog` holds at most one claim, and reports by events of
+`core/coordinator_vocabulary.py`; what follows from them is the coordinator core's. The order inside an
+opening: look, claim, take over, read, open a segment; ManifestOpened only when the start of that segment is
+acknowledged (R8, R11). Records are not pipelined: each proves the one before (R9). The store, time and
+chance are its host's (`manifest_host.py`): no trio here.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+
+from checkpoint import limits
+from checkpoint.coordinator.manifest_host import ManifestClaim, ManifestHost
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    Event,
+    ManifestLost,
+    ManifestOpened,
+    ManifestSuperseded,
+    ManifestTaken,
+    ManifestUnreadable,
+    OpenManifest,
+    StoreWaiting,
+)
+from checkpoint.core.manifest import Cut, check_cut, decode_cut, encode_cut
+from checkpoint.core.region import coordinator_directory
+from checkpoint.core.retention import Rolling, keep
+from dos_client.errors import QuorumUnavailableError
+from dos_protocol.errors import ClosedError, DosError, FencedError, StaleGenerationError
+from dos_protocol.vocabulary import ObjectInfo
+from journal import (
+    ChainWriter,
+    NotEnoughAnswersError,
+    Op,
+    Position,
+    Record,
+    read_records,
+    take_over,
+)
+from journal.core.segment import parse_segment_name
+from journal.core.trimming import below
+from journal.ports import ClaimPort
+
+logger: Final = logging.getLogger("dos.checkpoint")
+CHAIN: Final = "manifest"
+
+
+class ManifestLog:
+    """One region's manifest. Make it with the host of an open store; run `open` and `append` one at a time.
+
+    `emit` takes the events; it is called on the thread of the store and must not block. After a
+    cancellation the claim is given up with `aclose`; what was appended may be found by the next opening.
+    `driver`: who commits, as its cuts tell people.
+    """
+
+    def __init__(
+        self,
+        host: ManifestHost,
+        region: str,
+        emit: Callable[[Event], None],
+        *,
+        driver: str = "",
+        rolling: Rolling | None = None,
+    ) -> None:
+        self._host = host
+        self._rolling = Rolling() if rolling is None else rolling
+        self._driver = driver
+        self._directory = coordinator_directory(region)
+        self._emit = emit
+        self._claim: ManifestClaim | None = None
+        self._writer: ChainWriter | None = None
+        self._kept: tuple[Cut, ...] = ()
+        self._waiting = ""
+        self._given_way_to = 0
+        self._tried_at = 0.0
+        self._opening_s = 0.0
+
+    # --- opening ------------------------------------------------------------------------------------------
+
+    async def open(self, order: OpenManifest) -> None:
+        """Take the manifest over with a new epoch. Emits one of the answers that OpenManifest names."""
+        await self.aclose()
+        try:
+            while not await self._try_open(order):
+                await self._host.sleep(limits.store_poll_s)
+        except FencedError as error:
+            self._superseded(error)
+        except DosError as error:
+            newer = await self._held_by_a_newer()
+            if newer is not None:  # what could not be read was taken away by who holds it now (R14)
+                self._superseded(newer)
+                return
+            logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
+            self._emit(ManifestUnreadable(error))
+
+    def _superseded(self, by: FencedError) -> None:
+        took_s = self._host.now() - self._tried_at
+        self._emit(ManifestSuperseded(by.epoch_held, self._host.rng(), took_s))
+
+    async def _held_by_a_newer(self) -> FencedError | None:
+        """Whether our claim was superseded while we read, perhaps on members that we had not heard of yet."""
+        claim = self._claim
+        if claim is None or claim.lost is not None:
+            return None if claim is None else claim.lost
+        try:
+            seen = (await self._host.look(self._directory)).epoch_seen
+        except DosError as error:
+            logger.info("who holds %s cannot be found out: %s", self._directory, error)
+            return None
+        if seen <= claim.epoch:
+            return None
+        return FencedError(f"{self._directory} was claimed with epoch {seen} meanwhile", actual=seen)
+
+    async def _try_open(self, order: OpenManifest) -> bool:
+        """False when too few members answer now, and waiting may cure it."""
+        self._tried_at = self._host.now()
+        try:
+            view = await self._host.look(self._directory)
+            taken_by = _newest_segment(view.answers)
+            if order.held and taken_by > order.held:
+                self._emit(ManifestTaken(taken_by))
+                return True
+            if order.held and view.epoch_seen > max(order.held, self._given_way_to):
+                self._given_way_to = view.epoch_seen  # a newer driver may be about to open: once, let it
+                await self._host.sleep(max(limits.claimant_wait_s, 2.0 * self._opening_s))
+                return False
+            epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
+            self._claim = await self._host.claim(self._directory, epoch, limits.claim_patience_s)
+            if self._claim is None:
+                self.waiting("too few members of the store take the claim of the manifest")
+                return False
+            last = await self._take_over(self._claim)
+        except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
+            self.waiting(str(error))
+            await self.aclose()
+            return False
+        self.waiting("")
+        self._opening_s = min(self._host.now() - self._tried_at, limits.claim_patience_s)
+        self._emit(ManifestOpened(epoch, last, self._kept))
+        return True
+
+    async def _take_over(self, claim: ClaimPort) -> Cut | None:
+        generation = self._host.record.generation
+        state = await take_over(claim, CHAIN, generation=generation)
+        self._kept = ()
+        async with aclosing(cuts_in(read_records(claim, state))) as cuts:
+            async for cut in cuts:
+                self._kept = keep(self._kept, cut)
+        long = (
+            state.bytes > self._rolling.manifest_replay_bytes_max
+            or len(state.segments) >= self._rolling.segments_max
+        )
+        snapshot = [cut_record(cut) for cut in self._kept] if long else None
+        self._writer = await ChainWriter.open(
+            claim, CHAIN, state, generation, snapshot=snapshot, pipelined=False
+        )
+        self._collect(claim, self._writer)
+        return self._kept[-1] if self._kept else None
+
+    @staticmethod
+    def _collect(claim: ClaimPort, writer: ChainWriter) -> None:
+        """What lies below the chain's last snapshot, which is acknowledged, holds nothing but released cuts:
+        it is taken away in the background (R14).
+        """
+        claim.collect(below({CHAIN: writer.floor}))
+
+    async def wait_collected(self, timeout_s: float) -> bool:
+        """Until no connected member holds anything below the chain's snapshot; False: not in time, or the
+        manifest is not held.
+        """
+        return self._claim is not None and await self._claim.wait_collected(timeout_s)
+
+    # --- committing ---------------------------------------------------------------------------------------
+
+    async def append(self, order: AppendCut) -> None:
+        """Append a cut and wait until it is synced on the quorum. Emits CutAppended, or ManifestLost."""
+        writer = self._writer
+        if writer is None:
+            return  # given up meanwhile: the next opening finds out
+        now_ms = self._host.wall_time_ms()
+        cut = msgspec.structs.replace(order.cut, wall_time_ms=now_ms, driver=self._driver)
+        try:
+            await writer.wait_synced(writer.append(cut_record(cut)))
+            self._kept = keep(self._kept, cut)
+            self._emit(CutAppended(cut))
+            if writer.bytes_since_snapshot > self._rolling.manifest_segment_bytes_max:
+                await writer.roll([cut_record(cut) for cut in self._kept])
+                if self._writer is writer and self._claim is not None:
+                    self._collect(self._claim, writer)
+        except FencedError as error:
+            self._lost(error)
+        except ClosedError:
+            if self._writer is writer:
+                raise
+            logger.debug("the manifest in %s was given up meanwhile", self._directory)
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Tell when the claim has no quorum and when it has one again, and when it is lost while nothing is
+        appended. Runs until cancelled.
+        """
+        while True:
+            await self._host.sleep(limits.store_poll_s)
+            claim = self._claim
+            if claim is None:
+                continue
+            if claim.lost is None:
+                waits = f"the manifest waits for the store: {claim.status().waiting}"
+                self.waiting(waits if claim.waiting else "")
+            elif self._writer is not None:
+                self._lost(claim.lost)
+
+    def _lost(self, error: FencedError) -> None:
+        """Tell once; the next opening finds out who holds the manifest."""
+        self._writer = None
+        if self._claim is not None:
+            self._emit(ManifestLost(self._claim.epoch, error.epoch_held))
+
+    def waiting(self, text: str) -> None:
+        """Tell once what is waited for; '' for nothing."""
+        if text != self._waiting:
+            self._waiting = text
+            self._emit(StoreWaiting(text))
+
+    @property
+    def held(self) -> int:
+        """The incarnation in which a cut could be appended now, as far as is known here; 0 for none."""
+        claim = self._claim
+        return claim.epoch if self._writer is not None and claim is not None and claim.lost is None else 0
+
+    async def aclose(self) -> None:
+        """Give the claim up; a cut that is not acknowledged yet stays in doubt."""
+        writer, self._writer = self._writer, None
+        claim, self._claim = self._claim, None
+        if writer is not None:
+            await writer.aclose()
+        if claim is not None:
+            await claim.aclose()
+
+
+def cut_record(cut: Cut) -> Record:
+    """The journal record of a cut."""
+    encoded = encode_cut(cut)
+    return Record(Op.CUT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
+
+
+async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[Cut]:
+    """The cuts among a manifest's records in order, each checked against the one before. Closes `records`.
+    Raises ManifestError.
+    """
+    before: Cut | None = None
+    in_snapshot = False
+    async with aclosing(records) as found:
+        async for _, record in found:
+            if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
+                in_snapshot = record.op is Op.SNAPSHOT_BEGIN
+            if record.op is not Op.CUT:
+                continue
+            cut = decode_cut(record.flags, record.ints, record.strings[0])
+            check_cut(cut, workers=len(cut.workers), before=before, gap=in_snapshot)
+            before = cut
+            yield cut
+
+
+def _newest_segment(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:
+    """The highest epoch of a manifest segment that any member names, 0 if there is none."""
+    names = (parse_segment_name(name) for objects in answers.values() for name in objects)
+    return max((name.epoch for name in names if name is not None and name.chain == CHAIN), default=0)

@@ -1,0 +1,265 @@
+"""The coordinator's shell: listens for workers, keeps the manifest, and performs what `core/coordinator.py`
+decides.
+
+Rules of this file: events in, effects out, in order; nothing is decided here. Events come from links, from
+the manifest, from the clock and from other threads; one task hands them to the core, one at a time. What an
+effect starts that takes time (the manifest) runs in a task of its own and answers by an event.
+"""
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from checkpoint import limits
+from checkpoint.coordinator.drop_log import DropLog
+from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    Begin,
+    CancelWorker,
+    CloseLink,
+    ControlReceived,
+    CoordinatorTick,
+    Effect,
+    End,
+    Event,
+    LaunchWorker,
+    LinkDown,
+    MessageRefused,
+    NotifyObservers,
+    OpenManifest,
+    SendControl,
+)
+from checkpoint.core.messages import ToWorker, control_frame, decode_from_worker
+from checkpoint.core.progress import ProgressMeter
+from checkpoint.core.region import (
+    CutCommitted,
+    Launcher,
+    RegionEvent,
+    RegionSpec,
+    RegionStatus,
+)
+from checkpoint.link import Link, serve_links
+from checkpoint.requests.server import answering
+from checkpoint.runtime import this_driver, timestamp
+from dos_client import Store, open_store
+from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
+
+logger: Final = logging.getLogger("dos.checkpoint")
+
+Observer = Callable[[RegionEvent], None]
+"""Called on the coordinator's thread for each event; must not block."""
+
+
+class RegionShell:
+    """One region's run on one trio loop. `post` takes an event of this thread; `events` those of all."""
+
+    def __init__(self, spec: RegionSpec, observer: Observer | None) -> None:
+        self.spec = spec
+        self.core = Coordinator(spec)
+        self.end: End | None = None
+        self._observer = observer
+        self._launcher: Launcher | None = None
+        # Not bounded: each event answers an effect, a message of a worker or a call of the user, all few; a
+        # bound would let a busy link hold up the manifest's word.
+        self._post, self._events = trio.open_memory_channel[Event](math.inf)
+        self._links: dict[int, trio.MemorySendChannel[ToWorker | None]] = {}
+        self._next_link = 1
+        self._manifest: ManifestLog | None = None
+        self._manifest_work, self._manifest_orders = trio.open_memory_channel[OpenManifest | AppendCut](
+            math.inf
+        )
+        self._opening: trio.CancelScope | None = None
+        self.handled: Callable[[RegionStatus], None] = _nothing
+        """Called with a fresh snapshot after each event."""
+        self.also_told: Callable[[RegionEvent], None] = _nothing
+        """Called as the observer is, after it: who answers requests through the store."""
+        self.meter = ProgressMeter(spec.name)
+        self._drops = DropLog(spec.name)
+
+    def post(self, event: Event) -> None:
+        """An event for the core, after those posted before. On this thread only."""
+        self._post.send_nowait(event)
+
+    # --- the run ------------------------------------------------------------------------------------------
+
+    async def run(self, launcher: Launcher, manifest: ManifestLog) -> End:
+        """Until the region is over."""
+        self._launcher, self._manifest = launcher, manifest
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_manifest)
+            nursery.start_soon(manifest.watch)
+            self._handle(Begin())
+            while self.end is None:
+                self._handle(await self._next_event())
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + limits.handshake_timeout_s):
+            await manifest.aclose()
+        assert self.end is not None
+        return self.end
+
+    async def _next_event(self) -> Event:
+        due = self.core.deadline()
+        with trio.move_on_at(math.inf if due is None else due):
+            return await self._events.receive()
+        assert due is not None
+        return CoordinatorTick(due)
+
+    def _handle(self, event: Event) -> None:
+        for effect in self.core.handle(event, trio.current_time()):
+            self._perform(effect)
+        self._drops.look((one.counters.operators for one in self.core.roster), trio.current_time())
+        self.handled(self.core.status())
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, SendControl):
+            self._send(effect.link, effect.message)
+        elif isinstance(effect, NotifyObservers):
+            self._tell(effect.event)
+        elif isinstance(effect, OpenManifest | AppendCut):
+            if isinstance(effect, OpenManifest) and self._opening is not None:
+                self._opening.cancel()  # what the old incarnation still waits for is void
+            self._manifest_work.send_nowait(effect)
+        elif isinstance(effect, LaunchWorker):
+            self._launch(effect)
+        elif isinstance(effect, CancelWorker):
+            assert self._launcher is not None
+            self._launcher.cancel(effect.worker)
+        elif isinstance(effect, CloseLink):
+            self._send(effect.link, None)
+        elif isinstance(effect, MessageRefused):
+            logger.info("refused on link %d of region %s: %s", effect.link, self.spec.name, effect.refusal)
+        else:
+            self.end = effect
+
+    def _launch(self, effect: LaunchWorker) -> None:
+        assert self._launcher is not None
+        logger.info("worker %d of region %s: attempt %d", effect.worker, self.spec.name, effect.attempt)
+        self._launcher.start(effect.worker, effect.attempt)
+
+    def _tell(self, event: RegionEvent) -> None:
+        logger.info("region %s: %s", self.spec.name, event)
+        if isinstance(event, CutCommitted):
+            self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
+        if self._observer is not None:
+            self._observer(event)
+        self.also_told(event)
+
+    # --- what is asked through the store ------------------------------------------------------------------
+
+    def status(self) -> RegionStatus:
+        """A snapshot, as of now."""
+        return self.core.status()
+
+    def held(self) -> int:
+        """The incarnation in which the manifest is held, 0 for none."""
+        return self._manifest.held if self._manifest is not None else 0
+
+    def last_progress(self) -> dict[str, Any] | None:
+        """The report of the last cut."""
+        return self.meter.last
+
+    # --- the manifest -------------------------------------------------------------------------------------
+
+    async def _keep_manifest(self) -> None:
+        """One thing at a time, in the order asked for; an opening voids what the one before was doing."""
+        assert self._manifest is not None
+        async for order in self._manifest_orders:
+            with trio.CancelScope() as self._opening:
+                if isinstance(order, OpenManifest):
+                    await self._manifest.open(order)
+                else:
+                    await self._manifest.append(order)
+            self._opening = None
+
+    # --- links --------------------------------------------------------------------------------------------
+
+    async def serve(self, link: Link) -> None:
+        """One proved link, until it ends. Handed to `serve_links`."""
+        number, self._next_link = self._next_link, self._next_link + 1
+        outgoing, messages = trio.open_memory_channel[ToWorker | None](limits.control_queue_max)
+        self._links[number] = outgoing
+        reason = "closed"
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, link, messages, nursery.cancel_scope)
+                reason = await self._read(number, link)
+                nursery.cancel_scope.cancel()
+        finally:
+            del self._links[number]
+            self.post(LinkDown(number, reason))
+
+    async def _read(self, number: int, link: Link) -> str:
+        """Hand over what the worker says; why it ended."""
+        try:
+            while True:
+                self.post(ControlReceived(number, decode_from_worker(await link.receive())))
+        except DosError as error:
+            return str(error.args[0])
+
+    async def _write(
+        self, link: Link, messages: trio.MemoryReceiveChannel[ToWorker | None], scope: trio.CancelScope
+    ) -> None:
+        """Send what the core said, in order; None closes the link, which ends the reading of it too."""
+        try:
+            async for message in messages:
+                if message is None:
+                    break
+                await link.send(control_frame(message))
+        except (BrokenConnectionError, ClosedError) as error:
+            logger.info("a link of region %s broke: %s", self.spec.name, error.args[0])
+        scope.cancel()
+
+    def _send(self, number: int, message: ToWorker | None) -> None:
+        channel = self._links.get(number)
+        if channel is None:
+            return  # gone; its LinkDown is on the way
+        try:
+            channel.send_nowait(message)
+        except trio.WouldBlock:
+            channel.close()  # a worker that takes nothing is as good as gone: its link ends here
+
+
+def _nothing(told: object) -> None:
+    del told
+
+
+async def run_region(
+    spec: RegionSpec,
+    shell: RegionShell,
+    launcher: Launcher,
+    opened: Callable[[Store], None] | None = None,
+    check: Callable[[bytes], None] | None = None,
+) -> End:
+    """Run the region to its end. `check` is called in a thread with the store's id before anything is claimed
+    or launched; what it raises is raised.
+    """
+    async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
+        if opened is not None:
+            opened(store)
+        if check is not None:
+            await trio.to_thread.run_sync(check, store.record.store_id)
+        manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
+        async with answering(store, spec, shell) as desk:
+            shell.also_told = desk.heard
+            return await shell.run(launcher, manifest)
+
+
+@asynccontextmanager
+async def listening(spec: RegionSpec, shell: RegionShell) -> AsyncGenerator[tuple[str, int]]:
+    """Accept workers meanwhile. Raises BrokenConnectionError when no port is free."""
+    ports = (0,) if spec.port_range is None else range(spec.port_range[0], spec.port_range[1] + 1)
+    serve = partial(
+        serve_links, shell.serve, job=spec.name, key=spec.job_key, host=spec.listen_host, ports=ports
+    )
+    async with trio.open_nursery() as nursery:
+        address: tuple[str, int] = await nursery.start(serve)
+        yield address
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,97 @@
+"""Taking the place of a region's driver for a moment, where none runs: to trim what it left, to pin a cut.
+
+Rules of this file: what is done there is decided elsewhere (`core/savepoints.py`, `trimming.py`). The manifest
+is taken over as a driver does: that fences any driver that is alive after all, which then ends, and proves
+the last cut. A driver that starts meanwhile claims higher, and this one ends. Stopped anywhere between,
+nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
+"""
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from checkpoint.coordinator.manifest_host import ManifestHost
+from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    Event,
+    ManifestOpened,
+    ManifestSuperseded,
+    ManifestTaken,
+    ManifestUnreadable,
+    OpenManifest,
+)
+from checkpoint.core.manifest import Cut, check_cut
+from checkpoint.core.savepoints import once_more, savepoint_problem
+from checkpoint.errors import RegionFencedError, SavepointRefusedError
+from checkpoint.runtime import this_driver
+
+
+class StandIn(NamedTuple):
+    """The manifest, held; what its opening found; and what it has told since."""
+
+    log: ManifestLog
+    opened: ManifestOpened
+    events: list[Event]
+
+
+@asynccontextmanager
+async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator[StandIn]:
+    """The manifest of a region that no driver runs. Waits while too few members answer.
+
+    Raises RegionFencedError when another one claimed meanwhile, ManifestError and what taking a manifest
+    over raises: then nothing was changed but the claim.
+    """
+    events: list[Event] = []
+    log = ManifestLog(host, region, events.append, driver=this_driver())
+    try:
+        await log.open(OpenManifest(above=0, held=0))
+        opened = events[-1]
+        if isinstance(opened, ManifestUnreadable):
+            raise opened.error
+        if not isinstance(opened, ManifestOpened):
+            raise RegionFencedError(
+                f"the manifest of region {region!r} was claimed by another meanwhile: it is not stopped",
+                epoch_held=opened.epoch_held if isinstance(opened, ManifestSuperseded | ManifestTaken) else 0,
+            )
+        yield StandIn(log, opened, events)
+    finally:
+        await log.aclose()
+
+
+async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int, *, on: bool) -> int:
+    """Pin a cut (0: the last one) of a region that no driver runs, or let a pin go; the cut it is of. Done
+    when the record is on the quorum: every driver from then on retains what it names.
+
+    Raises PinRefusedError with nothing changed; RegionFencedError when a driver claimed meanwhile: then the
+    pin may be there or not, as when this is cancelled; and what `in_the_drivers_place` raises.
+    """
+    async with in_the_drivers_place(host, region) as place:
+        kept, last = place.opened.kept, place.opened.last_cut
+        if last is None:
+            raise SavepointRefusedError(f"region {region!r} has committed no cut")
+        savepoints = dict(last.savepoints)
+        numbers = [one.cut for one in kept]
+        wanted = (cut or _voted(last, numbers)) if on else None
+        if problem := savepoint_problem(name, wanted, savepoints, numbers):
+            raise SavepointRefusedError(problem)
+        if wanted is not None and savepoints.get(name) == wanted:
+            return wanted
+        was = savepoints.pop(name, 0)
+        if wanted is not None:
+            savepoints[name] = wanted
+        record = once_more(kept, place.opened.incarnation, savepoints)
+        check_cut(record, workers=len(record.workers), before=last)
+        await place.log.append(AppendCut(record))
+        if not any(isinstance(event, CutAppended) for event in place.events):
+            raise RegionFencedError(
+                f"a driver took region {region!r} over before the record was acknowledged: it may count or"
+                " not, see `dos checkpoint ls`"
+            )
+        return wanted or was
+
+
+def _voted(last: Cut, retained: Collection[int]) -> int:
+    """The cut that the last one is: of one that was recorded once more, the one whose positions it has."""
+    return last.rolled_back_to if last.rolled_back_to in retained else last.cut

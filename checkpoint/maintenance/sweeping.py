@@ -1,0 +1,163 @@
+"""Rows that writers put down in the store and never recorded, as somebody finds them who is no writer, and
+taking them away.
+
+Rules of this file: looks, claims and deletions. What is garbage, and where it may be taken away, is decided
+in `core/staged.py`.
+
+Without an age only what is recorded, or can never be, is garbage, and nobody who writes notices. With one:
+
+    1  become the producer, as a later commit would: whoever was it can record nothing more without opening it
+       again, so what is recorded by now is known for certain
+    2  look at each directory again, and decide anew
+    3  claim it, above what the look saw: a task that is at work there is fenced; one that came after the look
+       wins, and the directory is left to it
+    4  have the garbage taken away
+
+Whoever was fenced and comes back finds out by name: a task by FencedError, a commit by the rows that are not
+there any more. Stopped between any two steps, nothing is lost; the next sweep begins anew.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from checkpoint.chains.input_log import InputLog, last_recorded
+from checkpoint.chains.input_reading import InputHandle
+from checkpoint.core.inputs import producer_directory
+from checkpoint.core.staged import (
+    GARBAGE,
+    Decided,
+    StagedState,
+    handle_prefix,
+    may_sweep,
+    parse_staged,
+    producers_with_staged,
+    staged_state_of,
+)
+from checkpoint.errors import InputClosedError, NoInputError
+from checkpoint.runtime import wall_time_ms
+from dos_client import Store, randomness
+from dos_protocol.errors import FencedError
+
+
+@dataclass(frozen=True, slots=True)
+class StagedObject:
+    """One object, as F members tell. bytes: of its longest copy; copies: how many members hold one; since_ms:
+    when it was begun, by its writer's clock, None if its name does not say; swept: whether it would be taken
+    away now.
+    """
+
+    producer: str
+    directory: str
+    name: str
+    bytes: int
+    copies: int
+    since_ms: int | None
+    staged_state: StagedState
+    swept: bool
+
+
+class Sweep:
+    """The staged rows of one handle. give_up_s: from which age on what is not recorded is given up; None:
+    never.
+    """
+
+    def __init__(self, store: Store, application: str, handle: str, give_up_s: float | None = None) -> None:
+        self._store = store
+        self._application, self._handle = application, handle
+        self._give_up_ms = None if give_up_s is None else int(1000 * give_up_s)
+
+    async def look(self) -> list[StagedObject]:
+        """What is there. Claims nothing. Raises NoInputError, BadNameError, QuorumUnavailableError and what
+        reading a chain raises.
+        """
+        directories = await self._directories()
+        if not directories:
+            await self._refuse_unknown()
+            return []
+        closed = await InputHandle(self._store, self._application, self._handle).ends() is not None
+        return [
+            one
+            for producer, of_producer in directories.items()
+            for decided in [await self._recorded(producer, closed)]
+            for directory in of_producer
+            for one in await self._look(producer, directory, decided)
+        ]
+
+    async def apply(self, found: list[StagedObject], wait_s: float) -> None:
+        """Take away what of `found` is garbage still. A directory that somebody has claimed since is left to
+        him; a member that is not done in `wait_s` is not waited for. Look again to see what is left.
+
+        Raises as `look`, and as `InputLog.open` does, but not InputClosedError.
+        """
+        for producer in dict.fromkeys(one.producer for one in found if one.swept):
+            mine = [one for one in found if one.producer == producer and one.swept]
+            closed = any(one.staged_state is StagedState.CLOSED for one in mine)
+            if any(one.staged_state is StagedState.GIVEN_UP for one in mine):
+                decided = await self._become(producer)
+            else:
+                decided = await self._recorded(producer, closed)
+            for directory in dict.fromkeys(one.directory for one in mine):
+                await self._take_away(directory, decided, wait_s)
+
+    async def _directories(self) -> dict[str, list[str]]:
+        names = await self._store.list_directories(handle_prefix(self._application, self._handle))
+        return producers_with_staged(names, self._application, self._handle)
+
+    async def _refuse_unknown(self) -> None:
+        prefix = f"{self._application}.in."
+        names = await self._store.list_directories(prefix)
+        handles = sorted({name.removeprefix(prefix).partition(".")[0] for name in names})
+        if self._handle not in handles:
+            raise NoInputError(self._application, self._handle, handles)
+
+    async def _recorded(self, producer: str, closed: bool) -> Decided:
+        line = await last_recorded(self._store, self._application, self._handle, producer)
+        return Decided(line.batch, line.mark, closed)
+
+    async def _become(self, producer: str) -> Decided:
+        """Fence whoever is the producer. One that never was is not made: there is nobody to fence."""
+        directory = producer_directory(self._application, self._handle, producer)
+        if directory not in await self._store.list_directories(directory):
+            return Decided(0, b"", closed=False)
+        try:
+            async with await InputLog.open(self._store, self._application, self._handle, producer) as log:
+                return Decided(log.last, log.last_mark, closed=False)
+        except InputClosedError:  # it was fenced before that was found, and nobody opens it any more
+            return Decided(0, b"", closed=True)
+
+    async def _look(self, producer: str, directory: str, decided: Decided) -> list[StagedObject]:
+        sizes: dict[str, list[int]] = {}
+        for objects in (await self._store.look(directory)).answers.values():
+            for info in objects.values():
+                sizes.setdefault(info.name, []).append(info.synced)
+        now = wall_time_ms()
+        staged_states = {name: staged_state_of(name, decided, now, self._give_up_ms) for name in sizes}
+        swept = may_sweep(staged_states.values())
+        return [
+            StagedObject(
+                producer,
+                directory,
+                name,
+                max(copies),
+                len(copies),
+                None if (told := parse_staged(name)) is None else told.since_ms,
+                staged_states[name],
+                swept=swept and staged_states[name] in GARBAGE,
+            )
+            for name, copies in sorted(sizes.items())
+        ]
+
+    async def _take_away(self, directory: str, decided: Decided, wait_s: float) -> None:
+        view, now = await self._store.look(directory), wall_time_ms()
+
+        def staged_state(name: str) -> StagedState:
+            return staged_state_of(name, decided, now, self._give_up_ms)
+
+        if not may_sweep(staged_state(name) for objects in view.answers.values() for name in objects):
+            return
+        with suppress(FencedError):  # a task came since the look: its commit sweeps
+            async with await self._store.claim(
+                directory, view.epoch_seen + 1, randomness.fresh_id()
+            ) as claim:
+                claim.collect(lambda name: staged_state(name) in GARBAGE)
+                await claim.wait_collected(wait_s)

@@ -1,0 +1,151 @@
+"""Asking a region for something, from any machine that reaches its store: without Spark, without a port
+of the driver.
+
+Rules of this file: one request out, its answers in, and whom to believe. An answer names the incarnation
+in which its driver held the manifest. If the manifest has been claimed with a higher epoch by the time
+the answer is here, its driver may be fenced and not know it: what it says of itself is not believed, and
+another answer is waited for. What was `done` stays done, and is handed on with that epoch.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from checkpoint import limits
+from checkpoint.chains.manifest_reading import manifest_epoch
+from checkpoint.core.region import answers_directory, requests_directory
+from checkpoint.core.request_records import Answer, Request, encode_record
+from checkpoint.errors import NoAnswerError
+from checkpoint.requests.queue import QueueReader, write_records
+from checkpoint.runtime import runtime, wall_time_ms
+from dos_client import QuorumUnavailableError, Store, randomness
+from dos_protocol.errors import BrokenConnectionError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The last word on a request."""
+
+    answer: Answer
+    superseded_by: int = 0
+    """The epoch with which the manifest was claimed since, 0 if it was not."""
+
+
+class RequestClient:
+    """Asks one region. Make it, then `ask` as often as you like, one at a time."""
+
+    def __init__(self, store: Store, region: str) -> None:
+        self._store = store
+        self._region = region
+        self._queue = QueueReader(store, answers_directory(region))
+        self._began = False
+
+    async def ask(
+        self,
+        what: str,
+        *,
+        incarnation: int = 0,
+        patience_s: float = limits.request_patience_s,
+        wait_s: float = math.inf,
+        accepted: Callable[[Answer], None] = lambda _: None,
+        name: str = "",
+        cut: int = 0,
+    ) -> Reply:
+        """Ask, and wait for the last word: at most `patience_s` for the first answer, `wait_s` more for
+        the last. name, cut: of a pin.
+
+        Raises NoAnswerError, which says what is known of the request; QuorumUnavailableError when it
+        could not be written in time.
+        """
+        if not self._began:
+            await self._queue.skip_present()
+            self._began = True
+        request = self._request(what, incarnation, patience_s, name, cut)
+        await self._write(request)
+        doubt, begun = "", False
+        deadline = trio.current_time() + patience_s
+        while trio.current_time() < deadline:
+            for answer in await self._answers(request.id):
+                newer = await self._newer_epoch(answer)
+                if answer.verdict == "accepted":
+                    if not begun:
+                        deadline = trio.current_time() + wait_s
+                        accepted(answer)
+                    begun = True
+                elif answer.verdict == "done" and (not newer or what != "status"):
+                    return Reply(answer, newer)
+                elif not newer:
+                    return Reply(answer)
+                else:
+                    doubt = (
+                        f"incarnation {answer.incarnation}, {answer.driver}, did, and epoch {newer} has it"
+                    )
+                    if what == "status":  # it is answered for good there: ask whoever has the manifest now
+                        request = self._request(what, incarnation, patience_s)
+                        await self._write(request)
+            await trio.sleep(limits.answers_poll_s)
+        raise NoAnswerError(self._silence(request, doubt, patience_s, wait_s, begun=begun))
+
+    def _request(
+        self, what: str, incarnation: int, patience_s: float, name: str = "", cut: int = 0
+    ) -> Request:
+        return Request(
+            id=randomness.fresh_id().hex(),
+            region=self._region,
+            what=what,
+            wall_time_ms=wall_time_ms(),
+            patience_ms=int(1000 * patience_s),
+            incarnation=incarnation,
+            name=name,
+            cut=cut,
+            asked_by=_who(),
+        )
+
+    async def _write(self, request: Request) -> None:
+        try:
+            with trio.fail_after(limits.request_write_s):
+                await write_records(self._store, requests_directory(self._region), encode_record(request))
+        except trio.TooSlowError as error:
+            away = [f"{one.address}: {one.error}" for one in self._store.members() if one.error]
+            raise QuorumUnavailableError(
+                f"the request could not be written within {limits.request_write_s:g} s; {_until(request)}",
+                away,
+            ) from error
+
+    async def _answers(self, request: str) -> list[Answer]:
+        try:
+            found = await self._queue.poll()
+        except (QuorumUnavailableError, BrokenConnectionError):
+            return []  # a member may be back within our patience, and nothing is lost
+        return [one for one in found if isinstance(one, Answer) and request in one.requests]
+
+    async def _newer_epoch(self, answer: Answer) -> int:
+        """The manifest's epoch if it is above the answer's, else 0."""
+        epoch = await manifest_epoch(self._store, self._region)
+        return epoch if epoch > answer.incarnation else 0
+
+    def _silence(self, request: Request, doubt: str, patience_s: float, wait_s: float, *, begun: bool) -> str:
+        if begun:
+            return (
+                f"{request.what} of region {self._region} was accepted, and not done within {wait_s:g} s:"
+                " it may still come"
+            )
+        text = f"no driver of region {self._region} answered within {patience_s:g} s"
+        if doubt:
+            text += f" ({doubt}: a driver that lost the region is not believed)"
+        return text if request.what == "status" else f"{text}; {_until(request)}"
+
+
+def _until(request: Request) -> str:
+    """How long it may still be carried out."""
+    latest = (request.wall_time_ms + request.patience_ms) / 1000 + limits.request_clock_slack_s
+    return (
+        f"a driver that is there may still begin it until {time.strftime('%H:%M:%S', time.localtime(latest))}"
+    )
+
+
+def _who() -> str:
+    return f"{runtime().user_name()}@{runtime().host_name()}"

@@ -1,0 +1,222 @@
+"""A driver's ear for requests that come through the store: reads them, has the desk judge them, writes
+the answers.
+
+Rules of this file: it performs what `core/request_handling.py` says. It reads and answers only while this
+driver holds the manifest: one that lost it, or has not got it yet, is silent, and what it had to say
+waits until it holds the manifest again (with the new incarnation) or is dropped when it was fenced. That
+it lost the manifest and does not know it yet, no driver can rule out: so an answer names its incarnation,
+and who asked compares it with the manifest (`requests/client.py`).
+
+Trouble here is told in the log and never ends a region.
+"""
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.coordinator_vocabulary import Event
+from checkpoint.core.progress import status_json
+from checkpoint.core.region import (
+    RegionEvent,
+    RegionSpec,
+    RegionState,
+    RegionStatus,
+    answers_directory,
+    requests_directory,
+)
+from checkpoint.core.request_handling import (
+    CommandRegion,
+    DeskEvent,
+    QueueRead,
+    RegionEnded,
+    RegionNotified,
+    RequestArrived,
+    RequestHandler,
+    WriteAnswer,
+)
+from checkpoint.core.request_records import Answer, Request, Skipped, encode_record
+from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
+from checkpoint.runtime import this_driver, wall_time_ms
+from dos_client import Store
+from dos_protocol.errors import DosError
+
+logger: Final = logging.getLogger("dos.checkpoint")
+
+
+class ServedRegion(Protocol):
+    """What is needed of the region that is asked."""
+
+    def post(self, event: Event) -> None:
+        """An event for its core."""
+
+    def status(self) -> RegionStatus:
+        """A snapshot, as of now."""
+
+    def held(self) -> int:
+        """The incarnation in which it holds the manifest, 0 for none."""
+
+    def last_progress(self) -> dict[str, Any] | None:
+        """Its newest progress report."""
+
+
+class RequestServer:
+    """One driver's. `run` is its task; `heard` takes what the region tells, on the same thread."""
+
+    def __init__(self, store: Store, spec: RegionSpec, region: ServedRegion) -> None:
+        self._store = store
+        self._spec = spec
+        self._region = region
+        self._desk = RequestHandler(spec.name, without_cuts=spec.without_cuts)
+        self._queue = QueueReader(store, requests_directory(spec.name))
+        self._copies = [
+            QueueRepair(store, directory)
+            for directory in (requests_directory(spec.name), answers_directory(spec.name))
+        ]
+        self._repair_at = 0.0
+        self._outbox: deque[WriteAnswer] = deque(maxlen=limits.requests_open_max)
+        self._wake = trio.Event()
+        self._trouble = ""
+
+    def heard(self, event: RegionEvent) -> None:
+        """Something happened in the region. Does not block."""
+        self._handle(RegionNotified(event))
+        if self._outbox:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await self._repeat(self._queue.skip_present, until_done=True)
+            while True:
+                await self._repeat(self._once, until_done=False)
+                self._wake = trio.Event()
+                with trio.move_on_after(limits.requests_poll_s):
+                    await self._wake.wait()
+        except Exception:  # a bug of ours must not end a region that runs well
+            logger.exception(
+                "region %s: requests through the store are not answered any more", self._spec.name
+            )
+
+    async def last_words(self) -> None:
+        """The region has ended: what is open is answered, if that does not take long."""
+        status = self._region.status()
+        self._handle(RegionEnded())
+        if status.state is RegionState.FENCED or not status.incarnation:
+            return
+        with trio.CancelScope(shield=True), trio.move_on_after(limits.last_answers_s):
+            try:
+                await self._write(status.incarnation)
+            except DosError as error:
+                self._tell_trouble(error)
+        if self._outbox:
+            logger.warning(
+                "region %s ended, and %d answers were not written", self._spec.name, len(self._outbox)
+            )
+
+    async def _repeat(self, what: Callable[[], Any], *, until_done: bool) -> None:
+        while True:
+            try:
+                await what()
+            except DosError as error:  # the store is away: the region waits for it too, and tells so
+                self._tell_trouble(error)
+            else:
+                self._trouble = ""
+                return
+            if not until_done:
+                return
+            await trio.sleep(limits.requests_poll_s)
+
+    async def _once(self) -> None:
+        """What was asked, then what is to be said."""
+        if not self._region.held():
+            return
+        for found in await self._queue.poll():
+            if isinstance(found, Request):
+                logger.info("region %s: %s asked by %s", self._spec.name, found.what, found.asked_by)
+                self._handle(RequestArrived(found, wall_time_ms()))
+            else:
+                self._strange(found)
+        self._handle(QueueRead())
+        held = self._region.held()
+        if self._outbox and held:
+            with trio.move_on_after(limits.request_write_s):
+                await self._write(held)
+        await self._repair_copies()
+
+    async def _repair_copies(self) -> None:
+        if trio.current_time() < self._repair_at:
+            return
+        with trio.move_on_after(limits.request_write_s):
+            for copies in self._copies:
+                await copies.repair()
+        self._repair_at = trio.current_time() + limits.queue_repair_s
+
+    def _strange(self, found: Answer | Skipped) -> None:
+        what = f"{found.count} bytes: {found.why}" if isinstance(found, Skipped) else "an answer"
+        where = requests_directory(self._spec.name)
+        logger.warning("region %s: skipped in %s, where requests belong: %s", self._spec.name, where, what)
+
+    def _handle(self, event: DeskEvent) -> None:
+        for effect in self._desk.handle(event, self._region.status(), trio.current_time()):
+            if isinstance(effect, CommandRegion):
+                self._region.post(effect.event)
+            else:
+                self._outbox.append(effect)
+
+    async def _write(self, incarnation: int) -> None:
+        """All that is to be said now, in one go. What is not acknowledged is said again."""
+        saying = tuple(self._outbox)
+        if not saying:
+            return
+        data = b"".join(encode_record(self._answer(say, incarnation)) for say in saying)
+        await write_records(self._store, answers_directory(self._spec.name), data)
+        for say in saying:
+            self._outbox.remove(say)
+
+    def _answer(self, say: WriteAnswer, incarnation: int) -> Answer:
+        result = dict(say.result)
+        if say.with_status:
+            result = self._status()
+        return Answer(
+            requests=say.requests,
+            region=self._spec.name,
+            incarnation=incarnation,
+            verdict=say.verdict,
+            wall_time_ms=wall_time_ms(),
+            driver=this_driver(),
+            reason=say.reason,
+            result=result,
+        )
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "name": self._spec.name,
+            **status_json(self._region.status()),
+            "checkpointIntervalSeconds": self._spec.checkpoint_interval_s,
+            "lastProgress": self._region.last_progress(),
+        }
+
+    def _tell_trouble(self, error: DosError) -> None:
+        """Once, until it is over."""
+        text = type(error).__name__
+        if text != self._trouble:
+            self._trouble = text
+            logger.warning("region %s: requests cannot be read or answered now: %s", self._spec.name, error)
+
+
+@asynccontextmanager
+async def answering(store: Store, spec: RegionSpec, region: ServedRegion) -> AsyncGenerator[RequestServer]:
+    """Answer requests meanwhile. Leave it when the region has ended: the last words are said then."""
+    desk = RequestServer(store, spec, region)
+    async with trio.open_nursery() as nursery:
+        if spec.answer_requests:
+            nursery.start_soon(desk.run)
+        yield desk
+        nursery.cancel_scope.cancel()
+    if spec.answer_requests:
+        await desk.last_words()

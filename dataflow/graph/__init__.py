@@ -1,0 +1,1 @@
+"""Building and checking a graph: streams, operators, schemas, parts, pictures."""

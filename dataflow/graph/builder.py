@@ -1,0 +1,308 @@
+"""Building a graph: sources, operators and sinks, each named by the user, checked as a whole before anything
+starts.
+
+    graph = Graph("wordcount")
+    lines = graph.source("lines", FileSource(["a.txt", "b.txt"]))
+    words = lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
+    words.key_by("by_word", "word").count("counts").sink("out", FileSink("out"))
+
+Rules of this file: it only records what the user says, `core/plan.py` judges it, `plan()` brings both
+together. Most of it is said on streams: `stream.py`, and for keyed ones `keyed.py`. The graph is sent to
+every worker as it is; each makes the same plan of it.
+
+A name is how state is found again after a restart: rename an operator and its state is another's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from checkpoint.core.fingerprint import fingerprint
+from dataflow.core.plan import NodeSpec, find_problems, make_plan
+from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
+from dataflow.core.updates import carries_updates, update_problems
+from dataflow.errors import GraphError
+from dataflow.graph.checks import (
+    complete_first_problems,
+    reads_of_sinks,
+    region_problems,
+    shared_key_problems,
+    shown_by_step_problems,
+    sink_deliveries,
+    time_problems,
+)
+from dataflow.graph.explaining import explain
+from dataflow.graph.operator_schemas import find_schemas
+from dataflow.graph.plan import GraphPlan
+from dataflow.graph.plotting import plot
+from dataflow.graph.stream import BroadcastTable, Node, Stream
+from dataflow.graph.watermark_lags import find_lags
+from dataflow.operators.apply import apply_spec
+from dataflow.operators.base import OperatorSpec
+from dataflow.operators.broadcast_state import BroadcastSpec, BroadcastStateSpec
+from dataflow.operators.multiple_inputs import inputs_of
+from dataflow.operators.union import UnionSpec
+from dataflow.operators.user_operator import UserOperator
+from dataflow.sinks.base import SinkSpec
+from dataflow.sources.base import SourceSpec
+
+
+class Graph:
+    """A dataflow under construction. `name` is for people; the region has a name of its own.
+
+    Example:
+
+        graph = Graph("words")
+        words = graph.source("words", InputSource("words", "word string"))
+        words.key_by("by_word", "word").count("counts").sink("out", CallSink(print))
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise GraphError(str(name), ("a graph needs a name; write Graph('wordcount')",))
+        self.name = name
+        self._nodes: list[Node] = []
+        self._annotations: dict[str, Annotation] = {}
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {' '.join(node.name or '?' for node in self._nodes)}>"
+
+    def source(self, name: str, source: SourceSpec) -> "Stream":
+        """A stream of what `source` reads.
+
+        Example:
+
+            logs = graph.source("logs", DirectorySource("logs"))
+        """
+        return self._add(name, source, ())
+
+    def stream(self, name: str) -> "Stream":
+        """The output of the operator `name`, which may be given later.
+
+        Example:
+
+            graph.stream("dear").sink("dear_out", CallSink(print))
+            orders.filter("dear", lambda row: row["price"] > 10)
+        """
+        return Stream(self, name)
+
+    def sink(self, name: str, sink: SinkSpec, *streams: "Stream") -> None:
+        """Write a stream out. The same as `stream.sink(name, sink)`.
+
+        Example:
+
+            graph.sink("archive", ParquetSink("archive"), orders)
+        """
+        self._add(name, sink, streams)
+
+    def union(self, name: str, *streams: "Stream") -> "Stream":
+        """Several streams of one schema as one. The same as `first.union(name, *others)`.
+
+        Example:
+
+            graph.union("all", orders, prices)
+        """
+        return self._add(name, UnionSpec(), streams)
+
+    def apply(self, name: str, operator: UserOperator, /, **inputs: "Stream") -> "Stream":
+        """What an operator of your own gives that has several inputs, by the names that it gives them
+        (`UserOperator.needs`).
+
+            class Tagged(UserOperator):
+                needs = {"orders": "item string", "prices": "item string"}
+                schema = "item string, came_from string"
+
+                def process_of(self, name, batch):
+                    return [(item, name) for item in batch.column("item").to_pylist()]
+
+            graph.apply("tagged", Tagged(), orders=by_item, prices=prices.key_by("prices_by_item", "item"))
+
+        Either all of them are keyed, by columns of the same types, and all rows of a key come to one copy; or
+        none is. With one input without a name: `stream.apply`. Raises SchemaError, GraphError.
+        """
+        spec = apply_spec(operator, tuple(inputs))
+        return self._add(name, spec, [inputs[one] for one in inputs_of(operator)])
+
+    def broadcast_table(
+        self, name: str, stream: "Stream", *keys: str, complete_first: bool = False
+    ) -> "BroadcastTable":
+        """The last row of each key of a stream, whole on every worker, for operators that take `broadcast=`:
+
+            newest = graph.broadcast_table("newest", prices, "item")
+
+            def priced(row, newest):
+                return {**row, "price": newest[row["item"]]["price"] if row["item"] in newest else None}
+
+            orders.map("priced", priced, broadcast=newest)
+
+        A user function gets it as its second argument, a read-only mapping: from the value of the key column
+        (a tuple, where there are several) to a dict of the other columns. A row whose other columns are all
+        null takes its key out. What comes in a step is in force from the next step on, everywhere; so the
+        stream may be made from what the table's readers give. Each step begins when the one before is over.
+
+        complete_first: for a table from bounded sources. Nothing is read of the sources whose rows reach a
+        reader of the table until those of the table are read to their end, and all of it is in force on all
+        workers. A source that never ends holds the others up for ever.
+        """
+        rows = self._add(f"{name}.rows", BroadcastSpec(), (stream,))
+        self._add(name, BroadcastStateSpec(keys, complete_first), (rows,))
+        return BroadcastTable(self, name)
+
+    @classmethod
+    def of(cls, name: str, nodes: Iterable[Node], annotations: "Mapping[str, Annotation]") -> "Graph":
+        """A graph of these operators.
+
+        Example:
+
+            nodes, _ = graph.nodes()
+            copy = Graph.of("copy", nodes, {})
+        """
+        graph = cls(name)
+        graph._nodes = list(nodes)
+        graph._annotations = dict(annotations)
+        return graph
+
+    def nodes(self) -> tuple[list[Node], list[NodeSpec]]:
+        """The operators in the order in which they were given, and as the checks see them.
+
+        Example:
+
+            recorded, checked = graph.nodes()
+        """
+        return list(self._nodes), self._node_specs()
+
+    def annotate(self, name: str, annotation: Annotation) -> None:
+        """Say of the operator `name`, which may be given later, that it starts a consistent region, or is
+        autonomous. The same as `stream.annotate(annotation)`; also for a sink, which is no stream.
+
+            graph.annotate("lines", consistent(period=5))
+        """
+        if type(annotation) not in (Consistent, Autonomous):
+            problem = f"an annotation is consistent(...) or autonomous, not {annotation!r}"
+            raise GraphError(self.name, (problem,))
+        said = self._annotations.setdefault(name, annotation)
+        if said != annotation:
+            problem = f"operator {name!r} is annotated as {said} and as {annotation}; keep one"
+            raise GraphError(self.name, (problem,))
+
+    def explain(self) -> None:
+        """Print the regions of this graph, with their operators. Raises GraphError as `plan` does.
+
+        Example:
+
+            graph.explain()
+        """
+        plan = self.plan()
+        print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
+
+    def plot(self, path: "str | Path") -> None:
+        """Write a picture of this graph, SVG or PNG: operators, regions, exchanges, side outputs, control
+        tables. It needs matplotlib: `pip install 'dos-journal[plots]'`. Raises GraphError as `plan` does,
+        ValueError for another kind of file or without that library, OSError.
+
+            graph.plot("shop.svg")
+        """
+        plot(self.plan(), Path(path))
+
+    def plan(self) -> GraphPlan:
+        """Check everything and plan it. Raises GraphError with all problems found; starts nothing.
+
+        Example:
+
+            columns = graph.plan().schemas["orders"]
+        """
+        specs = self._node_specs()
+        problems = find_problems(specs)
+        if problems:
+            raise GraphError(self.name, tuple(problems))
+        choice = choose_regions(specs, self._annotated(specs))
+        if choice.problems:
+            raise GraphError(self.name, choice.problems)
+        described = [node.spec for node in self._nodes]
+        unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
+        reads = reads_of_sinks(specs, described)
+        unfit += update_problems(specs, reads)
+        unfit += region_problems(choice, {node.name: node.spec for node in self._nodes})
+        if unfit:
+            raise GraphError(self.name, tuple(unfit))
+        schemas = find_schemas(self.name, specs, described)
+        unfit = shared_key_problems(specs, described, schemas)
+        if unfit:
+            raise GraphError(self.name, tuple(unfit))
+        plan = make_plan(specs)
+        operators, older = {}, {}
+        for node, spec in zip(self._nodes, specs, strict=True):
+            inputs, schema = [specs[i].name for i in spec.inputs], schemas[node.name]
+            operators[node.name] = node.spec.describe(inputs, schema)
+            older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
+        by_name = {node.name: node.spec for node in self._nodes}
+        made = GraphPlan(
+            self.name,
+            plan,
+            by_name,
+            schemas,
+            operators,
+            fingerprint(operators),
+            older,
+            choice,
+            carries_updates(specs, reads),
+            find_lags(specs, described),
+        )
+        if unfit := complete_first_problems(made):
+            raise GraphError(self.name, tuple(unfit))
+        return made
+
+    def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
+        """Index -> what was said of the operator: by name, or on its class or function."""
+        unknown = [name for name in self._annotations if all(spec.name != name for spec in specs)]
+        if unknown:
+            known = ", ".join(sorted(repr(spec.name) for spec in specs))
+            problem = (
+                f"annotated is {', '.join(map(repr, unknown))}, which no operator is named; known are {known}"
+            )
+            raise GraphError(self.name, (problem,))
+        found = {}
+        for index, node in enumerate(self._nodes):
+            written = getattr(node.spec, "function", getattr(node.spec, "operator", node.spec))
+            carried = getattr(written, ANNOTATION, None)
+            said = self._annotations.get(node.name, carried)
+            if said is not None:
+                found[index] = said
+        return found
+
+    def _add(self, name: str, spec: OperatorSpec, inputs: Sequence[object]) -> "Stream":
+        above = []
+        for stream in inputs:
+            if not isinstance(stream, Stream):
+                problem = f"{spec.kind.value} {name!r} takes streams, not {stream!r:.80}; see graph.source"
+                raise GraphError(self.name, (problem,))
+            if stream.graph is not self:
+                other = stream.graph.name
+                raise GraphError(
+                    self.name,
+                    (f"{spec.kind.value} {name!r} takes a stream of graph {other!r}; use one graph",),
+                )
+            above.append(stream.node)
+        node = Node(name if isinstance(name, str) else "", spec, tuple(above))
+        self._nodes.append(node)
+        return Stream(self, node)
+
+    def _node_specs(self) -> list[NodeSpec]:
+        by_name = {node.name: index for index, node in reversed([*enumerate(self._nodes)])}
+        by_node = {id(node): index for index, node in enumerate(self._nodes)}
+        specs = []
+        for node in self._nodes:
+            known, unknown = [], []
+            for source in node.inputs:
+                if isinstance(source, Node):
+                    known.append(by_node[id(source)])
+                elif source in by_name:
+                    known.append(by_name[source])
+                else:
+                    unknown.append(source)
+            table = node.spec.broadcast
+            broadcast_tables = () if table is None else (by_name[table],)
+            specs.append(NodeSpec(node.name, node.spec.kind, tuple(known), tuple(unknown), broadcast_tables))
+        return specs
+
+
+__all__ = ["Graph", "GraphPlan"]

@@ -1,0 +1,52 @@
+"""What a graph is, in words: its consistent regions, their operators, what is outside.
+
+Rules of this file: text only, a line an operator; what is told was decided in `core/regions.py` and
+`core/plan.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from dataflow.core.plan import CircuitPlan, NodePlan
+from dataflow.core.regions import Choice
+
+
+def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, str]) -> str:
+    """Several lines, without a newline at the end. sinks: sink -> its delivery."""
+    lines = [
+        f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
+    ]
+    apart = len(choice.regions) > 1 or bool(choice.outside)
+    width = max(len(node.name) for node in plan.nodes)
+    for number, region in enumerate(choice.regions, 1):
+        runs = f" (NAME.{region.members[0]})" if apart else ""
+        lines += ["", f"region {number}{runs}: {region.settings}"]
+        lines += [
+            _line(plan.node(member), width, sinks, starts=region.starts, ends=region.ends)
+            for member in region.members
+        ]
+    if choice.outside:
+        lines += [
+            "",
+            "outside of any region: without cuts; after a failure it begins anew, at the present",
+        ]
+        lines += [_line(plan.node(member), width, sinks) for member in choice.outside]
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _line(
+    node: NodePlan,
+    width: int,
+    sinks: Mapping[str, str],
+    *,
+    starts: Sequence[str] = (),
+    ends: Sequence[str] = (),
+) -> str:
+    roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
+    inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
+    table = f", steered by {', '.join(node.broadcast_tables)}" if node.broadcast_tables else ""
+    shown = f", {sinks[node.name]}" if node.name in sinks else ""
+    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}{shown}"

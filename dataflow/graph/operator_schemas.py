@@ -1,0 +1,57 @@
+"""The columns of every operator of a graph, from those of its sources down.
+
+Rules of this file: descriptions to schemas; nothing runs. All operators that do not fit are told at once.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from dataflow.core.plan import KIND_RULES, NodeSpec, in_order
+from dataflow.errors import GraphError, SchemaError, nearest
+from dataflow.operators.base import OperatorSpec
+from dataflow.operators.side_output import SideOutputSpec
+
+
+def find_schemas(
+    graph: str, nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]
+) -> dict[str, pa.Schema | None]:
+    """Operator -> columns of its output, None for a sink. Raises GraphError with all that does not fit."""
+    schemas: dict[str, pa.Schema | None] = {}
+    problems: list[str] = []
+    for index in in_order(nodes):
+        node, spec = nodes[index], specs[index]
+        inputs = [schemas.get(nodes[source].name) for source in node.inputs]
+        schemas[node.name] = None
+        if None in inputs:
+            continue  # its input has a problem already told
+        try:
+            if isinstance(spec, SideOutputSpec):
+                inputs = [_of_side(spec, nodes, specs, node.inputs[0], schemas)]
+            schemas[node.name] = spec.output_schema([schema for schema in inputs if schema is not None])
+        except SchemaError as error:
+            problems.append(f"{node.kind.value} {node.name!r}: {error}")
+    if problems:
+        raise GraphError(graph, tuple(problems))
+    assert all(schemas[node.name] is not None for node in nodes if KIND_RULES[node.kind].has_output)
+    return schemas
+
+
+def _of_side(
+    side: SideOutputSpec,
+    nodes: Sequence[NodeSpec],
+    specs: Sequence[OperatorSpec],
+    source: int,
+    schemas: Mapping[str, pa.Schema | None],
+) -> pa.Schema:
+    """The columns of a side output of the operator `source`."""
+    node = nodes[source]
+    found = [schemas[nodes[above].name] for above in node.inputs]
+    ports = specs[source].side_output_schemas([schema for schema in found if schema is not None])
+    if side.port not in ports:
+        known = f"it has {', '.join(map(repr, ports))}" if ports else "it has none"
+        raise SchemaError(
+            f"{node.kind.value} {node.name!r} has no side output {side.port!r}"
+            f"{nearest(side.port, ports)}; {known}"
+        )
+    return ports[side.port]

@@ -1,0 +1,233 @@
+"""The parts of an application: a graph that is not one region, taken apart into graphs that run by
+themselves.
+
+Rules of this file: graphs in, graphs out; nothing is started. Which operators belong together was decided in
+`core/regions.py`.
+
+A part is a consistent region, or operators outside of any that are connected. Each has a name,
+APPLICATION.OPERATOR by its first operator, and with it a coordinator, a manifest and workers of its own:
+what befalls one does not reset another. No edge joins two parts. What leaves a region for operators outside
+goes through an output log in the store: the region gets a sink for it, the other part a source with the
+operator's name. It shows what committed cuts cover, so a reset of the region gives nothing twice. Users join
+two regions the same way, by `LogSink` and `LogSource`.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind
+from dataflow.core.regions import Consistent, Region, region_options
+from dataflow.errors import GraphError
+from dataflow.graph.builder import Graph
+from dataflow.graph.stream import Node
+from dataflow.sinks.base import OutputOwner, SinkSpec
+from dataflow.sinks.log import LogSink
+from dataflow.sources.base import SourceSpec
+from dataflow.sources.log import LogSource
+from dos_protocol.errors import DosError
+
+logger = logging.getLogger("dos.dataflow")
+
+BRIDGE_SUFFIX = ".leaves"
+"""The sink at which OPERATOR's output leaves its region is named OPERATOR.leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """Something that runs by itself. `settings`: of a consistent region; None for operators outside of
+    any.
+    """
+
+    name: str
+    graph: Graph
+    settings: Consistent | None
+    reads: tuple[str, ...] = ()
+    """The parts whose output it reads."""
+
+
+def part_options(part: GraphPart) -> dict[str, Any]:
+    """How a part is run, as fields of `checkpoint.core.region.RegionSpec`."""
+    return {"without_cuts": True} if part.settings is None else region_options(part.graph.plan().the_region())
+
+
+def check_sinks(part: GraphPart, store_id: bytes) -> None:
+    """Raise SinkOwnedError if the place of a sink holds output of another run, before any worker starts. A
+    place that the driver cannot read is left to the workers, which check it too.
+    """
+    for node in part.graph.nodes()[0]:
+        if isinstance(node.spec, SinkSpec):
+            try:
+                node.spec.check_place(OutputOwner(part.name, store_id.hex(), node.name))
+            except DosError:
+                raise
+            except Exception as error:
+                logger.info("sink %r: its place cannot be read on the driver: %s", node.name, error)
+
+
+def parts_of(graph: Graph, application: str) -> list[GraphPart]:
+    """The parts that `application` is made of, regions first. A graph that is one region as a whole is one
+    part of that name.
+
+    Raises GraphError, as `Graph.plan` does and for what cannot run apart; BadNameError.
+    """
+    plan = graph.plan()
+    regions, outside = plan.choice.regions, plan.choice.outside
+    nodes, specs = graph.nodes()
+    if len(regions) == 1 and not outside:
+        whole = GraphPart(application, graph, plan.the_region())
+        _check_logs(graph.name, nodes, {node.name: whole.name for node in nodes})
+        return [whole]
+    groups: list[tuple[tuple[str, ...], Region | None]] = [(region.members, region) for region in regions]
+    groups += [(members, None) for members in _connected(specs, outside)]
+    owner = {member: f"{application}.{members[0]}" for members, _ in groups for member in members}
+    _check_logs(graph.name, nodes, owner)
+    _check_outside(graph.name, nodes, outside)
+    problems = tuple(dict.fromkeys(_edge_problems(specs, owner)))
+    if problems:
+        raise GraphError(graph.name, problems)
+    made = [_part(nodes, specs, members, region, owner, plan.schemas) for members, region in groups]
+    _check_circles(graph.name, made)
+    return made
+
+
+def _part(
+    nodes: Sequence[Node],
+    specs: Sequence[NodeSpec],
+    members: Sequence[str],
+    region: Region | None,
+    owner: Mapping[str, str],
+    schemas: "Mapping[str, pa.Schema | None]",
+) -> GraphPart:
+    name = owner[members[0]]
+    copies: dict[str, Node] = {}
+    reads: set[str] = set()
+    for index, spec in enumerate(specs):
+        node = nodes[index]
+        if node.name not in members:
+            continue
+        inputs: list[Node | str] = []
+        for source in spec.inputs:
+            above = nodes[source].name
+            if above not in members and above not in copies:
+                schema = schemas[above]
+                assert schema is not None, "what has consumers has columns"
+                reads.add(owner[above])
+                bridge = LogSource(above + BRIDGE_SUFFIX, schema, region=owner[above])
+                copies[above] = Node(above, bridge, ())
+            inputs.append(above)
+        found = node.spec
+        if isinstance(found, LogSource) and found.region is None:
+            found = found.of_region(owner[found.sink])
+        if isinstance(found, LogSource) and found.region in owner.values():
+            reads.add(str(found.region))
+        copies[node.name] = Node(node.name, found, tuple(inputs))
+    for left in _left(nodes, specs, members):
+        copies[left + BRIDGE_SUFFIX] = Node(left + BRIDGE_SUFFIX, LogSink(publish="checkpoint"), (left,))
+    settings = None if region is None else region.settings
+    said = {} if region is None else dict.fromkeys(region.starts, region.settings)
+    return GraphPart(name, Graph.of(name, copies.values(), said), settings, tuple(sorted(reads)))
+
+
+def _left(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
+    """The members whose output goes to operators outside."""
+    found = {
+        nodes[source].name
+        for index, spec in enumerate(specs)
+        if nodes[index].name not in members
+        for source in spec.inputs
+        if nodes[source].name in members
+    }
+    return sorted(found)
+
+
+def _connected(specs: Sequence[NodeSpec], outside: Sequence[str]) -> list[tuple[str, ...]]:
+    """Operators outside of any region, those that are connected together; each in the order of `outside`."""
+    group = {name: name for name in outside}
+
+    def root(name: str) -> str:
+        while group[name] != name:
+            name = group[name]
+        return name
+
+    for spec in specs:
+        for source in (*spec.inputs, *spec.broadcast_tables):
+            if spec.name in group and specs[source].name in group:
+                group[root(spec.name)] = root(specs[source].name)
+    roots = dict.fromkeys(root(name) for name in outside)
+    return [tuple(name for name in outside if root(name) == one) for one in roots]
+
+
+def _check_logs(graph: str, nodes: Sequence[Node], owner: Mapping[str, str]) -> None:
+    """A log that is read is another region's, and exists."""
+    sinks = {node.name: node.spec for node in nodes if isinstance(node.spec, LogSink)}
+    problems = []
+    for node in nodes:
+        source = node.spec
+        if not isinstance(source, LogSource) or source.region not in (None, *owner.values()):
+            continue
+        if source.sink not in sinks:
+            problems.append(
+                f"source {node.name!r} reads the log of sink {source.sink!r}, and no LogSink of this graph"
+                " is named so; name it right, or say whose it is with region=..."
+            )
+        elif owner[source.sink] == owner[node.name]:
+            problems.append(
+                f"source {node.name!r} reads the log of sink {source.sink!r}, which is in the same region: it"
+                " would wait for itself; annotate both as consistent(...), so that they are two regions"
+            )
+        elif source.region not in (None, owner[source.sink]):
+            problems.append(f"source {node.name!r}: sink {source.sink!r} is of {owner[source.sink]!r}")
+    if problems:
+        raise GraphError(graph, tuple(problems))
+
+
+def _check_outside(graph: str, nodes: Sequence[Node], outside: Sequence[str]) -> None:
+    """What an operator outside of any region cannot do."""
+    problems = []
+    for node in nodes:
+        if node.name in outside and isinstance(node.spec, SourceSpec) and not node.spec.runs_outside:
+            problems.append(
+                f"source {node.name!r} is outside of any consistent region, and after a failure it would"
+                " be read again from its beginning; annotate it as consistent(...), or read an input handle"
+            )
+        if node.name in outside and isinstance(node.spec, SinkSpec) and not node.spec.runs_outside:
+            problems.append(
+                f"sink {node.name!r} is outside of any consistent region, and shows its output at cuts,"
+                " of which there are none; annotate it as consistent(...), or use a CallSink"
+            )
+    if problems:
+        raise GraphError(graph, tuple(problems))
+
+
+def _edge_problems(specs: Sequence[NodeSpec], owner: Mapping[str, str]) -> Iterator[str]:
+    """What a log between two parts cannot carry, and names that would mean two things."""
+    for spec in specs:
+        name, mine = spec.name, owner[spec.name]
+        for table in (specs[index].name for index in spec.broadcast_tables):
+            if owner[table] != mine:
+                yield f"{name!r} reads control table {table!r}, which is not in the same region"
+        for above, kind in ((specs[index].name, specs[index].kind) for index in spec.inputs):
+            by_key = KIND_RULES[spec.kind].needs_key or (
+                spec.kind is OperatorKind.APPLY and kind is OperatorKind.KEY_BY
+            )
+            if owner[above] != mine and by_key:
+                yield f"{name!r} needs rows by key, and {above!r} is in another region; put a key_by between"
+        if name.endswith(BRIDGE_SUFFIX):
+            yield f"operator {name!r}: names that end with {BRIDGE_SUFFIX!r} are taken; rename it"
+        if mine.endswith(".in"):
+            yield f"{name!r} gives its region its name, and 'in' is that of inputs; rename it"
+
+
+def _check_circles(graph: str, parts: Sequence[GraphPart]) -> None:
+    reads = {part.name: set(part.reads) for part in parts}
+    while ready := [name for name, others in reads.items() if not others & set(reads)]:
+        for name in ready:
+            del reads[name]
+    if reads:
+        listed = ", ".join(sorted(reads))
+        problem = f"regions {listed} read each other's output in a circle, so none could ever end; break it"
+        raise GraphError(graph, (problem,))

@@ -1,0 +1,250 @@
+"""What can be made of the rows of a key or of a window: Count, Sum, Min, Max, Mean, ApproxDistinct.
+
+    orders.key_by("by_item", "item").aggregate("sold", orders=Count(), income=Sum("price"))
+
+Rules of this file: what users write, and the types that come out. How it is computed is `accumulators.py`'s.
+
+All of them give the same result whatever the order of the rows, also of doubles (replication-transparency,
+algorithm 3: windows are updated as rows arrive). As in SQL, nulls are left out, and of nothing but nulls all
+but the counts are null. A NaN makes a sum and a mean NaN, and is larger than all other numbers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import kind_of
+from dataflow.errors import SchemaError
+from dataflow.schema import type_text
+from dataflow.state.accumulators import (
+    Accumulator,
+    CountAccumulator,
+    ExtremeAccumulator,
+    SumAccumulator,
+)
+from dataflow.state.distinct import DistinctAccumulator
+from dataflow.state.exact_values import DECIMAL_DIGITS, DecimalSumAccumulator, ValueExtremeAccumulator
+
+PRECISION_MIN: Final = 5
+PRECISION_MAX: Final = 20
+
+
+class Aggregate(ABC):
+    """What all of them are. They are immutable and travel with the graph."""
+
+    column: str | None
+
+    @abstractmethod
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        """Of the result, for a column of that type. Raises SchemaError."""
+
+    @abstractmethod
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        """What computes it; `name` is that of the result."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.column or ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Aggregate):
+    """How many rows there are, or in how many of them the column is not null: bigint.
+
+    Example:
+
+        by_item.aggregate("counted", orders=Count(), priced=Count("price"))
+    """
+
+    column: str | None = None
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        del column
+        return pa.int64()
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        del column
+        return CountAccumulator(name)
+
+    def __str__(self) -> str:
+        return f"Count({self.column or ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Aggregate):
+    """The sum of a column: bigint of integers, double of doubles, rounded once at the end; of decimal(p, s)
+    exactly, decimal(p + 10, s) with at most 38 digits. A sum that does not fit stops the region, doubles
+    excepted.
+
+        by_item.aggregate("sold", income=Sum("price"))
+    """
+
+    column: str
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        if column is not None and pa.types.is_decimal128(column):
+            return pa.decimal128(min(DECIMAL_DIGITS, column.precision + 10), column.scale)
+        return pa.int64() if pa.types.is_integer(_number(self, column)) else pa.float64()
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        if pa.types.is_decimal128(column):
+            return DecimalSumAccumulator(name, self.result_type(column))
+        return SumAccumulator(name, _number(self, column))
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Aggregate):
+    """The mean of a column of numbers: double.
+
+    Example:
+
+        by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), price=Mean("price"))
+    """
+
+    column: str
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        _number(self, column)
+        return pa.float64()
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        return SumAccumulator(name, _number(self, column), mean=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Min(Aggregate):
+    """The least value of a column of numbers, decimals, dates, timestamps, booleans or text (by
+    its UTF-8 bytes).
+
+    Example:
+
+        by_item.aggregate("first", since=Min("at"))
+    """
+
+    column: str
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        return _ordered(self, column)
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        return _extreme(name, _ordered(self, column), largest=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Max(Aggregate):
+    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text (by
+    its UTF-8 bytes).
+
+    Example:
+
+        by_item.aggregate("last", until=Max("at"))
+    """
+
+    column: str
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        return _ordered(self, column)
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        return _extreme(name, _ordered(self, column), largest=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ApproxDistinct(Aggregate):
+    """About how many different values a column has: bigint. Exact up to 2^precision values (4,096); above
+    that with a standard error of 1 / sqrt(2^precision) (1.6 %) and the same for the same values. Takes 8
+    bytes a value up to there. Apache DataSketches' theta sketch.
+
+        by_item.aggregate("different", prices=ApproxDistinct("price", precision=14))
+    """
+
+    column: str
+    precision: int = 12
+
+    def __post_init__(self) -> None:
+        if not PRECISION_MIN <= self.precision <= PRECISION_MAX:
+            raise SchemaError(f"precision is {PRECISION_MIN} to {PRECISION_MAX}, not {self.precision}")
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        try:
+            kind_of(column)
+        except UnsupportedKeyTypeError:
+            raise _wrong(self, column, "a column whose values can be a key") from None
+        return pa.int64()
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        del column
+        return DistinctAccumulator(name, self.precision)
+
+    def __str__(self) -> str:
+        return f"ApproxDistinct({self.column}, {self.precision})"
+
+
+def _wrong(aggregate: Aggregate, column: pa.DataType | None, wanted: str) -> SchemaError:
+    found = "nothing" if column is None else type_text(column)
+    return SchemaError(
+        f"{type(aggregate).__name__} takes {wanted}, and column {aggregate.column!r} is {found};"
+        " map it before"
+    )
+
+
+def _number(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
+    if pa.types.is_integer(column) or column in (pa.float32(), pa.float64()):
+        return column
+    exact = ", decimals" if isinstance(aggregate, Sum) else ""
+    raise _wrong(aggregate, column, f"a column of integers{exact} or doubles")
+
+
+def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
+    types = pa.types
+    if types.is_boolean(column) or types.is_date32(column) or types.is_timestamp(column):
+        return column
+    if types.is_integer(column) or column in (pa.float32(), pa.float64()):
+        return column
+    if types.is_string(column) or types.is_large_string(column) or types.is_decimal128(column):
+        return column
+    raise _wrong(aggregate, column, "a column of numbers, decimals, dates, timestamps, booleans or text")
+
+
+def _extreme(name: str, column: pa.DataType, *, largest: bool) -> Accumulator:
+    if pa.types.is_decimal128(column) or pa.types.is_string(column) or pa.types.is_large_string(column):
+        return ValueExtremeAccumulator(name, column, largest=largest)
+    return ExtremeAccumulator(name, column, largest=largest)
+
+
+def check_are_aggregates(given: Mapping[str, object]) -> None:
+    """Raises SchemaError for something else."""
+    for name, one in given.items():
+        if not isinstance(one, Aggregate):
+            raise SchemaError(f"an aggregate is Count(), Sum('column') or the like, and {name!r} is {one!r}")
+
+
+def check_aggregates(aggregates: Mapping[str, Aggregate], keys: Sequence[str], columns: pa.Schema) -> None:
+    """Raises SchemaError for what does not fit the columns."""
+    if not aggregates:
+        raise SchemaError("an aggregate computes something; write for example orders=Count()")
+    for name, aggregate in aggregates.items():
+        if name in keys:
+            raise SchemaError(f"the result {name!r} is named like a key column; choose another name")
+        if aggregate.column is not None and aggregate.column not in columns.names:
+            raise SchemaError(
+                f"{aggregate} of {name!r} takes a column that is not there; the columns are"
+                f" {', '.join(columns.names)}"
+            )
+
+
+def result_fields(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[pa.Field]:
+    """The columns that come out. Raises SchemaError."""
+    return [pa.field(name, one.result_type(_type_of(one, columns))) for name, one in aggregates.items()]
+
+
+def open_all(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[Accumulator]:
+    """What computes them, in order."""
+    return [one.open(name, _type_of(one, columns)) for name, one in aggregates.items()]
+
+
+def _type_of(aggregate: Aggregate, columns: pa.Schema) -> pa.DataType | None:
+    return None if aggregate.column is None else columns.field(aggregate.column).type

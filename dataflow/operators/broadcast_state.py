@@ -1,0 +1,172 @@
+"""Control tables: rows that steer operators instead of flowing through them, whole on every worker.
+
+    limits = graph.broadcast_table("limits", graph.stream("new_limits"), "sensor")
+    alerts = readings.filter("alerts", too_high, broadcast=limits)
+
+    def too_high(row, limits):
+        return row["value"] > limits.get(row["sensor"], {"max": 100})["max"]
+
+Rules of this file: rows of a step go into a mapping, changes of a cut into a block.
+
+Theory (consistent-regions: cycles that close on control input ports, which make no tuple by themselves). The
+rows of a step are in force from the next step on, at every worker, in the order (sender, seq). So it does not
+matter how far the operator that reads the table was when they came; a replay of the same steps sees the same
+table; and the table may be made from what its readers give, one step later (the delay in a feedback of DBSP).
+A cut after step n holds the rows of step n: nothing is on its way in the cycle then.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import hash_keys
+from dataflow import limits
+from dataflow.core.plan import OperatorKind
+from dataflow.errors import SchemaError
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator, UserFault
+
+Key: TypeAlias = Any
+"""The value of the key column, or a tuple of them where there are several."""
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastSpec(OperatorSpec):
+    """Brings the rows of a control table to every worker."""
+
+    kind: ClassVar[OperatorKind] = OperatorKind.BROADCAST
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        return inputs[0]
+
+    def open(self, context: OperatorContext) -> Operator:
+        raise AssertionError(f"exchange {context.operator!r} is run by the circuit, not as an operator")
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastStateSpec(OperatorSpec):
+    """The last row of each key. complete_first: sources of its readers wait until it has all its rows."""
+
+    kind: ClassVar[OperatorKind] = OperatorKind.CONTROL
+    keys: tuple[str, ...]
+    complete_first: bool = False
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> None:
+        columns = inputs[0].names
+        unknown = [name for name in self.keys if name not in columns]
+        if not self.keys or unknown or len(set(self.keys)) < len(self.keys):
+            given = ", ".join(map(repr, self.keys)) or "none"
+            raise SchemaError(
+                f"a control table has one or more key columns, each of them once, of {', '.join(columns)};"
+                f" given: {given}"
+            )
+        try:
+            _block_schema(self.keys, inputs[0])
+        except (UnsupportedKeyTypeError, ValueError) as error:
+            raise SchemaError(str(error)) from None
+
+    def detail(self) -> str:
+        return f"key ({', '.join(self.keys)})"
+
+    def open(self, context: OperatorContext) -> "BroadcastStateOperator":
+        return BroadcastStateOperator(self.keys, context.inputs[0])
+
+
+def _block_schema(keys: Sequence[str], columns: pa.Schema) -> pa.Schema:
+    values = [field for field in columns if field.name not in keys]
+    return block_schema(pa.schema([columns.field(name) for name in keys]), pa.schema(values))
+
+
+class BroadcastStateOperator(StatefulOperator):
+    """The table on one worker. What came in a step waits in `_came` until `begin_step`."""
+
+    def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
+        self._keys = tuple(keys)
+        self._values = tuple(name for name in columns.names if name not in keys)
+        self._columns = columns
+        self._blocks = _block_schema(keys, columns)
+        self._rows: dict[Key, Row] = {}
+        self._came: dict[Key, Row | None] = {}
+        self._changed: dict[Key, None] = {}
+        self.table: Mapping[Key, Row] = MappingProxyType(self._rows)
+        """What is in force. It changes between steps only."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        for index, row in enumerate(batch.to_pylist()):
+            key = self._key_of(row)
+            if None in (key if isinstance(key, tuple) else (key,)):
+                raise UserFault(
+                    f"the key of a control table ({', '.join(self._keys)}) is null",
+                    row=index,
+                    remedy="filter such rows before graph.broadcast_table",
+                )
+            values = {name: row[name] for name in self._values}
+            gone = values and all(value is None for value in values.values())
+            self._came[key] = None if gone else values
+            self._changed[key] = None
+        if len(self._rows) + len(self._came) > limits.broadcast_rows_max:
+            raise UserFault(
+                f"a control table has at most {limits.broadcast_rows_max} keys, which every worker holds whole",
+                remedy="join larger tables by key instead",
+            )
+        return ()
+
+    def begin_step(self) -> None:
+        """The step before is over at all operators here: what came in it is in force."""
+        for key, row in self._came.items():
+            if row is None:
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = row
+        self._came.clear()
+
+    def checkpoint(self) -> pa.RecordBatch:
+        block = self._block(self._changed)
+        self._changed.clear()
+        return block
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self._block(key for key in {**self._rows, **self._came} if self._latest(key) is not None)
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            key = self._key_of(row)
+            if row[DELETED_COLUMN]:
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = {name: row[name] for name in self._values}
+
+    def reset(self) -> None:
+        self._rows.clear()
+        self._came.clear()
+        self._changed.clear()
+
+    def counters(self) -> dict[str, int]:
+        return {"keys": len(self._rows)}
+
+    def _key_of(self, row: Row) -> Key:
+        return row[self._keys[0]] if len(self._keys) == 1 else tuple(row[name] for name in self._keys)
+
+    def _latest(self, key: Key) -> Row | None:
+        return self._came[key] if key in self._came else self._rows.get(key)
+
+    def _block(self, keys: Iterable[Key]) -> pa.RecordBatch:
+        chosen = list(keys)
+        rows = [self._latest(key) for key in chosen]
+        parts = [(key,) for key in chosen] if len(self._keys) == 1 else chosen
+        columns = [
+            pa.array([part[index] for part in parts], self._columns.field(name).type)
+            for index, name in enumerate(self._keys)
+        ]
+        values = [
+            pa.array([None if row is None else row[name] for row in rows], self._columns.field(name).type)
+            for name in self._values
+        ]
+        deleted = np.array([row is None for row in rows], np.bool_)
+        return make_block(self._blocks, columns, hash_keys(columns), values, deleted)

@@ -1,0 +1,38 @@
+"""side: a side output of an operator as a stream of its own (late rows, for one).
+
+Rules of this file: rows go on as they are. Which rows are put on which port is the operator's business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from dataflow.core.plan import OperatorKind
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SideOutputSpec(OperatorSpec):
+    """The side output `port` of its input. Its columns are found by the graph."""
+
+    kind: ClassVar[OperatorKind] = OperatorKind.SIDE
+    port: str
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        return inputs[0]
+
+    def detail(self) -> str:
+        return f"port ({self.port})"
+
+    def open(self, context: OperatorContext) -> "SideOutputOperator":
+        del context
+        return SideOutputOperator()
+
+
+class SideOutputOperator(Operator):
+    """Keeps nothing."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        return [batch]

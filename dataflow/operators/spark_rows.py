@@ -1,0 +1,137 @@
+"""Rows, keys and times as functions written for Spark know them, and back.
+
+Rules of this file: values only; no state, and no Spark: its types are told by what they can do.
+
+Spark gives its Python functions timestamps without a zone, in that of the session or machine. Here they are
+UTC: in DataFrames without the zone, as pandas reads such times anyhow; in rows with it, because
+`datetime.timestamp()` takes a time without one for that of the machine.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+
+from dataflow.operators.base import UserFault
+from dataflow.operators.python_rows import micros_of_time
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
+
+class Row(tuple[Any, ...]):
+    """A row as Spark's: its values by position, by name in brackets, and as attributes."""
+
+    __fields__: tuple[str, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Row":
+        """A row of these columns."""
+        row = cls(values.values())
+        row.__fields__ = tuple(values)
+        return row
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(self.__fields__.index(at) if isinstance(at, str) else at)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self.__fields__:
+            raise AttributeError(f"the row has no column {name!r}; it has {', '.join(self.__fields__)}")
+        return tuple.__getitem__(self, self.__fields__.index(name))
+
+    def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Column -> value."""
+        return dict(zip(self.__fields__, self, strict=True))
+
+
+def plain(value: Any) -> Any:
+    """A value as Spark gives it to a function, and as it may be kept: no zone, no type of numpy or pandas."""
+    if hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime()
+    elif hasattr(value, "to_pytimedelta"):
+        value = value.to_pytimedelta()
+    elif hasattr(value, "tolist") and hasattr(value, "dtype"):
+        value = value.tolist()
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    return value
+
+
+class Tuples:
+    """Tuples of these columns, as functions give and get them, and as they are kept."""
+
+    def __init__(self, columns: pa.Schema, *, naive: bool) -> None:
+        """naive: the function gets times without their zone."""
+        self._columns = columns
+        self._naive = naive
+
+    def to_keep(self, values: Iterable[Any]) -> dict[str, Any]:
+        """As it also comes back from a cut. Raises ValueError for another number of values."""
+        given = tuple(map(plain, values))
+        names = self._columns.names
+        if len(given) != len(names):
+            raise ValueError(f"a state is a tuple of {', '.join(names)}, not of {len(given)} values")
+        zoned = [pa.types.is_timestamp(kind) and kind.tz is not None for kind in self._columns.types]
+        return {
+            name: value.replace(tzinfo=UTC) if zone and isinstance(value, datetime) else value
+            for name, value, zone in zip(names, given, zoned, strict=True)
+        }
+
+    def given(self, kept: Mapping[str, Any]) -> tuple[Any, ...]:
+        """As the function gets it."""
+        return tuple(map(plain, kept.values()) if self._naive else kept.values())
+
+
+def millis(time: datetime) -> int:
+    """Whole milliseconds since 1970, rounded down; a time without a zone is UTC."""
+    return micros_of_time(time) // 1_000
+
+
+def time_of(ms: int, column: pa.DataType) -> datetime:
+    """The other way, as values of that timestamp column are."""
+    time = _EPOCH + ms * _MS
+    return time if column.tz is not None else time.replace(tzinfo=None)
+
+
+class Frames:
+    """One row to a DataFrame, as Spark makes it of these columns: of numpy's types, times without zone."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        naive = [
+            pa.field(
+                field.name, pa.timestamp(field.type.unit) if pa.types.is_timestamp(field.type) else field.type
+            )
+            for field in columns
+        ]
+        self._columns = pa.schema(naive)
+
+    def of(self, row: Mapping[str, Any]) -> Any:
+        """A DataFrame of this row."""
+        values = {name: plain(value) for name, value in row.items()}
+        batch = pa.RecordBatch.from_pylist([values], self._columns)
+        return batch.to_pandas(coerce_temporal_nanoseconds=True)
+
+
+def rows_of_frames(frames: Iterable[Any] | None, schema: pa.Schema) -> Iterator[dict[str, Any]]:
+    """The rows of DataFrames that a function returned or yields. Raises UserFault."""
+    for frame in frames or ():
+        names = [str(name) for name in getattr(frame, "columns", ())]
+        if set(names) != set(schema.names):
+            found = ", ".join(names) if names else type(frame).__name__
+            raise UserFault(f"it gives DataFrames of {', '.join(schema.names)}, and gave {found}")
+        try:
+            table = pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False, safe=False)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserFault(f"a DataFrame does not become {schema.names}: {error}") from error
+        yield from table.to_pylist()
+
+
+def rows_of_rows(rows: Iterable[Any] | None, names: Sequence[str]) -> Iterator[Any]:
+    """Rows that a function returned or yields; those with names, by name."""
+    for row in rows or ():
+        fields = getattr(row, "__fields__", None)
+        if fields is not None and set(fields) == set(names):
+            yield dict(zip(fields, row, strict=True))
+        else:
+            yield tuple(row) if isinstance(row, tuple) else row

@@ -1,0 +1,168 @@
+"""Windows of time: which ones a row is in, when one is over, and keys by window as state.
+
+Rules of this file: times to windows, and a `KeyedTable` with the start of the window as its last key column.
+What is kept per key and window is the operator's.
+
+Times are whole microseconds and a mark p promises times above p: a window [start, end) is over at
+p >= end - 1 (replication-transparency, algorithm 3, line 6). `_hash` in the blocks is that of the key alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dataflow.core.event_time import END, Watermark
+from dataflow.errors import SchemaError
+from dataflow.operators.event_time import micros_of
+from dataflow.state.columns import Slots
+from dataflow.state.keyed_table import KeyedTable, SlotValues
+from dataflow.worker.partitioning import hashes_of
+
+START: Final = "window_start"
+STOP: Final = "window_end"
+_windows_per_row_max: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Windows of `size`, one after the other, from 1970-01-01 00:00 UTC + `offset` on. `time` is a timestamp
+    column.
+
+        Tumbling("at", timedelta(minutes=5))
+    """
+
+    time: str
+    size: timedelta
+    offset: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.size, self.offset)
+
+    def __str__(self) -> str:
+        return f"tumbling {self.time} {self.size} + {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Windows of `size`, a new one every `slide`: each row is in size / slide of them.
+
+    Example:
+
+        Sliding("at", timedelta(hours=1), slide=timedelta(minutes=10))
+    """
+
+    time: str
+    size: timedelta
+    slide: timedelta
+    offset: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.slide, self.offset)
+
+    def __str__(self) -> str:
+        return f"sliding {self.time} {self.size} every {self.slide} + {self.offset}"
+
+
+Window: TypeAlias = Tumbling | Sliding
+
+
+def _check(size: timedelta, slide: timedelta, offset: timedelta) -> None:
+    long, step = micros_of(size, "the size of a window"), micros_of(slide, "the slide of a window")
+    micros_of(offset, "the offset of windows")
+    if not 0 < step <= long:
+        raise SchemaError(f"a window has a size above 0 and slides by at most that, not {size} and {slide}")
+    if long > _windows_per_row_max * step:
+        raise SchemaError(f"a row is in at most {_windows_per_row_max} windows; slide by more than {slide}")
+
+
+class WindowKeys:
+    """Keys by window: a state table. `values` are kept for each."""
+
+    def __init__(
+        self, keys: Sequence[str], window: Window, columns: pa.Schema, values: Sequence[SlotValues]
+    ) -> None:
+        """Raises ValueError if columns of the state have one name."""
+        self._keys = tuple(keys)
+        self.size = micros_of(window.size, "size")
+        self._slide = micros_of(window.slide, "slide") if isinstance(window, Sliding) else self.size
+        self._offset = micros_of(window.offset, "offset")
+        self.start_type = pa.timestamp("us", columns.field(window.time).type.tz)
+        fields = [columns.field(name) for name in keys]
+        self.table = KeyedTable(pa.schema([*fields, (START, self.start_type)]), values)
+        self._first_end = END
+        """No window that is open ends before this."""
+
+    def reset(self) -> None:
+        """No windows."""
+        self.table.reset()
+        self._first_end = END
+
+    def newest(self, times: npt.NDArray[np.int64]) -> Slots:
+        """The start of the last window that each time is in."""
+        return np.asarray((times - self._offset) // self._slide * self._slide + self._offset)
+
+    def are_over(self, starts: Slots, watermark: Watermark) -> npt.NDArray[np.bool_]:
+        """Whether no row of these windows can come any more."""
+        return np.asarray(starts + self.size - 1 <= watermark)
+
+    def open_for(self, times: npt.NDArray[np.int64], watermark: Watermark) -> Iterator[tuple[Slots, Slots]]:
+        """Rows, and the start of a window that each is in and that is not over; a row may come again."""
+        newest = self.newest(times)
+        for back in range(-(-self.size // self._slide)):
+            starts = newest - back * self._slide
+            rows = np.flatnonzero((times < starts + self.size) & ~self.are_over(starts, watermark))
+            if len(rows):
+                yield rows, starts[rows]
+
+    def find_or_add(self, batch: pa.RecordBatch, starts: Slots) -> Slots:
+        """The slot of the key and window of each row."""
+        if not len(starts):
+            return np.empty(0, np.int64)
+        self._first_end = min(self._first_end, int(starts.min()) + self.size)
+        keys = [batch.column(name) for name in self._keys]
+        windows = pa.array(starts).cast(self.start_type)
+        return self.table.find_or_add([*keys, windows], hashes_of(batch), starts // self._slide)
+
+    def take_over(self, watermark: Watermark) -> Slots:
+        """The slots of windows that are over. They are to be removed."""
+        if self._first_end - 1 > watermark:
+            return np.empty(0, np.int64)
+        slots = self.table.live()
+        starts = self.starts(slots)
+        over = self.are_over(starts, watermark)
+        self._first_end = int(starts[~over].min(initial=END - self.size)) + self.size
+        return slots[over]
+
+    def starts(self, slots: Slots) -> Slots:
+        """The start of each window."""
+        starts: Slots = self.table.keys(slots)[-1].cast(pa.int64()).to_numpy()
+        return starts
+
+    def in_order(self, slots: Slots) -> Slots:
+        """By window, then by key: slots are other ones after a restore."""
+        *keys, starts = self.table.keys(slots)
+        columns = [starts, pa.array(self.table.hashes(slots)), *keys]
+        names = [str(index) for index in range(len(columns))]
+        order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
+        return np.asarray(slots[order.to_numpy()])
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return self.table.checkpoint()
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self.table.snapshot()
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        return self.table.snapshot_pieces()
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        starts = block.column(START).cast(pa.int64()).to_numpy()
+        self.table.restore(block, starts // self._slide)
+        if len(starts):
+            self._first_end = min(self._first_end, int(starts.min()) + self.size)

@@ -1,0 +1,211 @@
+"""Exact sums, one per slot: of integers and of doubles, the same whatever the order of the rows.
+
+Rules of this file: arrays to arrays. What is summed for whom is `accumulators.py`'s.
+
+Theory. Adding doubles rounds each time, so the result depends on the order; replicas and replays may see
+another one. Here a sum is an integer in units of 2^-1152 (for integers: of 1), as *limbs* of 32 bits in
+64-bit numbers: a double is its 53-bit fraction, shifted, thus parts of three limbs. Limbs are added on their
+own and overflow nothing for 2^30 rows; then, and before a sum is read, carries are moved up. Only limbs that
+some value touched are held: values of everyday size touch four or five, so a sum takes some 40 bytes. A
+sum is rounded once, when it is read: it is the double nearest to the true sum, as of `math.fsum`.
+
+A *canonical* sum has a sign and limbs in [0, 2^32). A stored sum is a list of 64-bit numbers: the index of
+the first limb, then limbs, all in [0, 2^32) but the last, which carries the sign.
+"""
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dataflow.state.columns import Slots, grown
+
+Limbs: TypeAlias = npt.NDArray[np.int64]
+"""Rows of limbs, the lowest first."""
+
+_BITS: Final = 32
+_MASK: Final = (1 << _BITS) - 1
+_FRACTION_BITS: Final = 53
+_UNIT_EXPONENT: Final = -1152
+"""Of the lowest limb of doubles. The smallest double is 2^-1074, as a fraction of 53 bits 2^-1126."""
+assert _UNIT_EXPONENT % _BITS == 0
+assert _UNIT_EXPONENT <= -1074 - _FRACTION_BITS + 1
+_rows_before_carry: Final = 1 << 28
+"""A row adds less than 2^34 to a limb."""
+STORED_TYPE: Final = pa.list_(pa.int64())
+
+
+class ExactSums:
+    """One sum per slot, 0 at first. `of_doubles`: finite doubles are added, otherwise integers."""
+
+    def __init__(self, *, of_doubles: bool) -> None:
+        self._of_doubles = of_doubles
+        self._limbs: dict[int, Limbs] = {}
+        self._slots = 0
+        self._rows = 0
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(limb.nbytes for limb in self._limbs.values())
+
+    def reach(self, slots: int) -> None:
+        """Have room for so many slots."""
+        self._slots = max(slots, self._slots)
+
+    def clear(self, slots: Slots) -> None:
+        """These sums are 0 again."""
+        for index in self._limbs:
+            self._limb(index)[slots] = 0
+
+    def keep(self, slots: Slots) -> None:
+        """Slot i has now what slot slots[i] had; there are no others."""
+        self._limbs = {index: self._limb(index)[slots] for index in self._limbs}
+        self._slots = len(slots)
+
+    # --- adding ---------------------------------------------------------------------------------------------
+
+    def add(self, slots: Slots, values: npt.NDArray[Any]) -> None:
+        """Add values[i] to the sum of slots[i]; slots may repeat."""
+        if self._rows + len(slots) > _rows_before_carry:
+            self._carry()
+        self._rows += len(slots)
+        if self._of_doubles:
+            self._add_doubles(slots, values)
+        else:
+            self._add_integers(slots, values)
+
+    def _add_integers(self, slots: Slots, values: npt.NDArray[Any]) -> None:
+        negative = values < 0
+        size = np.abs(values).astype(np.uint64)  # of the lowest int64, abs is itself: as uint64, 2^63
+        self._add_parts(0, slots, [size & np.uint64(_MASK), size >> np.uint64(_BITS)], negative)
+
+    def _add_doubles(self, slots: Slots, values: npt.NDArray[np.float64]) -> None:
+        fractions, exponents = np.frexp(values)
+        whole = np.ldexp(np.abs(fractions), _FRACTION_BITS).astype(np.uint64)
+        places = exponents.astype(np.int64) - _FRACTION_BITS - _UNIT_EXPONENT
+        shifts = (places % _BITS).astype(np.uint64)
+        low = (whole & np.uint64(_MASK)) << shifts
+        high = (whole >> np.uint64(_BITS)) << shifts
+        parts = [
+            low & np.uint64(_MASK),
+            (low >> np.uint64(_BITS)) + (high & np.uint64(_MASK)),
+            high >> np.uint64(_BITS),
+        ]
+        negative = values < 0
+        firsts = places // _BITS
+        for first in np.unique(firsts).tolist():
+            chosen = firsts == first
+            if chosen.all():
+                self._add_parts(first, slots, parts, negative)
+            else:
+                self._add_parts(first, slots[chosen], [part[chosen] for part in parts], negative[chosen])
+
+    def _add_parts(
+        self, first: int, slots: Slots, parts: list[npt.NDArray[np.uint64]], negative: npt.NDArray[np.bool_]
+    ) -> None:
+        for index, part in enumerate(parts, first):
+            signed = part.astype(np.int64)
+            np.negative(signed, out=signed, where=negative)
+            if signed.any():
+                np.add.at(self._limb(index), slots, signed)
+
+    def _limb(self, index: int) -> Limbs:
+        found = self._limbs.get(index)
+        if found is None:
+            found = np.zeros(self._slots, np.int64)
+        elif len(found) < self._slots:
+            before = len(found)
+            found = grown(found, self._slots)
+            found[before:] = 0
+        self._limbs[index] = found
+        return found
+
+    def _carry(self) -> None:
+        for slots in np.array_split(np.arange(self._slots), max(1, self._slots >> 20)):
+            first, limbs = self._carried(slots)
+            for index in range(limbs.shape[1]):
+                if limbs[:, index].any() or first + index in self._limbs:
+                    self._limb(first + index)[slots] = limbs[:, index]
+        self._rows = 0
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def _carried(self, slots: Slots) -> tuple[int, Limbs]:
+        """First limb, and the limbs of these slots with carries moved up: the last one has the sign."""
+        if not self._limbs:
+            return 0, np.zeros((len(slots), 1), np.int64)
+        first, last = min(self._limbs), max(self._limbs)
+        limbs = np.zeros((len(slots), last - first + 2), np.int64)
+        for index in self._limbs:
+            limbs[:, index - first] = self._limb(index)[slots]
+        return first, _carry_up(limbs)
+
+    def _canonical(self, slots: Slots) -> tuple[int, Limbs, npt.NDArray[np.bool_]]:
+        """First limb, limbs in [0, 2^32), and which sums are below 0."""
+        first, limbs = self._carried(slots)
+        negative = limbs[:, -1] < 0
+        limbs[negative] *= -1
+        return first, _carry_up(limbs), negative
+
+    def as_doubles(self, slots: Slots) -> npt.NDArray[np.float64]:
+        """The double nearest to each sum; infinite where there is none."""
+        first, limbs, negative = self._canonical(slots)
+        padded = np.pad(limbs, ((0, 0), (2, 0))).astype(np.uint64)
+        rows = np.arange(len(slots))
+        filled = padded != 0
+        top_at = padded.shape[1] - 1 - np.argmax(filled[:, ::-1], axis=1)
+        top_at = np.maximum(top_at, 2)  # of a zero: any
+        top, middle, low = (padded[rows, top_at - back] for back in range(3))
+        below = np.cumsum(filled, axis=1)[rows, top_at - 2] - (low != 0) > 0
+        # 64 bits from the highest one on; what is cut off is told by the last bit, so the rounding is right.
+        free = (_BITS - np.frexp(top.astype(np.float64))[1]).astype(np.uint64)
+        bits = ((top << np.uint64(_BITS) | middle) << free) | (low >> (np.uint64(_BITS) - free))
+        cut_off = below | (((low << free) & np.uint64(_MASK)) != 0)
+        rounded = (bits | cut_off.astype(np.uint64)).astype(np.float64)
+        unit = _UNIT_EXPONENT if self._of_doubles else 0
+        exponents = (top_at - 2 + first - 1) * _BITS - free.astype(np.int64) + unit
+        with np.errstate(over="ignore"):
+            values: npt.NDArray[np.float64] = np.ldexp(rounded, exponents.astype(np.int32))
+        return np.where(negative, -values, values) + 0.0
+
+    def as_integers(self, slots: Slots) -> tuple[Limbs, npt.NDArray[np.bool_]]:
+        """Sums of integers, and which of them fit 64 bits (the others are nonsense)."""
+        first, limbs, negative = self._canonical(slots)
+        assert first in (0, 1)
+        wide = np.pad(limbs, ((0, 0), (first, 2))).astype(np.uint64)
+        size = wide[:, 1] << np.uint64(_BITS) | wide[:, 0]
+        fits = ~wide[:, 2:].any(axis=1) & (size <= np.uint64(2**63 - 1) + negative.astype(np.uint64))
+        values = size.astype(np.int64)
+        np.negative(values, out=values, where=negative)
+        return values, fits
+
+    # --- storing --------------------------------------------------------------------------------------------
+
+    def store(self, slots: Slots) -> pa.Array:
+        """The sums of these slots as they are stored."""
+        first, limbs = self._carried(slots)
+        lists = np.concatenate([np.full((len(slots), 1), first), limbs], axis=1)
+        ends = np.arange(len(slots) + 1, dtype=np.int32) * lists.shape[1]
+        return pa.ListArray.from_arrays(pa.array(ends), pa.array(lists.ravel()))
+
+    def load(self, slots: Slots, stored: pa.Array) -> None:
+        """Put stored sums into slots whose sum is 0. Where null is stored it stays 0."""
+        lengths = stored.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        values = stored.flatten().to_numpy(zero_copy_only=False)
+        begins = np.cumsum(lengths) - lengths
+        for length in np.unique(lengths[lengths > 0]).tolist():
+            chosen = np.flatnonzero(lengths == length)
+            lists = values[begins[chosen][:, None] + np.arange(length)]
+            for first in np.unique(lists[:, 0]).tolist():
+                same = lists[:, 0] == first
+                for index in range(1, length):
+                    if lists[same, index].any():
+                        self._limb(first + index - 1)[slots[chosen[same]]] = lists[same, index]
+
+
+def _carry_up(limbs: Limbs) -> Limbs:
+    for index in range(limbs.shape[1] - 1):
+        limbs[:, index + 1] += limbs[:, index] >> _BITS
+        limbs[:, index] &= _MASK
+    return limbs

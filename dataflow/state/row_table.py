@@ -1,0 +1,214 @@
+"""Rows that wait for event time, as state: each under a number, until it is taken.
+
+Rules of this file: rows in and out, and their blocks; what they wait for is the operator's business.
+
+A row's key in the blocks is its number (`_row`), which grows with the order of arrival; `_hash` is that of
+the exchange for a keyed operator, so that a shard's rows are a slice, and that of the number otherwise. Rows
+lie in chunks, with the least time of each: a punctuation touches only chunks that have rows for it. After a
+restore their order is not that of arrival: an operator puts what it gives into an order of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block
+from checkpoint.key_hash import hash_keys
+from dataflow.core.event_time import END, Watermark
+from dataflow.errors import SchemaError
+from dataflow.operators.base import StateTable
+from dataflow.state.columns import Slots
+from dataflow.state.key_index import Hashes, in_pieces
+from dataflow.worker.partitioning import hashes_of
+
+ROW: Final = "_row"
+_RELEASE: Final = "_release"
+"""The time at which a row is taken."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Some rows: what they are, when they are taken, their hashes and numbers. Arrays of one length."""
+
+    batch: pa.RecordBatch
+    times: npt.NDArray[np.int64]
+    hashes: Hashes
+    numbers: Slots
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, rows: Slots) -> "Rows":
+        """These rows of them."""
+        batch = self.batch.take(pa.array(rows))
+        return Rows(batch, self.times[rows], self.hashes[rows], self.numbers[rows])
+
+
+@dataclass(slots=True)
+class _Chunk:
+    rows: Rows
+    first: Watermark
+    stored: bool = False
+
+
+def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
+    """All of them as one."""
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.Table.from_batches([part.batch for part in parts], columns).combine_chunks()
+    batches = table.to_batches()
+    return Rows(
+        batches[0] if batches else pa.RecordBatch.from_pylist([], columns),
+        np.concatenate([np.empty(0, np.int64), *(part.times for part in parts)]),
+        np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(part.numbers for part in parts)]),
+    )
+
+
+def check_stored(columns: pa.Schema) -> None:
+    """Raises SchemaError for columns that cannot wait here."""
+    bad = [name for name in columns.names if name in (ROW, _RELEASE)]
+    if bad:
+        raise SchemaError(f"column {bad[0]!r} is named like one of the state of this operator; rename it")
+
+
+class RowTable(StateTable):
+    """See the top of this file."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._columns = columns
+        fields = [pa.field(field.name, field.type) for field in columns]
+        self._blocks = block_schema(
+            pa.schema([(ROW, pa.int64())]), pa.schema([*fields, (_RELEASE, pa.int64())])
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """No rows wait."""
+        self._chunks: list[_Chunk] = []
+        self._gone: list[tuple[Hashes, Slots]] = []
+        """Rows that blocks hold and that were taken since the last cut."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        return sum(len(chunk.rows) for chunk in self._chunks)
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(chunk.rows.batch.nbytes + 24 * len(chunk.rows) for chunk in self._chunks)
+
+    def add(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], hashes: Hashes | None = None) -> Rows:
+        """These rows wait until their times are reached. Gives them back with their numbers."""
+        numbers: Slots = np.arange(self._next, self._next + len(times))
+        self._next += len(times)
+        given = hash_keys([pa.array(numbers)]) if hashes is None else hashes
+        rows = Rows(batch.select(self._columns.names), times, given, numbers)
+        if len(rows):
+            self._chunks.append(_Chunk(rows, int(times.min())))
+        return rows
+
+    def all(self) -> Rows:
+        """All rows that wait."""
+        return joined([chunk.rows for chunk in self._chunks], self._columns)
+
+    def take(self, watermark: Watermark) -> Rows:
+        """The rows whose times are reached; they wait no more."""
+        taken = []
+        kept = []
+        for chunk in self._chunks:
+            if chunk.first > watermark:
+                kept.append(chunk)
+                continue
+            over = chunk.rows.times <= watermark
+            taken.append(chunk.rows.take(np.flatnonzero(over)))
+            if chunk.stored:
+                self._gone.append((taken[-1].hashes, taken[-1].numbers))
+            if not over.all():
+                rest = chunk.rows.take(np.flatnonzero(~over))
+                kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
+        self._chunks = kept
+        return joined(taken, self._columns)
+
+    def keep_only(self, numbers: Slots) -> None:
+        """All other rows wait no more."""
+        kept = []
+        for chunk in self._chunks:
+            stays = np.isin(chunk.rows.numbers, numbers)
+            if chunk.stored:
+                left = chunk.rows.take(np.flatnonzero(~stays))
+                self._gone.append((left.hashes, left.numbers))
+            if stays.any():
+                rest = chunk.rows.take(np.flatnonzero(stays))
+                kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
+        self._chunks = kept
+
+    # --- cuts -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> pa.RecordBatch:
+        new = joined([chunk.rows for chunk in self._chunks if not chunk.stored], self._columns)
+        hashes = np.concatenate([np.empty(0, np.uint64), *(hashes for hashes, _ in self._gone)])
+        numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in self._gone)])
+        self._gone = []
+        whole = joined([chunk.rows for chunk in self._chunks], self._columns)
+        self._chunks = [_Chunk(whole, int(whole.times.min(initial=END)), stored=True)] if len(whole) else []
+        return self._block(new, hashes, numbers)
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self._block(self.all(), np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        rows = self.all()
+        for piece in in_pieces(np.arange(len(rows)), rows.hashes):
+            yield self._block(rows.take(piece), np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def _block(self, rows: Rows, gone_hashes: Hashes, gone: Slots) -> pa.RecordBatch:
+        columns = [*rows.batch.columns, pa.array(rows.times)]
+        values = [pa.concat_arrays([column, pa.nulls(len(gone), column.type)]) for column in columns]
+        numbers = pa.array(np.concatenate([rows.numbers, gone]))
+        deleted = np.arange(len(rows) + len(gone)) >= len(rows)
+        hashes = np.concatenate([rows.hashes, gone_hashes])
+        return make_block(self._blocks, [numbers], hashes, values, deleted)
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
+        numbers = block.column(ROW).to_numpy()
+        if deleted.any():
+            left = ~np.isin(self.all().numbers, numbers[deleted])
+            self.keep_only(self.all().numbers[left])
+            self._gone = []
+        rows = block.filter(pc.invert(block.column(DELETED_COLUMN)))
+        if rows.num_rows:
+            batch = pa.RecordBatch.from_arrays(
+                [rows.column(name) for name in self._columns.names], schema=self._columns
+            )
+            times = rows.column(_RELEASE).to_numpy()
+            found = Rows(batch, times, hashes_of(rows), rows.column(ROW).to_numpy())
+            self._chunks.append(_Chunk(found, int(times.min()), stored=True))
+        self._next = max(self._next, int(numbers.max(initial=-1)) + 1)
+
+
+def check_order(columns: pa.Schema) -> None:
+    """Raises SchemaError if rows of these columns have no order."""
+    for field in columns:
+        try:
+            pc.sort_indices(pa.array([], field.type))
+        except pa.ArrowNotImplementedError:
+            raise SchemaError(
+                f"rows of one time are ordered by all columns, and {field.name!r} of type {field.type} has"
+                " no order; leave it out with a map before"
+            ) from None
+
+
+def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
+    """The rows by time, those of one time by all columns: an order that follows from the rows alone
+    (replication-transparency IV-C).
+    """
+    names = [str(index) for index in range(batch.num_columns + 1)]
+    table = pa.Table.from_arrays([pa.array(times), *batch.columns], names=names)
+    order: Slots = pc.sort_indices(table, [(name, "ascending") for name in names]).to_numpy()
+    return order.astype(np.int64)

@@ -1,0 +1,175 @@
+"""A graph in this process: no Spark, no store, no files. For tests of dataflows, yours and ours.
+
+    trial = Trial(graph, workers=2)
+    trial.step({"orders": [{"item": "tea", "price": 3}]}, cut=True)
+    trial.step({"orders": [{"item": "tea", "price": 4}]})
+    trial.crash()                                   # back to the cut; its second step is gone
+    trial.step({"orders": [{"item": "tea", "price": 4}]})
+    assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
+
+    trial = Trial(graph, workers=2, splits={"orders": ["a", "b", "c"]})       # as files or producers are
+    trial.step({"orders": {"b": orders_of_b, "a": orders_of_a}}, done={"orders": ["b"]})
+
+    assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
+
+Rules of this file: runs of a `Trial` (`trial.py`), with crashes and without, and what they must agree in.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, Literal, TypeAlias
+
+from dataflow.graph.builder import Graph
+from dataflow.testing.step_batches import Rows
+from dataflow.testing.trial import Trial
+
+
+class _Crash(Enum):
+    CRASH = "CRASH"
+
+
+CRASH: Final = _Crash.CRASH
+"""Between the rows of a source: here all workers die."""
+MarkedRows: TypeAlias = "Sequence[Mapping[str, Any] | Literal[_Crash.CRASH]]"
+
+
+def assert_crash_safe(
+    graph: Graph,
+    inputs: Mapping[str, MarkedRows],
+    *,
+    workers: int = 2,
+    rows_per_step: int = 2,
+    steps_per_cut: int = 2,
+    splits: int = 1,
+) -> Trial:
+    """Run the graph with crashes, and without, and compare what its sinks got; then all sources end.
+
+        assert_crash_safe(graph, {"orders": [{"item": "tea"}, CRASH, {"item": "tea"}]})
+        assert_crash_safe(graph, {"orders": orders})    # with a crash at each row, one after the other
+        assert_crash_safe(graph, {"orders": orders}, splits=3)    # the same, in three orders of reading
+
+    Where a source has CRASH, all workers die when the rows before it were processed, once each, and go on
+    from the last cut. Without any, there is a run for each row of each source, with a crash before it, and
+    one behind the last; so a few rows do. Steps take `rows_per_step` rows of each source, each as a batch
+    of its own, dealt to the workers in turn.
+
+    splits: the rows of each source are dealt to so many splits in turn, as if they lay in so many files. The
+    splits are read in turns, from the first to the last, and from the last to the first; what sinks get must
+    be the same each time. So a graph in which event time loses rows of the splits that are read later fails.
+
+    Returns the trial without a crash, for further asserts. Raises AssertionError, which names the crash, the
+    sink, and rows that are missing or too many (in whatever order), or the operator and the files that are
+    others; GraphError; OperatorError.
+    """
+    rows = {name: [row for row in given if row is not CRASH] for name, given in inputs.items()}
+    marked = {
+        (name, index - given[:index].count(CRASH))
+        for name, given in inputs.items()
+        for index, row in enumerate(given)
+        if row is CRASH
+    }
+    every = [{(name, row)} for name, given in rows.items() for row in range(len(given) + 1)]
+    sizes = (workers, rows_per_step, steps_per_cut)
+    first: Trial | None = None
+    for order, dealt in _orders(rows, splits).items():
+        expected = _crashing(graph, dealt, set(), sizes)
+        if first is not None:
+            _compare(first, expected, f"with the splits of each source read {order}")
+        first = first or expected
+        for crashes in [marked] if marked else every:
+            where = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
+            _compare(expected, _crashing(graph, dealt, crashes, sizes), f"with a crash before {where}")
+    assert first is not None
+    return first
+
+
+def _orders(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], splits: int
+) -> dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]]:
+    """Order of reading, in words -> source -> (split, row) as they are read; the split is "" if there is one
+    only.
+    """
+    if splits < 1:
+        raise ValueError(f"a source has one split or more, not {splits}")
+    if splits == 1:
+        return {"in turns": {name: [("", row) for row in given] for name, given in rows.items()}}
+    dealt = {
+        name: [(f"split{index % splits}", row) for index, row in enumerate(given)]
+        for name, given in rows.items()
+    }
+    forward = {name: sorted(given, key=lambda one: one[0]) for name, given in dealt.items()}
+    backward = {name: sorted(given, key=lambda one: one[0], reverse=True) for name, given in dealt.items()}
+    return {"in turns": dealt, "from the first to the last": forward, "from the last to the first": backward}
+
+
+def _crashing(
+    graph: Graph,
+    rows: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]],
+    crashes: set[tuple[str, int]],
+    sizes: tuple[int, int, int],
+) -> Trial:
+    """The run in which workers die before row n of a source, for each (source, n)."""
+    workers, rows_per_step, steps_per_cut = sizes
+    splits = {name: sorted({split for split, _ in given} - {""}) for name, given in rows.items()}
+    trial = Trial(graph, workers=workers, splits={name: found for name, found in splits.items() if found})
+    waiting = sorted(crashes, key=lambda crash: crash[1])
+    steps = max((-(-len(given) // rows_per_step) for given in rows.values()), default=0)
+    step = 0
+    while step <= steps:
+        begin, end = step * rows_per_step, (step + 1) * rows_per_step
+        part = {name: list(given[begin:end]) for name, given in rows.items()}
+        if waiting and (waiting[0][1] < end or step == steps):
+            source, at = waiting.pop(0)
+            part[source] = part[source][: max(at - begin, 0)]
+            trial.step({name: _given(taken) for name, taken in part.items()})
+            step = trial.crash()
+            continue
+        step += 1
+        done = {
+            name: set(found) - {split for split, _ in rows[name][end:]}
+            for name, found in splits.items()
+            if found
+        }
+        given = {name: _given(taken) for name, taken in part.items()}
+        trial.step(given, cut=step % steps_per_cut == 0, end=step > steps, done=done)
+    return trial
+
+
+def _given(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
+    """What a step of a trial is given for these rows."""
+    if not taken or not taken[0][0]:
+        return [[row] for _, row in taken]
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for split, row in taken:
+        found.setdefault(split, []).append(row)
+    return found
+
+
+def _compare(expected: Trial, found: Trial, what: str) -> None:
+    for operator, worker in expected.directories:
+        without, with_crash = expected.files(operator, worker), found.files(operator, worker)
+        other = sorted(
+            name for name in without.keys() | with_crash.keys() if without.get(name) != with_crash.get(name)
+        )
+        if other:
+            raise AssertionError(
+                f"{what}, worker {worker} of operator {operator!r} has other files than"
+                f" without: {', '.join(map(repr, other[:3]))}{' ...' if len(other) > 3 else ''}"
+            )
+    for sink in expected.sinks:
+        missing, extra = Counter(map(repr, expected.rows(sink))), Counter(map(repr, found.rows(sink)))
+        missing, extra = missing - extra, extra - missing
+        if missing or extra:
+            said = [
+                f"{words}: {', '.join(sorted(rows.elements())[:3])}{' ...' if rows.total() > 3 else ''}"
+                for words, rows in (("missing", missing), ("too many", extra))
+                if rows
+            ]
+            raise AssertionError(
+                f"{what}, sink {sink!r} got other rows than without; {'; '.join(said)}."
+                " Is all that an operator keeps in its state, and nothing it gives left to a clock or chance?"
+            )
+
+
+__all__ = ["CRASH", "Rows", "Trial", "assert_crash_safe"]

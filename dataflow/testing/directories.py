@@ -1,0 +1,106 @@
+"""The directories of operators in a trial (`testing.py`): the real files and records, and lists for chains.
+
+Rules of this file: what a region keeps in its store is kept here in memory, and cut back at a crash; the
+files themselves are made anew in a directory of each life's own, as on a worker. They go when the trial goes.
+"""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dataflow.graph.builder import GraphPlan
+from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.worker.circuit import Circuit
+from journal.core.record import Record
+from journal.files.changing import snapshot_of
+from journal.files.rebuilding import Rebuilding
+
+
+@dataclass
+class KeptChanges:
+    """The chain of one directory: `dataflow.state.operator_directory.ChangeLog`."""
+
+    records: list[Record] = field(default_factory=list)
+    cut_at: int = 0
+    """So many of the records are in the cut that was taken last."""
+    committed: int = 0
+    """So many are in the cut that counts."""
+    snapshot_due: bool = False
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        del cut, step
+        if copy is not None:
+            self.records[:] = snapshot_of(copy, sizes)
+            shutil.rmtree(copy)
+        self.cut_at = len(self.records)
+
+    def crash(self) -> None:
+        """What no cut that counts holds is gone."""
+        del self.records[self.committed :]
+
+
+class TrialDirectories:
+    """Of all workers."""
+
+    def __init__(self) -> None:
+        self._logs: dict[tuple[int, str], KeptChanges] = {}
+        self._open: dict[tuple[int, str], OperatorDirectory] = {}
+        self._root: Path | None = None
+        self._lives = 0
+
+    def begin_incarnation(self) -> None:
+        """All workers stand at the cut that counts: what they wrote after it is gone."""
+        self._lives += 1
+        self._open.clear()
+        for log in self._logs.values():
+            log.crash()
+
+    def hand_to(self, circuit: Circuit, plan: GraphPlan, worker: int) -> None:
+        """Make the files of a worker's operators, and hand them over."""
+        for name, spec in plan.specs.items():
+            if spec.keeps_files:
+                log = self._logs.setdefault((worker, name), KeptChanges())
+                path = self._place() / str(self._lives) / str(worker) / name
+                with Rebuilding(path) as rebuilding:
+                    rebuilding.replay.take((number, record) for number, record in enumerate(log.records, 1))
+                    rebuilding.put()
+                self._open[worker, name] = OperatorDirectory(path, log)
+                circuit.hand_directory(name, self._open[worker, name])
+
+    def _place(self) -> Path:
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="dos-trial-"))
+            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+        return self._root
+
+    def ask_for_snapshots(self, *, due: bool) -> None:
+        """Whether the next cut comes with all files."""
+        for log in self._logs.values():
+            log.snapshot_due = due
+
+    def commit(self) -> None:
+        """The cut that was taken counts."""
+        for log in self._logs.values():
+            log.committed = log.cut_at
+
+    def operators(self) -> list[str]:
+        """Those that keep files."""
+        return sorted({name for _, name in self._logs})
+
+    def files(self, operator: str, worker: int) -> dict[str, bytes]:
+        """What is there, as plain reading sees it. Raises KeyError."""
+        root = self._open[worker, operator].path
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        }

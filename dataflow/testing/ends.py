@@ -1,0 +1,92 @@
+"""Stand-ins for what reads and writes in a trial (`testing.py`): sources that are fed, sinks that keep.
+
+Rules of this file: no file, no store; between them stands the real circuit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.core.manifest import SplitPosition
+from dataflow.operators.base import OperatorContext, OperatorSpec
+from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec
+
+
+def stand_in(spec: OperatorSpec, schema: pa.Schema | None) -> OperatorSpec:
+    """What a trial runs for it: itself, unless it is a source or a sink."""
+    if isinstance(spec, SourceSpec):
+        return TrialSource(schema)
+    return TrialSink() if isinstance(spec, SinkSpec) else spec
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSource(SourceSpec):
+    schema: pa.Schema
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return self.schema
+
+    def open(self, context: OperatorContext) -> "TrialReader":
+        del context
+        return TrialReader()
+
+
+class TrialReader(SourceReader):
+    """Reads nothing by itself: the trial feeds its circuit."""
+
+    exhausted = False
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        """There is no position to stand at."""
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        del bytes_max
+        return None
+
+    def replay(self, division: Division) -> list[SourceBatch]:
+        del division
+        return []
+
+    def take_division(self) -> Division:
+        return {}
+
+    def positions(self) -> Positions:
+        return {}
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        del source
+        return "the rows given" if row is None else f"row {row} of those given"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSink(SinkSpec):
+    def open(self, context: OperatorContext) -> "TrialWriter":
+        del context
+        return TrialWriter()
+
+
+@dataclass(slots=True)
+class TrialWriter(SinkWriter):
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        self.batches.append(batch)
+        return ()
+
+    def take(self) -> list[pa.RecordBatch]:
+        """What came since the last call."""
+        batches, self.batches = self.batches, []
+        return batches
+
+    def prepare(self, cut: int) -> None:
+        del cut
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def reset_to(self, prepared: Any | None) -> None:
+        """A crash opens new ones."""

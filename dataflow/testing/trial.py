@@ -1,0 +1,283 @@
+"""The workers of a graph in this process: `dataflow.testing` has it for tests.
+
+Rules of this file: the circuits of all workers are the real ones, so are their exchanges and the bytes of
+their state; what is left out is links, journals, sources and sinks. Every source gives what `step` is given
+for it, every sink keeps what it gets.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.chains.state_blocks import decode_block, encode_block
+from checkpoint.core.fingerprint import check_fingerprint
+from checkpoint.core.layout import even_layout
+from dataflow.core.event_time import SourceTime
+from dataflow.errors import SchemaError
+from dataflow.graph.builder import Graph, GraphPlan
+from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec
+from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.testing.directories import TrialDirectories
+from dataflow.testing.ends import TrialSink, TrialWriter, stand_in
+from dataflow.testing.step_batches import Rows, batch_of, batches_of
+from dataflow.worker.circuit import Checkpoint, Circuit, Sends
+from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
+
+
+class Trial:
+    """All workers of a graph, driven step by step. Raises GraphError, and OperatorError from `step`."""
+
+    def __init__(
+        self, graph: Graph, *, workers: int = 1, splits: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """splits: of a source, the names of its splits, which are dealt to the workers in turn. Each has a
+        watermark of its own, and holds event time back until `step` has it in `done`. A source without: its
+        rows on one worker are one split.
+        """
+        if workers < 1:
+            raise ValueError(f"a graph runs on one worker or more, not {workers}")
+        self._take(graph.plan())
+        self._splits = {name: tuple(names) for name, names in (splits or {}).items()}
+        self._check_sources(self._splits)
+        self._left = {name: set(names) for name, names in self._splits.items()}
+        """Source -> splits that are not read to their end."""
+        self._cut_left = {name: set(left) for name, left in self._left.items()}
+        self._waiting: list[tuple[int, str, SourceBatch]] = []
+        """Worker, source, rows: of sources that wait until a control table is complete."""
+        self._cut_waiting = list(self._waiting)
+        self._cut_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
+        self._workers = workers
+        self._step = 0
+        self._cut_step = 0
+        self._cuts = 0
+        self._cut_operators = self._plan.operators
+        self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
+            name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
+        }
+        """Sink -> (step, batch)."""
+        self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
+        self._directories = TrialDirectories()
+        self._circuits = self._open()
+
+    def step(
+        self,
+        inputs: Mapping[str, "Rows | Sequence[Rows] | Mapping[str, Rows]"],
+        *,
+        cut: bool = False,
+        snapshot: bool = False,
+        end: bool = False,
+        done: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """One step: what each source gives in it, and whether it ends with a cut.
+
+        A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn;
+        or, where the source has splits, the rows of each split that is read. done: splits that give nothing
+        after this step. Rows of a source that waits for a control table with `complete_first` are kept, and
+        given in the first step after the one in which the sources of the table ended.
+        snapshot: the cut is all of the state, as a journal has it when it forgets what came before. end: no
+        source gives anything after this step.
+        """
+        self._check_sources(inputs)
+        self._step += 1
+        self._give_what_waited()
+        for name, given in inputs.items():
+            if name in self._splits:
+                self._feed_splits(name, given or {})
+                continue
+            for index, rows in enumerate(batches_of(given)):
+                batch = batch_of(rows, self._schemas[name])
+                self._give(index % self._workers, name, SourceBatch(batch, (), batch.nbytes))
+        for name, ended in (done or {}).items():
+            self._left[name] -= set(ended)
+        while end and self._waiting:
+            self._one_step(cut=False, snapshot=False, end=True)
+            self._step += 1
+            self._give_what_waited()
+        self._one_step(cut=cut, snapshot=snapshot, end=end)
+
+    def _give(self, worker: int, name: str, rows: SourceBatch) -> None:
+        """Feed the rows, or keep them while their source waits for a control table."""
+        if name in self._circuits[worker].time.held:
+            self._waiting.append((worker, name, rows))
+        else:
+            self._circuits[worker].feed(self._step, name, rows)
+
+    def _give_what_waited(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for worker, name, rows in waiting:
+            self._give(worker, name, rows)
+
+    def _one_step(self, *, cut: bool, snapshot: bool, end: bool) -> None:
+        taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
+        self._directories.ask_for_snapshots(due=snapshot)
+        self._run(cut=cut, taken=taken, end=end)
+        for circuit in self._circuits:
+            for name, batches in self._kept.items():
+                sink = circuit.sinks[name]
+                assert isinstance(sink, TrialWriter)
+                batches += [(self._step, batch) for batch in sink.take()]
+        if cut:
+            self._commit(taken)
+
+    def _check_sources(self, named: Iterable[str]) -> None:
+        unknown = sorted(set(named) - set(self._schemas))
+        if unknown:
+            known = ", ".join(map(repr, sorted(self._schemas)))
+            raise SchemaError(f"{', '.join(map(repr, unknown))} is no source of this graph; it has {known}")
+
+    def _feed_splits(self, name: str, given: Any) -> None:
+        if not isinstance(given, Mapping):
+            raise SchemaError(f"source {name!r} has splits: give a step its rows as {{split: rows}}")
+        for split, rows in given.items():
+            if split not in self._left[name]:
+                raise SchemaError(f"source {name!r} has no split {split!r}, or it was done before")
+            batch = batch_of(rows, self._schemas[name])
+            worker = self._splits[name].index(split) % self._workers
+            piece = BatchPiece(split, 0, batch.num_rows, 0)
+            self._give(worker, name, SourceBatch(batch, (piece,), batch.nbytes))
+
+    def _take(self, plan: GraphPlan) -> None:
+        self._schemas = {
+            name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
+        }
+        specs = {name: stand_in(spec, plan.schemas[name]) for name, spec in plan.specs.items()}
+        self._plan = replace(plan, specs=specs)
+
+    def go_on_with(self, graph: Graph) -> int:
+        """The same as `crash`, and what goes on is another graph: the same with mended functions, or with a
+        state of a newer version. Raises FingerprintMismatchError for one that the cut does not fit, as a
+        region does, and goes on as before.
+        """
+        plan = graph.plan()
+        stored, older = self._cut_operators, plan.older_operators
+        if self._cuts:
+            check_fingerprint(stored, plan.operators, region="trial", cut=self._cuts, older=older)
+        self._take(plan)
+        return self.crash()
+
+    def crash(self) -> int:
+        """All workers die and stand at the last cut again, or at the beginning; what sinks got after it is
+        gone. Returns how many steps the cut holds: the next `step` is the one after them.
+        """
+        for circuit in self._circuits:
+            circuit.close()
+        self._step = self._cut_step
+        for name, batches in self._kept.items():
+            self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
+        self._left = {name: set(left) for name, left in self._cut_left.items()}
+        self._waiting = list(self._cut_waiting)
+        self._circuits = self._open()
+        return self._step
+
+    @property
+    def directories(self) -> list[tuple[str, int]]:
+        """(operator, worker) of each directory."""
+        return [(name, worker) for name in self._directories.operators() for worker in range(self._workers)]
+
+    @property
+    def sinks(self) -> list[str]:
+        """Their names."""
+        return list(self._kept)
+
+    def table(self, sink: str) -> pa.Table:
+        """What a sink got, in the order of steps, workers and rows."""
+        batches = [batch for _, batch in self._kept[sink]]
+        return pa.Table.from_batches(batches, self._plan.inputs_of(sink)[0])
+
+    def rows(self, sink: str) -> list[dict[str, Any]]:
+        """The same as dicts."""
+        rows: list[dict[str, Any]] = self.table(sink).to_pylist()
+        return rows
+
+    def files(self, operator: str, worker: int = 0) -> dict[str, bytes]:
+        """The files of an operator that keeps some, on one worker: name -> content."""
+        try:
+            return self._directories.files(operator, worker)
+        except KeyError:
+            kept = ", ".join(map(repr, self._directories.operators())) or "none"
+            raise SchemaError(
+                f"operator {operator!r} keeps no files on worker {worker}; of {self._workers} workers, keep"
+                f" files: {kept}"
+            ) from None
+
+    def counters(self) -> list[dict[str, dict[str, int]]]:
+        """Of each worker: operator -> counter -> value, since it was opened."""
+        return [circuit.counters() for circuit in self._circuits]
+
+    # --- what the runtime does ------------------------------------------------------------------------------
+
+    def _open(self) -> list[Circuit]:
+        layout = even_layout(self._workers)
+        circuits = [
+            Circuit(
+                self._plan,
+                region="trial",
+                worker=worker,
+                workers=self._workers,
+                store_id=bytes(16),
+                layout=layout,
+            )
+            for worker in range(self._workers)
+        ]
+        self._directories.begin_incarnation()
+        for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
+            for operator, data in blocks:
+                circuit.restore(operator, decode_block(data), self._cuts)
+            circuit.time.restore(self._cut_times[worker])
+            self._directories.hand_to(circuit, self._plan, worker)
+            circuit.restored()
+        return circuits
+
+    def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:
+        sends = [
+            circuit.end_sources(self._step, self._time_of(worker, end=end))
+            for worker, circuit in enumerate(self._circuits)
+        ]
+        if cut:
+            self._cut_times = [circuit.time.positions() for circuit in self._circuits]
+        for stage in range(1, len(self._plan.plan.stages)):
+            received = [_received(sends, worker) for worker in range(self._workers)]
+            times = {
+                channel: [circuit.time.to_send(self._step, channel) for circuit in self._circuits]
+                for channel in self._plan.plan.stages[stage].receives
+            }
+            sends = [
+                circuit.run_stage(stage, self._step, batches, cut=cut, watermarks=times)
+                for circuit, batches in zip(self._circuits, received, strict=True)
+            ]
+            if cut:
+                for circuit, into in zip(self._circuits, taken, strict=True):
+                    circuit.take_checkpoint(stage, into)
+
+    def _time_of(self, worker: int, *, end: bool) -> StepTime:
+        # Workers are dealt rows of sources without splits as they come: who got none holds nobody up.
+        now = dict.fromkeys(self._schemas, ONE_SPLIT._replace(at_end=end))
+        for name, splits in self._splits.items():
+            left = [split for split in splits[worker :: self._workers] if split in self._left[name]]
+            now[name] = SourceTime(end or not left, behind=left)
+        for _, name, _ in self._waiting:
+            now[name] = SourceTime(is_known=False)
+        return StepTime(now, idle=frozenset(self._schemas))
+
+    def _commit(self, taken: Sequence[Checkpoint]) -> None:
+        self._cuts += 1
+        self._cut_operators = self._plan.operators
+        self._cut_step = self._step
+        self._cut_left = {name: set(left) for name, left in self._left.items()}
+        self._cut_waiting = list(self._waiting)
+        self._directories.commit()
+        for blocks, made in zip(self._blocks, taken, strict=True):
+            if made.snapshot is not None:
+                blocks[:] = made.snapshot
+                continue
+            blocks += [(name, data) for name, block in made.blocks.items() for data in encode_block(block)]
+
+
+def _received(sends: Sequence[Sends], worker: int) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+    received: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+    for sender, channels in enumerate(sends):
+        for channel, parts in channels.items():
+            received.setdefault(channel, []).extend((sender, batch) for batch in parts[worker])
+    return received

@@ -1,0 +1,399 @@
+"""The circuit: one worker's copy of the graph, run stage by stage. Single-threaded; knows no links, no
+journal, no clock. When a stage may run is decided by `core/schedule.py`, what happens to its output by
+`worker.py`.
+
+Within a stage rows go from operator to operator as they come; what waits for the end of the step (union,
+count, exchange, sink) does so in the order of the plan. So the result of a step depends on its rows and
+their order alone, not on how they were cut into batches: a replay with other batches gives the same.
+"""
+
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.core.dropped import merge_counters
+from checkpoint.core.layout import Layout
+from dataflow.core.event_time import Watermark
+from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
+from dataflow.errors import OperatorError, OperatorFailure
+from dataflow.graph.builder import GraphPlan
+from dataflow.operators.base import Operator, OperatorContext, StateTable, UserFault
+from dataflow.operators.broadcast_state import BroadcastStateOperator
+from dataflow.operators.count import CountSpec
+from dataflow.operators.key_by import KeyBySpec, wire_schema
+from dataflow.operators.side_output import SideOutputSpec
+from dataflow.origins import BatchOrigin
+from dataflow.sinks.base import SinkWriter
+from dataflow.sources.base import SourceBatch, SourceReader
+from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.worker.circuit_time import CircuitTime, StepTime
+from dataflow.worker.partitioning import Broadcaster, Partitioner
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What the cut `cut` at the end of `step` takes from this worker: changes of state by operator, and what
+    each sink prepared.
+
+    `snapshot`: all of the state as of this cut goes there, if that was asked for.
+    """
+
+    cut: int = 0
+    snapshot: SnapshotSpool | None = None
+    blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
+    sinks: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+
+
+Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
+"""What a stage gives: for each channel, for each worker, the batches to send."""
+
+
+class _Input(NamedTuple):
+    port: int
+    batch: pa.RecordBatch
+    origin: BatchOrigin
+
+
+class Circuit:
+    """See the top of this file. After a failed call it is in pieces: close it, make another."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        *,
+        region: str,
+        worker: int,
+        workers: int,
+        store_id: bytes,
+        layout: Layout,
+        incarnation: int = 0,
+        scratch: str = "",
+    ) -> None:
+        self.graph = graph
+        self._workers = workers
+        self.sources: dict[str, SourceReader] = {}
+        self.sinks: dict[str, SinkWriter] = {}
+        self.stateful: dict[str, StateTable] = {}
+        """Operator, or operator and table -> its state."""
+        self._operators: dict[str, Operator] = {}
+        self._directories: dict[str, OperatorDirectory] = {}
+        self._broadcast_tables: dict[str, BroadcastStateOperator] = {}
+        self._partitioners: dict[str, Partitioner | Broadcaster] = {}
+        self._wire: dict[int, pa.Schema] = {}
+        self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
+        self._sides: dict[str, dict[str, list[NodePlan]]] = {}
+        """Operator -> port of a side output -> who takes it."""
+        self._exchanges: dict[int, NodePlan] = {}
+        self._rows_in = self._rows_out = 0
+        self._taken: Counter[str] = Counter()
+        self._given: Counter[str] = Counter()
+        for node in graph.plan.nodes:
+            spec = graph.specs[node.name]
+            if isinstance(spec, SideOutputSpec):
+                self._sides[node.inputs[0]][spec.port].append(node)
+                continue
+            self._sides[node.name] = {
+                port: [] for port in spec.side_output_schemas(graph.inputs_of(node.name))
+            }
+            for index, name in enumerate(node.inputs):
+                self._consumers[name].append((node, index))
+        # Control tables first: those who read them get them when they are opened.
+        for node in sorted(graph.plan.nodes, key=lambda node: node.kind is not OperatorKind.CONTROL):
+            if node.exchange is not None:
+                self._open_exchange(node, layout)
+            if node.kind is not OperatorKind.BROADCAST:
+                broadcast = next(
+                    (self._broadcast_tables[table].table for table in node.broadcast_tables), None
+                )
+                context = OperatorContext(
+                    region,
+                    node.name,
+                    worker,
+                    workers,
+                    store_id,
+                    graph.inputs_of(node.name),
+                    graph.schemas[node.name],
+                    incarnation,
+                    graph.triggers_cuts,
+                    broadcast,
+                    scratch,
+                    graph.delivery,
+                )
+                self._open(node, context)
+        self.time = CircuitTime(graph, self._operators)
+        for name, reader in self.sources.items():
+            reader.reached = self.time.reached_by(name)
+        self._held: dict[int, dict[str, list[_Input]]] = {}
+        """Step -> operator -> rows that wait for a later stage."""
+        self._to_send: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+        self._unions: dict[str, list[_Input]] = defaultdict(list)
+        """Union -> its rows, which wait for the end of the step."""
+
+    def _open(self, node: NodePlan, context: OperatorContext) -> None:
+        operator = self.graph.specs[node.name].open(context)
+        self._operators[node.name] = operator
+        if isinstance(operator, SourceReader):
+            self.sources[node.name] = operator
+        elif isinstance(operator, SinkWriter):
+            self.sinks[node.name] = operator
+        for suffix, table in operator.tables().items():
+            self.stateful[node.name + suffix] = table
+        if isinstance(operator, BroadcastStateOperator):
+            self._broadcast_tables[node.name] = operator
+
+    def _open_exchange(self, node: NodePlan, layout: Layout) -> None:
+        spec = self.graph.specs[node.name]
+        schema = self.graph.schemas[node.name]
+        assert schema is not None
+        assert node.exchange is not None
+        self._exchanges[node.exchange] = node
+        if not isinstance(spec, KeyBySpec):
+            self._partitioners[node.name] = Broadcaster(self._workers)
+            self._wire[node.exchange] = schema
+            return
+        consumers = [self.graph.specs[consumer.name] for consumer, _ in self._consumers[node.name]]
+        merge = list(spec.keys) if all(isinstance(c, CountSpec) for c in consumers) else None
+        self._partitioners[node.name] = Partitioner(spec.keys, layout, self._workers, merge)
+        self._wire[node.exchange] = wire_schema(schema, merge)
+
+    # --- between steps --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of files."""
+        for operator in self._operators.values():
+            operator.close()
+
+    def wire_schema(self, channel: int) -> pa.Schema:
+        """Columns of the batches on a channel."""
+        return self._wire[channel]
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Operator -> counter -> value: rows in and out in this incarnation, and what the operator counts."""
+        found = {}
+        for name in self.graph.specs:
+            own = self._operators[name].counters() if name in self._operators else {}
+            found[name] = {"rows_in": self._taken[name], "rows_out": self._given[name], **own}
+            for port in (port for port, takers in self._sides.get(name, {}).items() if not takers):
+                merge_counters(found[name], self._operators[name].lost_on(port))
+        return found
+
+    def take_rows_in(self) -> int:
+        """Rows that sources gave since the last call."""
+        rows, self._rows_in = self._rows_in, 0
+        return rows
+
+    def take_rows_out(self) -> int:
+        """Rows that sinks took since the last call."""
+        rows, self._rows_out = self._rows_out, 0
+        return rows
+
+    def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
+        """The files of an operator that keeps some, as of the cut. Before `restored`."""
+        self._directories[name] = directory
+        self._operators[name].take_directory(directory)
+
+    def restored(self) -> None:
+        """All of the state is in: operators may begin, those above first. Raises OperatorError."""
+        for node in self.graph.plan.nodes:
+            if node.name in self._operators:
+                try:
+                    self._operators[node.name].restored()
+                except UserFault as fault:
+                    raise _operator_error(node.name, "its start", fault) from fault
+
+    # --- one stage of one step ------------------------------------------------------------------------------
+
+    def feed(self, step: int, source: str, batch: SourceBatch) -> None:
+        """Stage 0: rows of a source, as they are read."""
+        reader = self.sources[source]
+        self._rows_in += batch.batch.num_rows
+        origin = BatchOrigin(f"source {source!r}", reader, batch, exact=True, name=source)
+        self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
+        self.time.fed(source, batch)
+
+    def end_sources(self, step: int, now: StepTime | None = None) -> Sends:
+        """Stage 0: all rows of the step are fed; and how far event time is at each source."""
+        self.time.sources(step, StepTime({}) if now is None else now)
+        return self._finish(_Run(step, self.graph.plan.stages[0]), cut=False)
+
+    def run_stage(
+        self,
+        index: int,
+        step: int,
+        received: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
+        *,
+        cut: bool,
+        watermarks: Mapping[int, Sequence[Watermark]] | None = None,
+    ) -> Sends:
+        """A later stage: what all senders sent on its channels, in the order (sender, seq). `cut`: drain at
+        the end. `watermarks`: how far event time is, as each sender says.
+        """
+        run = _Run(step, self.graph.plan.stages[index])
+        self.time.heard(step, watermarks or {})
+        for node in run.stage.nodes:
+            for held in self._held.get(step, {}).pop(node.name, ()):
+                self._push(run, node, held)
+        for channel in run.stage.receives:
+            if channel in self._exchanges:
+                self._deliver(run, self._exchanges[channel], received.get(channel, ()))
+        output = self._finish(run, cut=cut)
+        if index == len(self.graph.plan.stages) - 1:
+            assert not any(self._held.pop(step, {}).values()), "rows were left over at the end of a step"
+            for broadcast in self._broadcast_tables.values():
+                broadcast.begin_step()
+        return output
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the next cut had better be followed by all of the state."""
+        return any(operator.wants_snapshot for operator in self._operators.values())
+
+    def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
+        """Take one stored block of a table of `stateful`. Raises OperatorError."""
+        try:
+            self.stateful[table].restore(block)
+        except UserFault as fault:
+            raise _operator_error(table.partition("~")[0], f"the state of cut {cut}", fault) from fault
+
+    def take_checkpoint(self, index: int, into: Checkpoint) -> None:
+        """After `run_stage(..., cut=True)`: what the operators of this stage hand over for the cut; with
+        those of stage 1, also what event time was in stage 0.
+        """
+        stages = self.graph.plan.stages
+        for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
+            if node.name not in self._operators:
+                continue
+            for suffix, table in self._operators[node.name].tables().items():
+                try:
+                    into.blocks[node.name + suffix] = table.checkpoint()
+                    if into.snapshot is not None:
+                        into.snapshot.add(node.name + suffix, table.snapshot_pieces())
+                except UserFault as fault:
+                    raise _operator_error(node.name, "a cut", fault) from fault
+            if node.name in self._directories:
+                self._cut_directory(node.name, into)
+            if node.name in self.sinks:
+                into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
+
+    def _cut_directory(self, name: str, into: Checkpoint) -> None:
+        try:
+            self._directories[name].cut(into.cut, into.step)
+        except UserFault as fault:
+            raise _operator_error(name, "a cut", fault) from fault
+
+    def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
+        schema = self.graph.schemas[node.name]
+        assert schema is not None
+        for sender, batch in batches:
+            self._given[node.name] += batch.num_rows
+            origin = BatchOrigin(f"step {run.step}, rows of {node.name!r} from worker {sender}")
+            for consumer, index in self._consumers[node.name]:
+                keyed = KIND_RULES[consumer.kind].needs_key  # it works with `_hash`, and perhaps `_weight`
+                bare = batch if keyed else batch.select(schema.names)
+                self._route(run, consumer, _Input(index, bare, origin))
+
+    def _emit(self, run: "_Run", name: str, batch: pa.RecordBatch, origin: BatchOrigin) -> None:
+        self._given[name] += batch.num_rows
+        for consumer, index in self._consumers[name]:
+            self._route(run, consumer, _Input(index, batch, origin))
+
+    def _emit_side_outputs(self, run: "_Run", name: str, operator: Operator, origin: BatchOrigin) -> None:
+        for port, consumers in self._sides[name].items():
+            for batch in operator.take_side_output(port):
+                for consumer in consumers:
+                    self._route(run, consumer, _Input(0, batch, origin))
+
+    def _route(self, run: "_Run", consumer: NodePlan, given: _Input) -> None:
+        if not given.batch.num_rows:
+            return  # no operator, and so no function of a user's, ever sees an empty batch
+        if consumer.stage == run.stage.index:
+            self._push(run, consumer, given)
+        else:
+            self._held.setdefault(run.step, {}).setdefault(consumer.name, []).append(given)
+
+    def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
+        self._taken[node.name] += given.batch.num_rows
+        if node.kind is OperatorKind.BROADCAST:
+            self._to_send[node.name].append(given.batch)
+            return
+        operator = self._operators[node.name]
+        if node.kind is OperatorKind.SINK:
+            self._rows_out += given.batch.num_rows
+        if node.kind is OperatorKind.UNION:
+            self._unions[node.name].append(given)
+            return
+        if self.time.flows and given.origin.source is not None:
+            self.time.coming(node.name, given.origin.name, given.origin.source.split)
+        try:
+            made = operator.process_of(given.port, given.batch)
+        except UserFault as fault:
+            raise _operator_error(node.name, given.origin.say(fault.row), fault) from fault
+        for batch in made:
+            if node.exchange is None:
+                self._emit(run, node.name, batch, given.origin.coarse())
+            elif batch.num_rows:
+                self._to_send[node.name].append(batch)
+        if self._sides.get(node.name):
+            self._emit_side_outputs(run, node.name, operator, given.origin.coarse())
+
+    def _finish(self, run: "_Run", *, cut: bool) -> Sends:
+        sends: Sends = {}
+        for node in run.stage.nodes:
+            if node.exchange is not None:
+                sends[node.exchange] = self._partition(node)
+            else:
+                self._end_step(run, node, cut=cut)
+            self.time.passed(run.step, node)
+        if cut:
+            self.time.cut_at(run.step)
+        self.time.stage_over(run.step, run.stage.index)
+        return sends
+
+    def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
+        operator = self._operators[node.name]
+        origin = BatchOrigin(f"the end of step {run.step}")
+        # In the order of the inputs, so that it does not depend on how the step was cut into batches.
+        for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
+            self._emit(run, node.name, given.batch, given.origin.coarse())
+        try:
+            made = [*operator.end_step()]
+            if self.time.flows:
+                for index, watermark in enumerate(self.time.inputs(run.step, node)):
+                    made += operator.on_punctuation(watermark, index)
+            if cut:
+                made += operator.drain()
+        except UserFault as fault:
+            raise _operator_error(node.name, origin.words, fault) from fault
+        for batch in made:
+            self._emit(run, node.name, batch, origin)
+        if self._sides.get(node.name):
+            self._emit_side_outputs(run, node.name, operator, origin)
+
+    def _partition(self, node: NodePlan) -> list[list[pa.RecordBatch]]:
+        return self._partitioners[node.name].partition(self._to_send.pop(node.name, []))
+
+
+class _Run(NamedTuple):
+    """One execution of one stage."""
+
+    step: int
+    stage: StagePlan
+
+
+def _operator_error(name: str, position: str, fault: UserFault) -> OperatorError:
+    cause = fault.__cause__
+    lines = traceback.format_exception(cause) if cause is not None else [str(fault)]
+    return OperatorError(
+        name,
+        position,
+        str(fault),
+        traceback_text="".join(lines),
+        remedy=fault.remedy,
+        wants_reset=isinstance(cause, OperatorFailure),
+    )

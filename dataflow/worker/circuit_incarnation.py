@@ -1,0 +1,392 @@
+"""One incarnation of a worker's circuit: from standing at a cut to running steps. Circuit thread only.
+
+Rules of this file: it turns the schedule's decisions into calls of the circuit, and their results into
+messages. It is made for one incarnation and thrown away with it; an error leaves it unusable.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import pyarrow as pa
+
+from checkpoint.chains.state_blocks import decode_block, encode_block
+from checkpoint.core.barrier import Alignment, CompleteStep
+from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
+from checkpoint.core.divisions import Division
+from checkpoint.core.manifest import SplitPosition
+from checkpoint.errors import StepOrderError
+from dataflow.core.event_time import Watermark, decode_watermark
+from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
+from dataflow.graph.builder import GraphPlan
+from dataflow.limits import WorkerLimits
+from dataflow.sinks.log import LogWriter
+from dataflow.sources.prefetched import PrefetchedReader
+from dataflow.state.directory_handover import Handover
+from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.worker.circuit import Checkpoint, Circuit
+from dataflow.worker.directories import PostedChanges
+from dataflow.worker.identity import Clock, Identity
+from dataflow.worker.messages import (
+    CutRequested,
+    CutTaken,
+    DivisionsDurable,
+    LoadStateBlock,
+    OutputMade,
+    PausedAt,
+    PauseRequested,
+    Post,
+    PublishCut,
+    RestoreCircuit,
+    Shared,
+    SourceWaits,
+    StageEnded,
+    Started,
+)
+from dataflow.worker.partitioning import decode_batch
+from dataflow.worker.stage_output import Item, StageOutput
+from dataflow.worker.step_input import StepInput
+
+logger = logging.getLogger("dos.dataflow")
+
+NO_DIRECTORIES: Final[Mapping[str, Handover]] = MappingProxyType({})
+
+
+class CircuitIncarnation:
+    """See the top of this file. Order of calls: `load`*, `start`, then `advance` while it returns True."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        identity: Identity,
+        order: RestoreCircuit,
+        *,
+        worker_limits: WorkerLimits,
+        shared: Shared,
+        post: Post,
+        clock: Clock | None = None,
+    ) -> None:
+        """Stand at the cut, without state. Raises InputChangedError, CorruptDataError and others."""
+        self.number = order.incarnation
+        self._me = identity
+        self._shared = shared
+        self._post = post
+        self._clock = Clock() if clock is None else clock
+        self._stages = graph.plan.stages
+        first = order.step + 1
+        ahead = min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
+        self._schedule = Schedule(graph.plan, first, order.cut, order.step, ahead)
+        self._divisions: dict[int, Division] = {}
+        self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
+        self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
+        self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
+        self._once_at_most = graph.delivery == "at-most-once"
+        self._handovers: tuple[Handover, ...] = ()
+        self._durable = order.step
+        """Divisions up to here are durable at all workers."""
+        self._pause_to_tell = 0
+        """The order to pause that is not answered yet."""
+        self._waiting: dict[str, int] = {}
+        """Sources that want a cut, and the step at whose end."""
+        self._waits_since: dict[int, float] = {}
+        """Step -> when its last stage that ran here was over: since then it waits to be aligned."""
+        self._aligned = {
+            channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
+            for channel in range(graph.plan.channels)
+        }
+        self._circuit = Circuit(
+            graph,
+            region=identity.region,
+            worker=identity.worker,
+            workers=identity.workers,
+            store_id=order.store_id,
+            layout=order.layout,
+            incarnation=order.incarnation,
+            scratch=identity.scratch,
+        )
+        self._sending = StageOutput(self._circuit, identity, self.number, self._stages, self._aligned)
+        self._reading = StepInput(self._circuit, worker_limits, shared, self._clock, order.incarnation)
+        try:
+            self._stand(order)
+        except BaseException:
+            self._circuit.close()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the links know that nothing of this incarnation counts any more, and have let go of what
+        its operators wait for.
+        """
+        return any(handover.closed for handover in self._handovers)
+
+    def close(self) -> None:
+        """Let go of files; nothing is made durable."""
+        self._circuit.close()
+
+    # --- standing -----------------------------------------------------------------------------------------
+
+    def _stand(self, order: RestoreCircuit) -> None:
+        part = order.part
+        for name, reader in self._circuit.sources.items():
+            reader.reset_to({} if part is None else part.sources.get(name, {}))
+            if isinstance(reader, PrefetchedReader):
+                reader.attach(order.feeds[name])
+        self._circuit.time.restore({} if part is None else part.sources)
+        for name, writer in self._circuit.sinks.items():
+            writer.reset_to(None if part is None else part.sinks.get(name))
+            if order.cut:
+                writer.publish(order.cut)  # perhaps nobody lived to see its commit
+        self._shared.step = order.step
+        self._shared.exhausted = False
+
+    def load(self, block: LoadStateBlock) -> None:
+        """Take one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
+        if block.operator not in self._circuit.stateful:
+            return  # the fingerprint agrees, so this is an operator that once was stateful and is not now
+        where = f"the state of operator {block.operator!r} in cut {block.cut}"
+        self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
+
+    def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
+        """All stored blocks were taken, and these are the files of operators. Raises OperatorError."""
+        self._handovers = tuple(directories.values())
+        for name, handover in directories.items():
+            log = PostedChanges(self.number, name, handover, self._post)
+            self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
+        self._circuit.restored()
+        self._shared.operators = self._circuit.counters()  # it may be the final cut, and no step follow
+
+    def start(self, order: Started) -> None:
+        """All workers stand."""
+        self._divisions = {division.step: division for division in order.divisions}
+        if self._divisions:
+            self._schedule.replay_until = max(self._divisions)
+            if self._once_at_most:
+                logger.warning("what %d steps had read is not given again", len(self._divisions))
+        self._note_exhausted()
+
+    # --- what comes from outside --------------------------------------------------------------------------
+
+    def request_cut(self, order: CutRequested) -> None:
+        self._schedule.request_cut(order.cut, final=order.final)
+
+    def pause(self, order: PauseRequested) -> None:
+        """Between two steps: the next one takes no input, or does again."""
+        self._schedule.paused = order.pause > 0
+        self._pause_to_tell = order.pause
+        self._tell_paused()
+
+    def _tell_paused(self) -> None:
+        """Once recorded steps are replayed: those come whether the region is paused or not."""
+        if self._pause_to_tell and not self._schedule.replaying:
+            self._post(PausedAt(self.number, self._pause_to_tell, self._schedule.produced))
+            self._pause_to_tell = 0
+
+    def divisions_durable(self, order: DivisionsDurable) -> None:
+        """What those steps give may be shown."""
+        self._durable = max(self._durable, order.step)
+
+    def committed(self, order: PublishCut) -> None:
+        """Sinks show what they prepared for the cut."""
+        for writer in self._circuit.sinks.values():
+            writer.publish(order.cut)
+
+    def arrived(self, frame: ChannelFrame) -> None:
+        """A frame of a peer. Raises StepOrderError."""
+        if frame.type not in (FrameType.DATA, FrameType.PUNCTUATION, FrameType.STEP_END):
+            return  # RESET, DURABLE and EOF tell a consumer nothing that it acts on yet
+        alignment = self._aligned.get(frame.channel)
+        if alignment is None:
+            raise StepOrderError(f"sender {frame.sender} sends on channel {frame.channel}: there is none")
+        if frame.type is FrameType.DATA:
+            alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
+        elif frame.type is FrameType.PUNCTUATION:
+            alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, self._watermark_of(frame)))
+        else:
+            final = bool(frame.flags & FrameFlag.FINAL)
+            alignment.step_end(frame.sender, frame.step, frame.seq, cut=frame.cut, final=final)
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Do the next thing, if there is one. Raises OperatorError and whatever else stops the circuit."""
+        action = self._schedule.next_action(
+            self._is_complete,
+            input_waits=self._input_waits(),
+            room=self._shared.room,
+            peers_at=self._shared.peers_at,
+        )
+        begin = self._clock.seconds()
+        if isinstance(action, Produce):
+            if action.replay and not self._reading.can_replay(self._divisions[action.step]):
+                return False
+            self._produce(action)
+        elif isinstance(action, RunStage):
+            self._run_stage(action)
+        else:
+            self._note_exhausted()  # an input may have been closed while nothing came
+            return False
+        self._shared.busy_s += self._clock.seconds() - begin
+        return True
+
+    def _input_waits(self) -> bool:
+        # a split that falls idle is no input, but as good a reason for a step
+        return self._reading.has_input() or self._reading.idle_in() == 0
+
+    def wakes_in(self) -> float | None:
+        """Seconds after which `advance` is to be called though no message came, None: never."""
+        waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
+        waits.append(self._reading.idle_in())
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _is_complete(self, channel: int, step: int) -> bool:
+        if self._once_at_most and step > self._durable:
+            return False  # a reset would read its rows again, and they would be shown twice
+        alignment = self._aligned[channel]
+        return alignment.step == step and not alignment.missing()
+
+    def _produce(self, action: Produce) -> None:
+        step = action.step
+        time_ms = self._clock.wall_ms()
+        recorded = self._divisions.pop(step) if action.replay else None
+        if recorded is not None:
+            self._reading.replay(step, recorded, dropped=self._once_at_most)
+        elif not self._schedule.paused:
+            self._reading.fill(step)
+        taken, now = self._reading.take_division(recorded)
+        sends = self._circuit.end_sources(step, now)
+        taken |= self._circuit.time.division(step)
+        self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        self._split_times[step] = self._circuit.time.positions()
+        barrier = self._schedule.step_produced()
+        frames = self._sending.end_step(0, step, sends, barrier)
+        sources = None if action.replay else taken
+        self._waits_since[step] = self._clock.seconds()
+        self._post(StageEnded(self.number, step, frames, time_ms, sources))
+        self._shared.step = step
+        self._shared.rows_in += self._circuit.take_rows_in()
+        self._ask_for_cuts(step)
+        self._tell_paused()
+
+    def _ask_for_cuts(self, step: int) -> None:
+        waits = [name for name, reader in self._circuit.sources.items() if reader.wants_cut]
+        if any(name not in self._waiting for name in waits):
+            self._post(SourceWaits(self.number, step))
+        for name in waits:
+            self._waiting.setdefault(name, step)
+
+    def _cut_taken(self, step: int) -> None:
+        """Sources that waited for a cut at the end of this step, or before, go on."""
+        for name in [name for name, waits in self._waiting.items() if waits <= step]:
+            del self._waiting[name]
+            self._circuit.sources[name].cut_taken()
+
+    def _note_exhausted(self) -> None:
+        """Whether the final cut may come: all was read, and every step of ours is through all stages here.
+
+        The second half matters. Two workers: ours has read its last rows in step 3, the other, exhausted
+        since step 1, has ended step 2 only. If a final cut is asked for now, the other flags its next
+        STEP_END, that of step 3 or even of 2 if it is slow: our rows of step 3 would be lost. But a step is
+        through only when all have ended it; so when all say exhausted, all have ended every step that holds
+        rows.
+        """
+        through = self._schedule.produced == self._schedule.consumed and not self._divisions
+        if through and all(reader.exhausted for reader in self._circuit.sources.values()):
+            self._shared.exhausted = True
+
+    def _run_stage(self, action: RunStage) -> None:
+        stage, step = action
+        complete = {channel: self._take(channel, step) for channel in self._stages[stage].receives}
+        if stage == 1:
+            cut = max((done.cut for done in complete.values()), default=0)
+            final = any(done.final for done in complete.values() if done.cut == cut)
+            self._schedule.step_aligned(step, Barrier(cut, final))
+        barrier = self._schedule.cut_at(step)
+        received = {channel: self._decoded(channel, done.items) for channel, done in complete.items()}
+        watermarks = {
+            channel: [item for _, item in done.items if isinstance(item, Watermark)]
+            for channel, done in complete.items()
+        }
+        begin = self._clock.seconds()
+        aligned_s = begin - self._waits_since[step]
+        sends = self._circuit.run_stage(stage, step, received, cut=bool(barrier.cut), watermarks=watermarks)
+        if barrier.cut:
+            self._checkpoint(
+                stage, step, barrier.cut, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin
+            )
+        self._waits_since[step] = self._clock.seconds()
+        if self._stages[stage].sends:
+            self._post(StageEnded(self.number, step, self._sending.end_step(stage, step, sends, barrier)))
+        if self._schedule.stage_done(stage, step):
+            self._step_over(step)
+
+    def _take(self, channel: int, step: int) -> CompleteStep[Item]:
+        done = self._aligned[channel].take()
+        assert done is not None
+        assert done.step == step
+        return done
+
+    def _decoded(self, channel: int, items: Sequence[Item]) -> list[tuple[int, pa.RecordBatch]]:
+        return [
+            (sender, item if isinstance(item, pa.RecordBatch) else self._decode(channel, sender, item))
+            for sender, item in items
+            if not isinstance(item, Watermark)
+        ]
+
+    def _decode(self, channel: int, sender: int, payload: "bytes | bytearray | memoryview") -> pa.RecordBatch:
+        try:
+            return decode_batch(payload, self._circuit.wire_schema(channel))
+        except ValueError as error:
+            raise StepOrderError(f"from worker {sender}: {error}") from error
+
+    def _watermark_of(self, frame: ChannelFrame) -> Watermark:
+        try:
+            return decode_watermark(frame.payload)
+        except ValueError as error:
+            raise StepOrderError(f"from worker {frame.sender}: {error}") from error
+
+    def _checkpoint(self, stage: int, step: int, cut: int, *, aligned_s: float, drained_s: float) -> None:
+        if step not in self._checkpoints:
+            due = self._shared.snapshot_due or self._circuit.wants_snapshot
+            spool = SnapshotSpool(self._me.scratch) if due else None
+            self._checkpoints[step] = (Checkpoint(cut, spool, step=step), {})
+        taken, phases = self._checkpoints[step]
+        begin = self._clock.seconds()
+        self._circuit.take_checkpoint(stage, taken)
+        phases["align"] = phases.get("align", 0.0) + aligned_s
+        phases["drain"] = phases.get("drain", 0.0) + drained_s
+        phases["write"] = phases.get("write", 0.0) + self._clock.seconds() - begin
+
+    def _step_over(self, step: int) -> None:
+        self._note_exhausted()
+        positions, split_times = self._positions.pop(step), self._split_times.pop(step)
+        del self._waits_since[step]
+        barrier = self._schedule.forget(step)
+        self._shared.rows_out += self._circuit.take_rows_out()
+        self._shared.operators = self._circuit.counters()
+        for name, writer in self._circuit.sinks.items():
+            if isinstance(writer, LogWriter):
+                self._post(OutputMade(self.number, step, name, *writer.take_step(), positions))
+        if not barrier.cut:
+            return
+        self._cut_taken(step)
+        taken, phases = self._checkpoints.pop(step)
+        begin = self._clock.seconds()
+        blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
+        phases["write"] += self._clock.seconds() - begin
+        writers = tuple(self._circuit.sinks.values())
+        self._post(
+            CutTaken(
+                self.number,
+                step,
+                barrier,
+                blocks,
+                taken.snapshot,
+                positions | split_times,
+                taken.sinks,
+                writers,
+                phases,
+            )
+        )
+        self._shared.cuts += 1

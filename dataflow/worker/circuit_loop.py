@@ -1,0 +1,194 @@
+"""The circuit thread's loop: takes messages, keeps the present incarnation going, says what stopped it.
+
+Rules of this file: user code runs on this thread and only here. Nothing here waits for a network or a store;
+inputs and outputs are files, everything else is a message. What an incarnation does with its steps is
+`worker/circuit_incarnation.py`'s.
+
+States:
+
+    IDLE       no incarnation, or this one has failed: what belongs to it is dropped until the next
+    `RestoreCircuit` LOADING    sources and sinks stand at the cut; state blocks come in STANDING   loaded; what
+    peers send early is kept RUNNING    steps
+"""
+
+import logging
+import traceback
+from collections.abc import Callable
+from enum import Enum, auto
+
+from checkpoint.core.messages import FailureKind
+from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
+from dataflow.graph.builder import GraphPlan
+from dataflow.limits import WorkerLimits
+from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.identity import Clock, Identity
+from dataflow.worker.messages import (
+    Arrived,
+    BlockLoaded,
+    CircuitFailed,
+    CutRequested,
+    DivisionsDurable,
+    Inbox,
+    LinksEnded,
+    LoadStateBlock,
+    PauseRequested,
+    PublishCut,
+    Published,
+    RestoreCircuit,
+    Shared,
+    Started,
+    StateComplete,
+    StateLoaded,
+    ToCircuit,
+    ToLinks,
+)
+from dos_protocol.errors import CorruptDataError
+
+logger = logging.getLogger("dos.dataflow")
+
+_FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError)
+"""The cut does not fit what is found here: trying again finds the same."""
+
+
+class LoopState(Enum):
+    """See the top of this file."""
+
+    IDLE = auto()
+    LOADING = auto()
+    STANDING = auto()
+    RUNNING = auto()
+
+
+class CircuitLoop:
+    """Runs until the link thread says that it has ended."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        identity: Identity,
+        *,
+        worker_limits: WorkerLimits,
+        inbox: Inbox,
+        shared: Shared,
+        post: Callable[[ToLinks], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock
+        self._graph = graph
+        self._identity = identity
+        self._limits = worker_limits
+        self._inbox = inbox
+        self._shared = shared
+        self._post = post
+        self._state = LoopState.IDLE
+        self._run: CircuitIncarnation | None = None
+        self._waiting = False
+        """The incarnation can do nothing until a message comes."""
+        self.incarnations = 0
+
+    def run(self) -> LinksEnded:
+        """Until the process is to end; returns why."""
+        try:
+            while True:
+                message = self._next_message()
+                if isinstance(message, LinksEnded):
+                    return message
+                self.turn(message)
+        finally:
+            self.drop()
+
+    @property
+    def busy(self) -> bool:
+        """There may be work to do without a message."""
+        return self._state is LoopState.RUNNING and not self._waiting
+
+    def _next_message(self) -> ToCircuit | None:
+        """A message if there is one; None if there is work to do meanwhile; else wait for one."""
+        if self.busy:
+            return self._inbox.take_nowait()
+        timeout_s = self._run.wakes_in() if self._run and self._state is LoopState.RUNNING else None
+        return self._inbox.take(timeout_s)
+
+    def _advance(self) -> None:
+        assert self._run is not None
+        self._waiting = not self._run.advance()
+
+    def turn(self, message: ToCircuit | None) -> None:
+        """Take a message, or (None) do a piece of work; an error ends the incarnation, and is told."""
+        self._waiting = False
+        number = self._shared.incarnation if self._run is None else self._run.number
+        if isinstance(message, RestoreCircuit):
+            number = message.incarnation
+        try:
+            if message is None:
+                self._advance()
+            else:
+                self._handle(message)
+        except Exception as error:
+            told = self._run is not None and self._run.is_over  # why it is over, the links have said
+            self.drop()
+            if not told:
+                self._post(_failure(number, error))
+
+    def drop(self) -> None:
+        """Let go of the incarnation, if there is one."""
+        self._state = LoopState.IDLE
+        self._waiting = False
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def _handle(self, message: ToCircuit) -> None:
+        if isinstance(message, RestoreCircuit):
+            self._restoring(message)
+        elif self._run is not None and getattr(message, "incarnation", 0) == self._run.number:
+            self._in_incarnation(self._run, message)
+
+    def _restoring(self, order: RestoreCircuit) -> None:
+        self.drop()
+        self._run = CircuitIncarnation(
+            self._graph,
+            self._identity,
+            order,
+            worker_limits=self._limits,
+            shared=self._shared,
+            post=self._post,
+            clock=self._clock,
+        )
+        self._state = LoopState.LOADING
+        self.incarnations += 1
+
+    def _in_incarnation(self, run: CircuitIncarnation, message: ToCircuit) -> None:
+        if isinstance(message, Arrived):
+            run.arrived(message.frame)
+        elif isinstance(message, LoadStateBlock):
+            run.load(message)
+            self._post(BlockLoaded(run.number))
+        elif isinstance(message, StateComplete):
+            run.loaded(message.directories)
+            self._state = LoopState.STANDING
+            self._post(StateLoaded(run.number))
+        elif isinstance(message, Started):
+            run.start(message)
+            self._state = LoopState.RUNNING
+        elif isinstance(message, DivisionsDurable):
+            run.divisions_durable(message)
+        elif isinstance(message, CutRequested):
+            run.request_cut(message)
+        elif isinstance(message, PauseRequested):
+            run.pause(message)
+        elif isinstance(message, PublishCut):
+            run.committed(message)
+            self._post(Published(run.number, message.cut, message.final))
+
+
+def _failure(incarnation: int, error: Exception) -> CircuitFailed:
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, OperatorError):
+        trace = error.traceback_text or text
+        cause = f"{error.cause} ({error.remedy})" if error.remedy else error.cause
+        reported: FailureKind = "reset" if error.wants_reset else "operator"
+        return CircuitFailed(incarnation, reported, cause, error.operator, error.position, trace)
+    kind: FailureKind = "manifest" if isinstance(error, _FOR_A_PERSON) else "internal"
+    logger.error("the circuit stopped (%s): %s", kind, error, exc_info=error)
+    return CircuitFailed(incarnation, kind, f"{type(error).__name__}: {error}", traceback=text)

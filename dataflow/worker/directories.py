@@ -1,0 +1,204 @@
+"""The directories of a worker's operators in one incarnation: made at a cut, recorded, durable before a vote.
+
+Rules of this file: `PostedChanges` is for the circuit's thread, all else is trio, without user code. Changes
+come as messages, in the order in which they were made, and with them where cuts lie; so a position belongs to
+exactly the changes before it, however far the circuit has gone on meanwhile.
+
+On this machine the files lie in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch
+directory, so that nobody else's are there, whoever is given the same scratch. What other incarnations left is
+removed: nothing is ever read of it.
+"""
+
+import logging
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from checkpoint.chains.directory_store import DirectoryStore, FilesAt, directory_chain
+from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.retention import Rolling
+from checkpoint.errors import ManifestError
+from checkpoint.runtime import runtime
+from dataflow import limits
+from dataflow.graph.builder import GraphPlan
+from dataflow.state.directory_handover import Handover
+from dataflow.worker.messages import DirectoryCut, FilesChanged, Post
+from journal import Position, Record, Scratch
+from journal.core.trimming import Floor
+from journal.files.changing import snapshot_of
+from journal.ports import ClaimPort
+
+logger = logging.getLogger("dos.dataflow")
+
+
+class PostedChanges:
+    """The log of one directory, on the circuit's thread: `dataflow.state.operator_directory.ChangeLog`."""
+
+    def __init__(self, incarnation: int, operator: str, handover: Handover, post: Post) -> None:
+        self._incarnation = incarnation
+        self._operator = operator
+        self._handover = handover
+        self._post = post
+        self._held: list[Record] = []
+        self._held_bytes = 0
+
+    @property
+    def snapshot_due(self) -> bool:
+        return self._handover.snapshot_due
+
+    def record(self, record: Record) -> None:
+        self._held.append(record)
+        self._held_bytes += sum(map(len, record.strings)) + limits.directory_record_bytes
+        if self._held_bytes >= limits.directory_batch_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._held:
+            return
+        records, size = tuple(self._held), self._held_bytes
+        self._held.clear()
+        self._held_bytes = 0
+        self._handover.take(size)
+        self._post(FilesChanged(self._incarnation, self._operator, records, size))
+
+    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        self.flush()
+        self._post(DirectoryCut(self._incarnation, self._operator, cut, step, dict(sizes), copy))
+
+
+class DirectoriesAtCut(NamedTuple):
+    """What a vote says of all directories."""
+
+    positions: dict[str, Position]
+    floors: dict[str, Floor]
+
+
+class Directories:
+    """See the top of this file. `open`, run `record_all` in a task, `rebuild`; `aclose` in any case."""
+
+    def __init__(self, graph: GraphPlan, name: str, incarnation: int, scratch_dir: str) -> None:
+        """name: of the worker's directory in the store."""
+        self._name = name
+        self._operators = [name for name, spec in graph.specs.items() if spec.keeps_files]
+        self._incarnation = incarnation
+        self._scratch_dir = scratch_dir
+        self._stores: dict[str, DirectoryStore] = {}
+        self._handovers: dict[str, Handover] = {}
+        self._cuts: dict[int, dict[str, FilesAt]] = {}
+        self._to_record, self._changes = trio.open_memory_channel[FilesChanged | DirectoryCut](math.inf)
+        self._cut_came = trio.Event()
+
+    @property
+    def replayed_bytes(self) -> int:
+        return sum(store.replayed_bytes for store in self._stores.values())
+
+    async def open(
+        self,
+        claim: ClaimPort,
+        part: WorkerCut | None,
+        *,
+        generation: int,
+        scratch: Scratch | None,
+        rolling: Rolling,
+    ) -> None:
+        """Stand at the cut of which `part` is this worker's; None: the beginning. Raises ManifestError for a
+        cut that says nothing of an operator's files, and what `DirectoryStore.open` raises.
+        """
+        self._name = f"{self._name}.{claim.store.record.store_id.hex()}"
+        for name in self._operators:
+            if part is not None and name not in part.directories:
+                raise ManifestError(f"the cut has no position of the files of operator {name!r}")
+            self._stores[name] = await DirectoryStore.open(
+                claim,
+                name,
+                at=None if part is None else part.directories[name],
+                generation=generation,
+                scratch=scratch,
+                rolling=rolling,
+            )
+
+    async def rebuild(self) -> dict[str, Handover]:
+        """Make the files; for each operator what it is handed. Raises as `DirectoryStore.rebuild`."""
+        if not self._operators:
+            return {}
+        root = await runtime().in_thread(self._place)
+        for name, store in self._stores.items():
+            await store.rebuild(root / name)
+            handover = Handover(root / name, limits.directory_bytes_ahead)
+            handover.snapshot_due = store.snapshot_due
+            self._handovers[name] = handover
+        return dict(self._handovers)
+
+    def _place(self) -> Path:
+        """An empty directory of this incarnation alone. Raises OSError."""
+        if not self._scratch_dir:
+            made = Path(tempfile.mkdtemp(prefix="dos-directories-"))
+            weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+            return made
+        place = Path(self._scratch_dir, "directories", self._name, str(self._incarnation))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for other in place.parent.iterdir():
+            shutil.rmtree(other, onerror=_not_removed)
+        place.mkdir()
+        return place
+
+    # --- from the circuit ---------------------------------------------------------------------------------
+
+    def take(self, message: FilesChanged | DirectoryCut) -> None:
+        """A change was handed over, or a cut lies here. Never blocks."""
+        self._to_record.send_nowait(message)
+
+    async def record_all(self) -> None:
+        """Append what the circuit hands over, in order. Raises FencedError."""
+        async for message in self._changes:
+            store, handover = self._stores[message.operator], self._handovers[message.operator]
+            if isinstance(message, FilesChanged):
+                await store.append(message.records)
+                handover.give(message.size)
+                continue
+            at = store.cut(message.cut, message.step, sum(message.sizes.values()))
+            self._cuts.setdefault(message.cut, {})[message.operator] = at
+            self._cut_came.set()
+            self._cut_came = trio.Event()
+            if message.copy is not None:
+                await self._snapshot(store, message.copy, message.sizes)
+            handover.snapshot_due = store.snapshot_due
+
+    async def _snapshot(self, store: DirectoryStore, copy: Path, sizes: Mapping[str, int]) -> None:
+        try:
+            await store.snapshot(lambda: snapshot_of(copy, sizes))
+        finally:
+            with trio.CancelScope(shield=True):
+                await runtime().in_thread(shutil.rmtree, copy, True)  # noqa: FBT003 - ignore_errors
+
+    # --- a vote -------------------------------------------------------------------------------------------
+
+    async def synced(self, cut: int) -> DirectoriesAtCut:
+        """Wait until all changes before the cut are synced on the quorum. Raises FencedError."""
+        while len(self._cuts.get(cut, {})) < len(self._operators):
+            await self._cut_came.wait()
+        found = self._cuts.pop(cut, {})
+        for name, at in found.items():
+            await self._stores[name].synced(at)
+        return DirectoriesAtCut(
+            {name: at.position for name, at in found.items()},
+            {directory_chain(name): at.floor for name, at in found.items()},
+        )
+
+    async def aclose(self) -> None:
+        """Let go who waits for room, and stop appending."""
+        for handover in self._handovers.values():
+            handover.close()
+        for store in self._stores.values():
+            await store.aclose()
+
+
+def _not_removed(_: object, path: str, why: object) -> None:
+    """One that was superseded may still be writing there; the next incarnation tries again."""
+    logger.warning("could not remove what an earlier incarnation left at %s: %s", path, why)

@@ -1,0 +1,144 @@
+"""The links between this worker and its peers in one incarnation.
+
+Rules of this file: links, and who broke. What is taken of frames is `core/incoming_frames.py`'s. A pair of workers has
+two links, each dialled by its sender: so one slow receiver holds up nothing that comes from it. Queues have
+no bound of their own: a sender is at most `steps_ahead` steps before its consumer, and the consumer cannot go
+on without its peers.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+
+from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.handshake import LinkHello
+from checkpoint.core.messages import Peer
+from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
+from checkpoint.link import Link, connect_link
+from dataflow import limits
+from dataflow.core.incoming_frames import IncomingFrames
+from dataflow.errors import PeerLostError
+from dataflow.worker.messages import Arrived, Inbox, Shared
+from dataflow.worker.spec import ADVERTISE_HOST, WorkerSpec
+from dos_protocol.errors import BrokenConnectionError, ClosedError
+
+logger = logging.getLogger("dos.dataflow")
+
+Frames = tuple[ChannelFrame, ...]
+
+
+class Exchange:
+    """See the top of this file. `lost` is called with a PeerLostError; after that the exchange is to be
+    ended.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        incarnation: int,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+        lost: Callable[[PeerLostError], None],
+    ) -> None:
+        self._spec = spec
+        self._incarnation = incarnation
+        self._inbox = inbox
+        self._shared = shared
+        self._lost = lost
+        self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
+        self._heard = IncomingFrames(spec.region, spec.worker, spec.workers, incarnation)
+        self._over = trio.Event()
+        self.on_durable: Callable[[int, int], None] | None = None
+        """Called when a peer says that its divisions up to a step are durable."""
+
+    def end(self) -> None:
+        """Hear nothing more."""
+        self._over.set()
+
+    # --- out ----------------------------------------------------------------------------------------------
+
+    async def dial_all(self, nursery: trio.Nursery, peers: Sequence[Peer], *, step: int) -> None:
+        """A link to every peer; senders run in `nursery`. Raises PeerLostError (perhaps in a group)."""
+        async with trio.open_nursery() as dialling:
+            for worker, peer in enumerate(peers):
+                if worker != self._spec.worker:
+                    dialling.start_soon(self._dial, nursery, worker, peer, step)
+
+    async def _dial(self, nursery: trio.Nursery, worker: int, peer: Peer, step: int) -> None:
+        spec = self._spec
+        hello = LinkHello(
+            role="exchange",
+            job=spec.region,
+            worker=spec.worker,
+            attempt=spec.attempt,
+            incarnation=self._incarnation,
+        )
+        try:
+            link = await connect_link(
+                peer.host, peer.port, key=spec.job_key, hello=hello, timeout_s=limits.peer_dial_s
+            )
+        except (BrokenConnectionError, HandshakeError) as error:
+            raise PeerLostError(
+                worker,
+                f"worker {spec.worker} cannot connect to it at {peer.host}:{peer.port}: {error.args[0]}",
+                remedy=f"if {peer.host} is not the address at which other hosts reach that worker, set "
+                f"{ADVERTISE_HOST} on its host; if a firewall is between them, open the ports of the workers",
+            ) from error
+        outgoing, queue = trio.open_memory_channel[Frames](math.inf)
+        self._outgoing[worker] = outgoing
+        outgoing.send_nowait((self._heard.marker(FrameType.RESET, step),))
+        nursery.start_soon(self._send_all, worker, link, queue)
+
+    async def _send_all(self, worker: int, link: Link, queue: "trio.MemoryReceiveChannel[Frames]") -> None:
+        try:
+            async for frames in queue:
+                await link.send_many(frames)
+        except (BrokenConnectionError, ClosedError) as error:
+            raise PeerLostError(worker, str(error.args[0])) from error
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(1):
+                await link.aclose()
+
+    def send(self, frames: Mapping[int, Frames]) -> None:
+        """Queue frames for the peers."""
+        for worker, batch in frames.items():
+            self._outgoing[worker].send_nowait(batch)
+
+    def tell(self, kind: FrameType, step: int) -> None:
+        """Queue a frame without content for every peer."""
+        for outgoing in self._outgoing.values():
+            outgoing.send_nowait((self._heard.marker(kind, step),))
+
+    # --- in -----------------------------------------------------------------------------------------------
+
+    async def hear(self, link: Link) -> None:
+        """Everything a peer sends, on the link that it dialled, until the exchange is ended."""
+        peer = link.hello.worker
+        if not self._heard.admits(peer, link.hello.incarnation):
+            logger.warning("refused a second or strange exchange link of worker %d", peer)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_over, nursery.cancel_scope)
+            try:
+                while True:
+                    self._take(peer, await link.receive())
+            except (LinkClosedError, BrokenConnectionError, ChannelFrameError, ClosedError) as error:
+                self._lost(PeerLostError(peer, str(error.args[0])))
+            nursery.cancel_scope.cancel()
+
+    async def _until_over(self, scope: trio.CancelScope) -> None:
+        await self._over.wait()
+        scope.cancel()
+
+    def _take(self, peer: int, frame: ChannelFrame) -> None:
+        if self._over.is_set():
+            return  # frames that were here already when the exchange was ended
+        shown = self._heard.take(peer, frame)
+        if frame.type is FrameType.DURABLE and self.on_durable is not None:
+            self.on_durable(peer, frame.step)
+        self._shared.peers_at = max(self._shared.peers_at, self._heard.peers_at)
+        if shown is not None:
+            self._inbox.put(Arrived(self._incarnation, shown))

@@ -1,0 +1,358 @@
+"""One incarnation of a worker on the link thread: its claim, its chains, its votes.
+
+Rules of this file: trio only, no user code, nothing that takes long on the processor. Order of a restore:
+claim the directory with epoch = incarnation; open the chains (`worker/journals.py`); give the circuit its
+state and dial every peer; only then say RESTORED. Input is read ahead meanwhile. Whatever fails ends the
+incarnation here, and is told once.
+
+Votes are made one after the other, while the circuit runs the next steps.
+"""
+
+import logging
+import math
+from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
+
+import msgspec
+import trio
+
+from checkpoint.core.channel_frames import FrameType
+from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.messages import Committed, Restore, Start
+from checkpoint.core.region import worker_directory
+from checkpoint.core.retention import Rolling
+from checkpoint.errors import OutputDiffersError, StaleIncarnationError
+from checkpoint.link import Link
+from checkpoint.participant import Participant
+from checkpoint.runtime import runtime
+from dataflow import limits
+from dataflow.core.phase_timer import PhaseTimer
+from dataflow.sources.prefetched import PrefetchedSource
+from dataflow.worker.directories import Directories
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.failures import first_error
+from dataflow.worker.journals import Journals, NoJournals, after_step
+from dataflow.worker.messages import (
+    BlockLoaded,
+    CutTaken,
+    DirectoryCut,
+    DivisionsDurable,
+    FilesChanged,
+    Inbox,
+    LoadStateBlock,
+    OutputMade,
+    PausedAt,
+    Published,
+    RestoreCircuit,
+    Shared,
+    SourceWaits,
+    StageEnded,
+    Started,
+    StateComplete,
+    StateLoaded,
+    ToLinks,
+    Woken,
+)
+from dataflow.worker.outputs import Outputs
+from dataflow.worker.prefetching import Prefetcher
+from dataflow.worker.spec import WorkerSpec
+from dos_client import Claim, Store, randomness
+from journal import Scratch
+
+logger = logging.getLogger("dos.dataflow")
+
+
+class LinkIncarnation:
+    """See the top of this file. `run` it in a task; `end` it before the next one begins."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        order: Restore,
+        control: Participant,
+        store: Store,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+    ) -> None:
+        self.number = order.incarnation
+        self.claim: Claim | None = None
+        self._spec = spec
+        self._order = order
+        self._control = control
+        self._store = store
+        self._inbox = inbox
+        self._shared = shared
+        self._exchange = Exchange(spec, order.incarnation, inbox=inbox, shared=shared, lost=self.fail)
+        self._plan = spec.graph.plan()
+        self._outputs = Outputs(
+            self._plan,
+            self._exchange,
+            peers=spec.workers - 1,
+            durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
+        )
+        self._exchange.on_durable = self._outputs.heard
+        name = worker_directory(spec.region, spec.worker)
+        self._directories = Directories(self._plan, name, order.incarnation, spec.scratch_dir)
+        self._scope = trio.CancelScope()
+        self._over = trio.Event()
+        self._failure: Exception | None = None
+        self._ending = False
+        self._journals: Journals | None = None
+        self._to_serve, self._from_circuit = trio.open_memory_channel[
+            StageEnded | Published | SourceWaits | PausedAt | Committed
+        ](math.inf)
+        self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
+        self._loaded = trio.Event()
+        self._block_room = trio.Semaphore(limits.state_blocks_ahead)
+        self._told_exhausted = False
+
+    # --- from outside -------------------------------------------------------------------------------------
+
+    def deliver(self, message: ToLinks) -> None:
+        """A message of the circuit. On the trio thread; never blocks."""
+        if isinstance(message, BlockLoaded):
+            self._block_room.release()
+        elif isinstance(message, StateLoaded):
+            self._loaded.set()
+        elif isinstance(message, OutputMade):
+            self._outputs.take(message)
+        elif isinstance(message, FilesChanged | DirectoryCut):
+            self._directories.take(message)
+        elif isinstance(message, CutTaken):
+            self._to_vote.send_nowait(message)
+        elif isinstance(message, StageEnded | Published | SourceWaits | PausedAt):
+            self._to_serve.send_nowait(message)
+
+    def start(self, order: Start) -> None:
+        """All workers stand: the circuit runs, recorded steps first."""
+        assert self._journals is not None, "START before RESTORED"
+        self._outputs.replays_until(order.replay_until_step)
+        self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
+
+    def committed(self, order: Committed) -> None:
+        """A cut is committed, and others are released by it."""
+        self._to_serve.send_nowait(order)
+
+    async def hear(self, link: Link) -> None:
+        """A peer has dialled in this incarnation."""
+        await self._exchange.hear(link)
+
+    def fail(self, error: Exception) -> None:
+        """End the incarnation with this error; only the first counts."""
+        if self._failure is None and not self._ending:
+            self._failure = error
+            self._scope.cancel()
+
+    async def end(self) -> None:
+        """Stop everything of this incarnation and wait until it has stopped."""
+        self._ending = True
+        self._scope.cancel()
+        await self._over.wait()
+
+    # --- the life -----------------------------------------------------------------------------------------
+
+    async def run(self) -> Exception | None:
+        """Until it fails or is ended; what it failed with, None if it was ended.
+
+        Also None if it was ended while it failed: the next incarnation has begun, and that did not fail.
+        (Peers that reset before us close their links; that must not end the new incarnation as well.)
+        """
+        try:
+            with self._scope:
+                await self._live()
+        except Exception as error:
+            self.fail(first_error(error))
+        finally:
+            self._exchange.end()
+            self._over.set()
+        return None if self._ending else self._failure
+
+    async def _live(self) -> None:
+        laps = PhaseTimer(trio.current_time())
+        order, after = self._order, after_step(self._order)
+        part = None if order.restore is None else order.restore.workers[self._spec.worker]
+        store_id = self._store.record.store_id
+        feeds = self._feeds(part)
+        buffers = {name: feed.buffer for name, feed in feeds.items()}
+        self._inbox.put(RestoreCircuit(self.number, after, order.cut, part, order.layout, store_id, buffers))
+        directory = worker_directory(self._spec.region, self._spec.worker)
+        async with trio.open_nursery() as reading:
+            for feed in feeds.values():  # it only reads, and what is read is there when the steps begin
+                reading.start_soon(feed.run)
+            async with await self._store.claim(directory, self.number, randomness.fresh_id()) as claim:
+                self.claim = claim
+                laps.end("claim", trio.current_time())
+                await self._work(claim, laps)
+
+    async def _work(self, claim: Claim, laps: PhaseTimer) -> None:
+        """With the claim: from its chains to steps."""
+        order, after = self._order, after_step(self._order)
+        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+            await stack.enter_async_context(aclosing(self._outputs))
+            await stack.enter_async_context(aclosing(self._directories))
+            journals = await self._open_chains(claim, stack)
+            laps.end("open", trio.current_time())
+            nursery.start_soon(self._directories.record_all)
+            async with trio.open_nursery() as standing:
+                standing.start_soon(self._load, journals)
+                await self._exchange.dial_all(nursery, order.peers, step=after)
+            laps.end("load", trio.current_time())
+            await self._control.restored(
+                last_step=journals.last_step,
+                replayed_bytes=sum(
+                    one.replayed_bytes for one in (journals, self._outputs, self._directories)
+                ),
+                seconds=sum(laps.phases_s.values()),
+                phases_s=laps.phases_s,
+            )
+            nursery.start_soon(self._serve, journals)
+            nursery.start_soon(self._vote_all, journals)
+            nursery.start_soon(self._outputs.announce, journals.division_synced)
+            nursery.start_soon(self._publish)
+            nursery.start_soon(self._watch, claim)
+
+    async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
+        """All of them at one time: each stands on its own. What was opened is closed by the stack."""
+        order, spec = self._order, self._spec
+        part = None if order.restore is None else order.restore.workers[spec.worker]
+        scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
+        generation = self._store.record.generation
+        journals: Journals = NoJournals()
+        async with trio.open_nursery() as opening:
+            opening.start_soon(
+                partial(
+                    self._outputs.open,
+                    claim,
+                    part,
+                    after_step=after_step(order),
+                    generation=generation,
+                    scratch=scratch,
+                )
+            )
+            if not spec.without_cuts:
+                rolling = Rolling(snapshot_bytes_min=spec.limits.snapshot_bytes_min)
+                # First: when the journals stand, what lies below any chain's floor is deleted.
+                await self._directories.open(
+                    claim, part, generation=generation, scratch=scratch, rolling=rolling
+                )
+                journals = await Journals.open(
+                    claim, order, generation=generation, scratch=scratch, rolling=rolling
+                )
+                await stack.enter_async_context(aclosing(journals))
+        self._journals = journals
+        return journals
+
+    def _feeds(self, part: WorkerCut | None) -> dict[str, Prefetcher]:
+        spec = self._spec
+        return {
+            name: Prefetcher(
+                name,
+                source,
+                self._store,
+                application=spec.application or spec.region,
+                worker=spec.worker,
+                workers=spec.workers,
+                positions={} if part is None else part.sources.get(name, {}),
+                woken=lambda: self._inbox.put(Woken()),
+                at_present=spec.without_cuts and self.number > 1,
+            )
+            for name, source in self._plan.specs.items()
+            if isinstance(source, PrefetchedSource)
+        }
+
+    async def _load(self, journals: Journals) -> None:
+        async for cut, operator, data in journals.blocks():
+            await self._block_room.acquire()
+            self._inbox.put(LoadStateBlock(self.number, cut, operator, data))
+        self._inbox.put(StateComplete(self.number, await self._directories.rebuild()))
+        await self._loaded.wait()
+
+    async def _serve(self, journals: Journals) -> None:
+        """What the circuit hands over, in order: record, then send."""
+        async for message in self._from_circuit:
+            if isinstance(message, Published):
+                await self._published(message)
+                continue
+            if isinstance(message, Committed):
+                await journals.released(message)
+                continue
+            if isinstance(message, SourceWaits):
+                await self._control.wants_cut(message.step)
+                continue
+            if isinstance(message, PausedAt):
+                await self._control.paused(message.pause, message.step)
+                continue
+            journals.record(message)
+            if message.sources is not None:
+                self._outputs.recorded(message.step)
+            self._exchange.send(message.frames)
+            if self._shared.exhausted and not self._told_exhausted:
+                self._told_exhausted = True
+                self._exchange.tell(FrameType.EOF, message.step)
+
+    async def _publish(self) -> None:
+        """Until a replay makes other output than was shown. Our links stay open then, as for a circuit that
+        cannot go on: if they closed, peers would report us as lost before this is heard.
+        """
+        try:
+            await self._outputs.publish_all()
+        except OutputDiffersError as error:
+            with suppress(StaleIncarnationError):
+                await self._control.failed("operator", message=str(error), operator=error.sink)
+
+    async def _published(self, message: Published) -> None:
+        if message.final:
+            self._ending = True
+            await self._control.finished()
+
+    async def _vote_all(self, journals: Journals) -> None:
+        async for cut in self._cuts:
+            await self._vote(cut, journals)
+
+    async def _vote(self, taken: CutTaken, journals: Journals) -> None:
+        begin = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for writer in taken.writers:
+                nursery.start_soon(runtime().in_thread, writer.sync)
+            positions = await journals.prepare(taken)
+            outputs = await self._outputs.synced(taken.step)
+            files = await self._directories.synced(taken.barrier.cut)
+        positions = msgspec.structs.replace(
+            positions,
+            sinks={**positions.sinks, **outputs},
+            directories=files.positions,
+            floors={**positions.floors, **files.floors},
+        )
+        phases = {**taken.phases_s, "sync": trio.current_time() - begin}
+        await self._control.prepared(
+            cut=taken.barrier.cut, step=taken.step, positions=positions, phases_s=phases
+        )
+        self._exchange.tell(FrameType.DURABLE, taken.step)
+        await journals.voted(taken)
+        self._shared.snapshot_due = journals.snapshot_due
+
+    async def _watch(self, claim: Claim) -> None:
+        """Sources stop while the store takes nothing, and go on by themselves."""
+        while True:
+            room = not claim.waiting
+            if room != self._shared.room:
+                self._shared.room = room
+                self._inbox.put(Woken())
+            await trio.sleep(limits.store_poll_s)
+
+    @property
+    def waiting_for_store(self) -> bool:
+        return self.claim is not None and self.claim.waiting
+
+    @property
+    def waiting_reason(self) -> str:
+        """Which members of the store are away, and why; '' when it does not wait."""
+        return self.claim.status().waiting if self.claim is not None and self.claim.waiting else ""
+
+    @property
+    def lag_bytes(self) -> int:
+        """Appended to the chains and not yet synced on the quorum."""
+        if self.claim is None:
+            return 0
+        return sum(max(0, one.size - one.synced) for one in self.claim.targets.values())

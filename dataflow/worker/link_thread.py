@@ -1,0 +1,64 @@
+"""The link thread of a worker: where its links run, while the process's main thread runs the circuit.
+
+Rules of this file: one thread, and what crosses into it.
+"""
+
+import logging
+import os
+import threading
+
+import trio
+
+from checkpoint.errors import OrphanedError
+from dataflow import limits
+from dataflow.worker.links import Links
+from dataflow.worker.messages import Inbox, LinksEnded, Shared, ToLinks
+from dataflow.worker.spec import WorkerSpec
+
+logger = logging.getLogger("dos.dataflow")
+
+
+class LinkThread:
+    """See the top of this file. `start` it, `post` messages to it, `join` it."""
+
+    def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
+        self._inbox = inbox
+        self._shared = shared
+        self._links = Links(spec, inbox=inbox, shared=shared)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def post(self, message: ToLinks) -> None:
+        """From the circuit thread; never blocks. Dropped if its incarnation or the thread is over."""
+        assert self._token is not None, "a message before the first order"
+        try:
+            self._token.run_sync_soon(self._links.deliver, message)
+        except trio.RunFinishedError:
+            logger.debug("dropped %s: the links have ended", type(message).__name__)
+
+    def _run(self) -> None:
+        try:
+            ended = trio.run(self._main)
+        except BaseException as error:  # of trio itself: the main thread must hear of it all the same
+            self._inbox.put(LinksEnded(f"{type(error).__name__}: {error}", error))
+            raise
+        if isinstance(ended.error, OrphanedError):
+            self._end_process_later()
+
+    async def _main(self) -> LinksEnded:
+        self._token = trio.lowlevel.current_trio_token()
+        return await self._links.run()
+
+    def _end_process_later(self) -> None:
+        """Nobody is left to end us, and user code may never come back: the process must not outlive its
+        region.
+        """
+        if not self._shared.over.wait(limits.orphan_exit_s):
+            logger.critical("the circuit did not end within %g s: ending the process", limits.orphan_exit_s)
+            os._exit(limits.orphan_exit_code)

@@ -1,0 +1,200 @@
+"""The links of a worker: the control link, the exchange listener, the store, and one `LinkIncarnation` after the
+other.
+
+Rules of this file: it takes the coordinator's orders in the order in which they come, and ends one
+incarnation before it begins the next. Everything here is trio; the circuit is elsewhere, reached by messages
+only. Which thread this runs on is `worker/link_thread.py`'s.
+"""
+
+import logging
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from checkpoint.core.messages import Committed, Counters, Pause, RequestCut, Restore, Start
+from checkpoint.errors import StaleIncarnationError, StoppedError
+from checkpoint.link import Link, serve_links
+from checkpoint.participant import Participant, open_participant
+from dataflow import limits
+from dataflow.errors import CircuitStoppedError
+from dataflow.worker.failures import failure_of, first_error
+from dataflow.worker.link_incarnation import LinkIncarnation
+from dataflow.worker.messages import (
+    CircuitFailed,
+    CutRequested,
+    Inbox,
+    LinksEnded,
+    PauseRequested,
+    PublishCut,
+    Shared,
+    ToLinks,
+)
+from dataflow.worker.spec import WorkerSpec
+from dos_client import Store, open_store
+
+logger = logging.getLogger("dos.dataflow")
+
+
+class Links:
+    """See the top of this file. `run` it; `deliver` what the circuit says, in that trio run."""
+
+    def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
+        self._spec = spec
+        self._inbox = inbox
+        self._shared = shared
+        self._incarnation: LinkIncarnation | None = None
+        self._new_incarnation = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._control: Participant | None = None
+
+    def deliver(self, message: ToLinks) -> None:
+        """What the circuit says; never blocks. Dropped if its incarnation is over."""
+        incarnation, nursery = self._incarnation, self._nursery
+        if incarnation is None or nursery is None or message.incarnation != incarnation.number:
+            return
+        if isinstance(message, CircuitFailed):
+            nursery.start_soon(self._report_circuit, message)
+        else:
+            incarnation.deliver(message)
+
+    # --- the run ------------------------------------------------------------------------------------------
+
+    async def run(self) -> LinksEnded:
+        """Until the coordinator ends this worker, or nothing can follow. The circuit is told of it too."""
+        try:
+            ended = LinksEnded(await self._run())
+        except Exception as error:
+            found = first_error(error)
+            logger.error("the links of worker %d ended: %s", self._spec.worker, found)
+            ended = LinksEnded(f"{type(found).__name__}: {found}", found)
+        self._inbox.put(ended)
+        return ended
+
+    async def _run(self) -> str:
+        spec = self._spec
+        stopped = ""
+        async with (
+            open_participant(spec.participant(), counters=self._sample) as control,
+            open_store(spec.store_url, token=spec.token, client=f"{spec.region}.w{spec.worker}") as store,
+            trio.open_nursery() as nursery,
+        ):
+            self._control, self._nursery = control, nursery
+            serve = partial(
+                serve_links,
+                self._accepted,
+                job=spec.region,
+                key=spec.job_key,
+                host=spec.listen_host,
+                ports=spec.ports(),
+            )
+            address: tuple[str, int] = await nursery.start(serve)
+            host = spec.advertise_host or control.local_address[0]
+            await control.join(exchange_host=host, exchange_port=address[1], scratch=spec.scratch_dir)
+            try:
+                await self._take_orders(control, store, nursery)
+            except StoppedError as error:
+                stopped = str(error.args[0])
+            if self._incarnation is not None:
+                await self._incarnation.end()
+            nursery.cancel_scope.cancel()
+        return stopped
+
+    async def _take_orders(self, control: Participant, store: Store, nursery: trio.Nursery) -> None:
+        while True:
+            order = await control.next_order()
+            if isinstance(order, Restore):
+                await self._begin(order, control, store, nursery)
+            elif self._incarnation is None or order.incarnation != self._incarnation.number:
+                logger.warning("an order of incarnation %d: no such life here", order.incarnation)
+            elif isinstance(order, Start):
+                self._incarnation.start(order)
+            elif isinstance(order, RequestCut):
+                self._inbox.put(CutRequested(order.incarnation, order.cut, order.final))
+            elif isinstance(order, Committed):
+                if self._incarnation is not None and self._incarnation.number == order.incarnation:
+                    self._incarnation.committed(order)
+                self._inbox.put(PublishCut(order.incarnation, order.cut, order.final))
+            elif isinstance(order, Pause):
+                self._shared.pausing = order.pause > 0
+                self._inbox.put(PauseRequested(order.incarnation, order.pause))
+
+    async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
+        """End the life before, begin the next. The circuit hears of it at once, and stops reading for the old
+        one.
+        """
+        self._shared.incarnation = order.incarnation
+        if self._incarnation is not None:
+            await self._incarnation.end()
+        self._shared.peers_at = 0
+        self._shared.room = True
+        self._shared.pausing = False
+        self._shared.snapshot_due = False
+        self._incarnation = LinkIncarnation(
+            self._spec, order, control, store, inbox=self._inbox, shared=self._shared
+        )
+        nursery.start_soon(self._live, self._incarnation, control)
+        self._new_incarnation.set()
+        self._new_incarnation = trio.Event()
+
+    async def _live(self, incarnation: LinkIncarnation, control: Participant) -> None:
+        failure = await incarnation.run()
+        if failure is None or isinstance(failure, StaleIncarnationError):
+            return
+        with suppress(StaleIncarnationError):  # a newer order has come: nobody asks any more
+            await self._report(failure, control)
+
+    async def _report_circuit(self, report: CircuitFailed) -> None:
+        """The circuit cannot go on. Our links stay open until the coordinator says what follows.
+
+        If they closed, peers would report a lost worker, perhaps before this report arrives: the region would
+        reset, meet the same row again, and in the end not say what was wrong with it.
+        """
+        assert self._control is not None
+        with suppress(StaleIncarnationError):
+            await self._control.failed(
+                report.kind,
+                message=report.message,
+                operator=report.operator,
+                position=report.position,
+                traceback=report.traceback,
+            )
+            if report.kind == "internal":
+                raise CircuitStoppedError(report.message)
+
+    async def _report(self, error: Exception, control: Participant) -> None:
+        """Tell the coordinator what ended an incarnation; end the process if nothing can follow."""
+        logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
+        kind, message, peer, epoch_held = failure_of(error)
+        await control.failed(kind, message=message, peer=peer, epoch_held=epoch_held)
+        if kind == "internal":
+            raise error
+
+    async def _accepted(self, link: Link) -> None:
+        """A peer has dialled. It may be ahead of us by one order, so wait for its incarnation."""
+        wanted = link.hello.incarnation
+        if link.hello.role != "exchange":
+            logger.warning("refused a %s link: this is a worker", link.hello.role)
+            return
+        with trio.move_on_after(limits.peer_wait_s):
+            while self._incarnation is None or self._incarnation.number < wanted:
+                await self._new_incarnation.wait()
+        if self._incarnation is not None and self._incarnation.number == wanted:
+            await self._incarnation.hear(link)
+        else:
+            logger.info("refused an exchange link of incarnation %d", wanted)
+
+    def _sample(self) -> Counters:
+        shared, incarnation = self._shared, self._incarnation
+        return Counters(
+            step=shared.step,
+            rows_in=shared.rows_in,
+            rows_out=shared.rows_out,
+            bytes_in=shared.bytes_in,
+            exhausted=shared.exhausted,
+            waiting_for_store=incarnation is not None and incarnation.waiting_for_store,
+            waiting_reason="" if incarnation is None else incarnation.waiting_reason,
+            lag_bytes=0 if incarnation is None else incarnation.lag_bytes,
+            busy_s=round(shared.busy_s, 3),
+            operators=shared.operators,
+        )

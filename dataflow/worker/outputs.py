@@ -1,0 +1,162 @@
+"""The output logs of one worker in one incarnation: when the output of a step is appended, and where each log
+ends at a cut.
+
+Rules of this file: trio only; what becomes of a step's output is decided in `checkpoint.core.outputs`. A sink
+with publish="step" waits here until the division of the step is durable at all workers: each tells the
+others with DURABLE(n), which means that its division of step n, and of all before, is synced on the quorum.
+In a region that shows rows at most once the circuit waits for that, and with it all sinks.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import trio
+
+from checkpoint.chains.output_log import OutputLog
+from checkpoint.core.channel_frames import FrameType
+from checkpoint.core.manifest import SplitPosition, WorkerCut
+from checkpoint.core.outputs import OutputDecision, Publish
+from dataflow.core.durable_steps import DurableSteps
+from dataflow.graph.builder import GraphPlan
+from dataflow.sinks.log import LogSink
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.messages import OutputMade
+from dos_protocol.errors import CorruptDataError
+from journal import Position, Scratch
+from journal.ports import ClaimPort
+
+
+class Outputs:
+    """See the top of this file. `open` it, run `publish_all` and `announce` in tasks."""
+
+    def __init__(
+        self, graph: GraphPlan, exchange: Exchange, peers: int, durable: Callable[[int], None]
+    ) -> None:
+        """durable: is told, in a region that shows rows at most once, up to which step divisions are."""
+        self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
+        self._exchange = exchange
+        self._logs: dict[str, OutputLog] = {}
+        self._durable = DurableSteps(peers)
+        self._tells_circuit = graph.delivery == "at-most-once"
+        self._tell_circuit = durable
+        self._told_circuit = 0
+        self._to_publish, self._made = trio.open_memory_channel[OutputMade](math.inf)
+        self._changed = trio.Event()
+        self._recorded = 0
+        self._handled: dict[str, int] = {}
+        """Sink -> the last step that was appended or discarded."""
+
+    @property
+    def replayed_bytes(self) -> int:
+        return sum(log.replayed_bytes for log in self._logs.values())
+
+    async def open(
+        self,
+        claim: ClaimPort,
+        part: WorkerCut | None,
+        *,
+        after_step: int,
+        generation: int,
+        scratch: Scratch | None,
+    ) -> None:
+        """Open every log where it goes on. Raises what `OutputLog.open` raises; `aclose` then as well."""
+        for name, spec in self._sinks.items():
+            at = None if part is None else _position(name, part.sinks.get(name))
+            log = await OutputLog.open(
+                claim,
+                name,
+                spec.publish,
+                after_step=after_step,
+                at=at,
+                generation=generation,
+                scratch=scratch,
+            )
+            self._logs[name] = log
+            self._handled[name] = after_step
+
+    async def aclose(self) -> None:
+        """Stop appending."""
+        for log in self._logs.values():
+            await log.aclose()
+
+    # --- from the circuit and the peers -------------------------------------------------------------------
+
+    def take(self, message: OutputMade) -> None:
+        """The circuit has made the output of a step. Never blocks."""
+        self._to_publish.send_nowait(message)
+
+    def replays_until(self, step: int) -> None:
+        """Divisions up to this step are durable at all workers: the coordinator found so."""
+        self._durable.floor(step)
+        self._wake()
+
+    def recorded(self, step: int) -> None:
+        """Our own division of the step is in the steps log, not yet synced."""
+        self._recorded = max(self._recorded, step)
+        self._wake()
+
+    def heard(self, peer: int, step: int) -> None:
+        """A peer said DURABLE(step)."""
+        self._durable.of_peer(peer, step)
+        self._wake()
+
+    def _wake(self) -> None:
+        durable = self._durable.everywhere
+        if self._tells_circuit and durable > self._told_circuit:
+            self._told_circuit = durable
+            self._tell_circuit(durable)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- tasks --------------------------------------------------------------------------------------------
+
+    async def announce(self, division_synced: Callable[[int], Awaitable[None]]) -> None:
+        """Tell the peers how far our divisions are durable, if a sink waits for that, or all do."""
+        by_step = any(spec.publish is Publish.STEP for spec in self._sinks.values())
+        if not by_step and not self._tells_circuit:
+            return
+        told = 0
+        while True:
+            while self._recorded <= told:
+                await self._changed.wait()
+            told = self._recorded
+            await division_synced(told)
+            self._durable.own(told)
+            self._exchange.tell(FrameType.DURABLE, told)
+            self._wake()
+
+    async def publish_all(self) -> None:
+        """Append what the circuit makes, in order; a step that may not be seen yet holds up those behind."""
+        async for made in self._made:
+            log = self._logs[made.sink]
+            if log.judge(made.step, made.digest) is OutputDecision.APPEND:
+                if self._sinks[made.sink].publish is Publish.STEP:
+                    while self._durable.everywhere < made.step:
+                        await self._changed.wait()
+                await log.append(made.sink, made.step, made.rows, made.digest, made.data, _ends(made.inputs))
+            self._handled[made.sink] = made.step
+            self._wake()
+
+    async def synced(self, step: int) -> dict[str, Any]:
+        """Wait until the output up to a step is synced on the quorum; sink -> what the cut carries of it."""
+        found = {}
+        for name, log in self._logs.items():
+            while self._handled[name] < step:
+                await self._changed.wait()
+            found[name] = msgspec.to_builtins(await log.synced(step))
+        return found
+
+
+def _position(sink: str, prepared: Any) -> Position | None:
+    if prepared is None:
+        return None
+    try:
+        return msgspec.convert(prepared, Position)
+    except msgspec.ValidationError as error:
+        raise CorruptDataError(f"sink {sink}", 0, "the position of an output log", str(error)) from error
+
+
+def _ends(sources: Mapping[str, Mapping[str, SplitPosition]]) -> dict[str, dict[str, int]]:
+    return {name: {split: at.position for split, at in splits.items()} for name, splits in sources.items()}

@@ -1,0 +1,192 @@
+"""The exchange: which worker a row belongs to, what is merged before it is sent, and the bytes of a batch on
+a link.
+
+Rules of this file: batches to batches and bytes; links and frames belong to the worker's runtime. The hash
+of a key is `checkpoint.key_hash`' (xxh3-64 of its canonical bytes), the same that state blocks carry; the
+worker is the layout's.
+
+Merging: when all consumers of a keyed stream accept weights, rows that are equal in the columns they need
+become one row whose `_weight` is their sum. A word count sends a quarter of its rows, and every later
+operator sees a quarter.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.core.layout import Layout
+from checkpoint.key_hash import hash_keys
+from dataflow import limits
+from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
+from dataflow.state.key_index import Hashes
+
+Weights = npt.NDArray[np.int64]
+
+
+def hashes_of(batch: pa.RecordBatch) -> Hashes:
+    """The `_hash` column as numbers."""
+    hashes: Hashes = batch.column(HASH_COLUMN).to_numpy()
+    return hashes
+
+
+def weights_of(batch: pa.RecordBatch) -> Weights | None:
+    """The `_weight` column, None if each row counts once."""
+    if batch.schema.get_field_index(WEIGHT_COLUMN) < 0:
+        return None
+    weights: Weights = batch.column(WEIGHT_COLUMN).to_numpy()
+    return weights
+
+
+class Partitioner:
+    """Turns the batches of a step into what each worker gets. One for each `key_by` on each worker."""
+
+    def __init__(
+        self, keys: Sequence[str], layout: Layout, workers: int, merge_columns: Sequence[str] | None
+    ) -> None:
+        """`merge_columns`: the columns that consumers need, all of which accept weights; None: rows go as
+        they are.
+        """
+        self._keys = tuple(keys)
+        self._merge = None if merge_columns is None else tuple(merge_columns)
+        self._workers = workers
+        bounds, owners = layout.upper_bounds()
+        self._bounds = np.array(bounds, np.uint64)
+        self._owners = np.array(owners, np.int64)
+
+    def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+        """For each worker its batches, in an order that depends only on the rows."""
+        if not batches:
+            return [[] for _ in range(self._workers)]
+        if self._merge is not None:
+            batches = [merge_rows(batches, self._merge)]
+        parts: list[list[pa.RecordBatch]] = [[] for _ in range(self._workers)]
+        for batch in batches:
+            hashed = self._hashed(batch)
+            for worker, part in enumerate(self._split(hashed)):
+                if part.num_rows:
+                    parts[worker].append(part)
+        return parts
+
+    def _hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [batch.column(name) for name in self._keys]
+        return batch.append_column(HASH_COLUMN, pa.array(key_hashes(columns), pa.uint64()))
+
+    def _split(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        if self._workers == 1:
+            return [batch]
+        owners = self._owners[np.searchsorted(self._bounds, hashes_of(batch), side="left")]
+        return [batch.take(pa.array(np.flatnonzero(owners == worker))) for worker in range(self._workers)]
+
+
+def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
+    """`hash_keys`; where keys repeat, each is hashed once: to find the equal ones takes a quarter of hashing
+    them, and twice as long where there are few.
+    """
+    if len(columns) > 1 or len(columns[0]) < 2 * limits.key_sample_rows:
+        return hash_keys(columns)
+    sample = columns[0].slice(0, limits.key_sample_rows)
+    if pc.count_distinct(sample).as_py() > limits.key_sample_rows * limits.key_sample_distinct_max:
+        return hash_keys(columns)
+    encoded = columns[0].dictionary_encode(null_encoding="encode")
+    hashes: Hashes = hash_keys([encoded.dictionary])[encoded.indices.to_numpy()]
+    return hashes
+
+
+class Broadcaster:
+    """Gives every worker all rows. One for each control table on each worker."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+        """For each worker its batches."""
+        return [list(batches) for _ in range(self._workers)]
+
+
+def merge_rows(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
+    """Equal rows as one, in order of first appearance, with `_weight` the sum of theirs (1 each where there
+    is none).
+    """
+    table = pa.Table.from_batches([batch.select(columns) for batch in batches])
+    weights = _all_weights(batches)
+    if len(columns) == 1:
+        values, sums = _merge_one(table.column(0).combine_chunks(), weights)
+        merged = [values]
+    else:
+        merged, sums = _merge_many(table, weights)
+    return pa.RecordBatch.from_arrays([*merged, pa.array(sums, pa.int64())], names=[*columns, WEIGHT_COLUMN])
+
+
+def _all_weights(batches: Sequence[pa.RecordBatch]) -> Weights | None:
+    known = [weights_of(batch) for batch in batches]
+    if all(weights is None for weights in known):
+        return None
+    return np.concatenate(
+        [
+            np.ones(batch.num_rows, np.int64) if weights is None else weights
+            for batch, weights in zip(batches, known, strict=True)
+        ]
+    )
+
+
+def _merge_one(column: pa.Array, weights: Weights | None) -> tuple[pa.Array, Weights]:
+    encoded = column.dictionary_encode(null_encoding="encode")
+    indices = encoded.indices.to_numpy(zero_copy_only=False)
+    count = len(encoded.dictionary)
+    if weights is None:
+        return encoded.dictionary, np.bincount(indices, minlength=count).astype(np.int64, copy=False)
+    sums: Weights = np.zeros(count, np.int64)
+    np.add.at(sums, indices, weights)
+    return encoded.dictionary, sums
+
+
+def _merge_many(table: pa.Table, weights: Weights | None) -> tuple[list[Any], Weights]:
+    names = table.schema.names
+    if weights is None:
+        weights = np.ones(table.num_rows, np.int64)
+    weighed = table.append_column(WEIGHT_COLUMN, pa.array(weights))
+    grouped = weighed.group_by(names, use_threads=False).aggregate([(WEIGHT_COLUMN, "sum")]).combine_chunks()
+    columns = [_one_array(grouped.column(name)) for name in names]
+    sums: Weights = grouped.column(f"{WEIGHT_COLUMN}_sum").to_numpy()
+    return columns, sums
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def frames_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in slices that fit a DATA frame well: links keep their buffers small."""
+    rows = batch.num_rows
+    pieces = max(1, -(-batch.nbytes // limits.frame_bytes_aim), -(-rows // limits.frame_rows_max))
+    size = max(1, -(-rows // pieces))
+    for begin in range(0, rows, size):
+        yield batch.slice(begin, size)
+
+
+def encode_batch(batch: pa.RecordBatch) -> memoryview:
+    """One Arrow IPC stream: schema, batch, end. The payload of a DATA frame."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def decode_batch(payload: bytes | bytearray | memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch of a DATA frame, which must have this schema. Raises ValueError: the frame's digest was
+    right, so the other end runs another graph or has a bug.
+    """
+    try:
+        with pa.ipc.open_stream(payload) as reader:
+            batch = reader.read_next_batch()
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        raise ValueError(f"a DATA frame holds no Arrow batch: {error}") from error
+    if not batch.schema.equals(schema):
+        raise ValueError(f"a DATA frame has the columns {batch.schema.names}, here they are {schema.names}")
+    batch.validate()
+    return batch

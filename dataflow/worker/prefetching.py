@@ -1,0 +1,144 @@
+"""Reading ahead for sources whose input lies in the store. Link thread, trio.
+
+Rules of this file: which splits are this worker's, from where they are read, and when there is no more. What
+is committed, and counts, is decided below; when rows are taken, above.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, closing, suppress
+from typing import TypeVar
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.manifest import SplitPosition
+from dataflow.errors import InputChangedError
+from dataflow.sources.prefetch_buffer import PrefetchBuffer
+from dataflow.sources.prefetched import Follower, PrefetchedSource
+from dos_client import QuorumUnavailableError, Store
+from dos_protocol.errors import BrokenConnectionError, CorruptDataError
+
+T = TypeVar("T")
+logger = logging.getLogger("dos.dataflow")
+
+_AWAY = (QuorumUnavailableError, BrokenConnectionError)
+"""Too few members are there at the moment: what is asked for is waited for."""
+
+
+class Prefetcher:
+    """One source of one incarnation: the buffer, and who fills it. Make it on the trio thread; `run` it in a
+    task.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: PrefetchedSource,
+        store: Store,
+        *,
+        application: str,
+        worker: int,
+        workers: int,
+        positions: Mapping[str, SplitPosition],
+        woken: Callable[[], None],
+        at_present: bool = False,
+    ) -> None:
+        """positions: where a cut says. at_present: splits that are there already are read from their present
+        end: what was read before may be in it, and is not to be read twice.
+        """
+        self._name = name
+        self._source = source
+        self._origin = source.origin(store, application)
+        self._worker, self._workers = worker, workers
+        self._positions = dict(positions)
+        self._present = at_present
+        self._room = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def roomy() -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._wake, idempotent=True)
+
+        self.buffer = PrefetchBuffer(woken=woken, roomy=roomy)
+        self._ends: dict[str, int] | None = None
+        self._skip: Mapping[str, Follower] = {}
+        self._reached: dict[str, int] = {}
+        """Split -> the position up to which it was put into the buffer."""
+
+    def _wake(self) -> None:
+        self._room.set()
+        self._room = trio.Event()
+
+    async def run(self) -> None:
+        """Until every split is at its end. Raises CorruptDataError and what else reading raises, but waits
+        while too few members are there.
+        """
+        async with trio.open_nursery() as nursery:
+            if self._present:
+                self._skip = await _patiently(self._origin.present)
+            await self._find_all(nursery)
+        self.buffer.complete()
+
+    async def _find_all(self, nursery: trio.Nursery) -> None:
+        """Begin to follow every split of ours as it comes, until it is known that no more will come."""
+        known: set[str] = set()
+        while True:
+            ends = await _patiently(self._origin.ends)
+            found = await _patiently(self._origin.splits)
+            new = sorted({*found, *self._positions, *(ends or ())} - known)
+            known.update(new)
+            ours = [split for split in new if self._source.owner(split, self._workers) == self._worker]
+            self.buffer.known(ours)
+            for split in ours:
+                nursery.start_soon(self._follow, split)
+            if ends is not None:
+                self._ends = ends
+                return
+            await trio.sleep(limits.inputs_poll_s)
+
+    async def _follow(self, split: str) -> None:
+        at = self._positions.get(split, SplitPosition(0))
+        follower = self._skip.get(split) or self._origin.follower(split, at.position, at.digest)
+        with closing(follower):
+            await self._read(split, follower)
+
+    async def _read(self, split: str, follower: Follower) -> None:
+        self._reached[split] = follower.seen
+        pause_s = limits.input_poll_s
+        while not self._at_end(split):
+            before = self._reached[split]
+            try:
+                async with aclosing(follower.poll()) as pieces:
+                    async for piece in pieces:
+                        await self._put(piece)
+                self.buffer.polled(split, caught_up=True)
+            except _AWAY as error:
+                self.buffer.polled(split, caught_up=False)
+                logger.debug("%s of %s waits: %s", split, self._name, error)
+            except CorruptDataError as error:
+                where = f"{self._name}, {split}"
+                raise InputChangedError(where, self._reached[split], "what was read", str(error)) from error
+            self._reached[split] = follower.seen
+            quiet = self._reached[split] == before
+            pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
+            if not self._at_end(split):
+                await follower.wait(pause_s)
+        self.buffer.at_end(split)
+
+    def _at_end(self, split: str) -> bool:
+        return self._ends is not None and self._reached[split] >= self._ends.get(split, 0)
+
+    async def _put(self, piece: InputPiece) -> None:
+        while not self.buffer.has_room(piece.split):
+            await self._room.wait()
+        self.buffer.put(piece)
+        self._reached[piece.split] = piece.end
+
+
+async def _patiently(ask: "Callable[[], Awaitable[T]]") -> T:
+    while True:
+        with suppress(*_AWAY):
+            return await ask()
+        await trio.sleep(limits.inputs_poll_s)

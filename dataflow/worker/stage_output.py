@@ -1,0 +1,89 @@
+"""What a worker sends at the end of a stage: frames for its peers, and its own share, which stays. Circuit
+thread only.
+
+Rules of this file: batches and marks to frames, in order; nothing is decided, and no link is known.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.core.barrier import Alignment
+from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
+from checkpoint.core.messages import job_digest
+from dataflow.core.event_time import Watermark, encode_watermark
+from dataflow.core.plan import StagePlan
+from dataflow.core.schedule import Barrier
+from dataflow.worker.circuit import Circuit, Sends
+from dataflow.worker.identity import Identity
+from dataflow.worker.partitioning import encode_batch, frames_of
+
+Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Watermark]"
+"""(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs; or (sender, mark)."""
+
+
+class StageOutput:
+    """Of one incarnation. `aligned`: where its own share goes, by channel."""
+
+    def __init__(
+        self,
+        circuit: Circuit,
+        identity: Identity,
+        incarnation: int,
+        stages: Sequence[StagePlan],
+        aligned: Mapping[int, Alignment[Item]],
+    ) -> None:
+        self._circuit = circuit
+        self._me = identity
+        self._number = incarnation
+        self._job = job_digest(identity.region)
+        self._stages = stages
+        self._aligned = aligned
+
+    def end_step(
+        self, stage: int, step: int, sends: Sends, barrier: Barrier
+    ) -> Mapping[int, tuple[ChannelFrame, ...]]:
+        """End the step on the channels of a stage: one's own share at once, frames for the peers."""
+        frames: dict[int, list[ChannelFrame]] = {
+            w: [] for w in range(self._me.workers) if w != self._me.worker
+        }
+        for channel in self._stages[stage].sends:
+            parts = sends.get(channel, [[] for _ in range(self._me.workers)])
+            time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
+            self._keep(channel, step, [*parts[self._me.worker], *time], barrier)
+            for worker, queue in frames.items():
+                queue += self._frames(channel, step, parts[worker], time, barrier)
+        return {worker: tuple(queue) for worker, queue in frames.items()}
+
+    def _keep(
+        self, channel: int, step: int, items: "Sequence[pa.RecordBatch | Watermark]", barrier: Barrier
+    ) -> None:
+        me, alignment = self._me.worker, self._aligned[channel]
+        for seq, item in enumerate(items):
+            alignment.data(me, step, seq, (me, item))
+        alignment.step_end(me, step, len(items), cut=barrier.cut, final=barrier.final)
+
+    def _frames(
+        self,
+        channel: int,
+        step: int,
+        batches: Sequence[pa.RecordBatch],
+        time: Sequence[Watermark],
+        barrier: Barrier,
+    ) -> list[ChannelFrame]:
+        me, job, number = self._me.worker, self._job, self._number
+        pieces = [(FrameType.DATA, encode_batch(piece)) for batch in batches for piece in frames_of(batch)]
+        pieces += [(FrameType.PUNCTUATION, memoryview(encode_watermark(one))) for one in time]
+        frames = [
+            ChannelFrame(kind, me, job, number, step, seq=seq, channel=channel, payload=piece)
+            for seq, (kind, piece) in enumerate(pieces)
+        ]
+        flags = FrameFlag.FINAL if barrier.final else 0
+        seq = len(pieces)
+        frames.append(
+            ChannelFrame(
+                FrameType.STEP_END, me, job, number, step, barrier.cut, seq, channel=channel, flags=flags
+            )
+        )
+        return frames

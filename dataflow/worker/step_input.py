@@ -1,0 +1,159 @@
+"""The input of one step: read until the step is full, or read again what a recorded division says. Circuit
+thread only.
+
+Rules of this file: sources to circuit; which step, and whether it takes input at all, is decided by the
+schedule. How much one call reads follows the time the last one took, so that user functions see batches
+that take them some tens of milliseconds.
+"""
+
+from collections.abc import Container
+from typing import Final
+
+from checkpoint.core.divisions import Division, Sources
+from dataflow import limits
+from dataflow.core.event_time import SourceTime
+from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError
+from dataflow.limits import WorkerLimits
+from dataflow.sources.base import SourceReader, SplitDivision
+from dataflow.worker.circuit import Circuit
+from dataflow.worker.circuit_time import StepTime
+from dataflow.worker.identity import Clock
+from dataflow.worker.messages import Shared
+
+_batch_growth: Final = 4
+_AT_ITS_END: Final = ""
+"""The key under which a division says, where event time flows, that the source was at its end."""
+
+
+class StepInput:
+    """Of one incarnation of a worker. See the top of this file. `replay` and `fill` raise OperatorError, and
+    what sources and operators raise.
+    """
+
+    def __init__(
+        self, circuit: Circuit, worker_limits: WorkerLimits, shared: Shared, clock: Clock, incarnation: int
+    ) -> None:
+        self._circuit = circuit
+        self._limits = worker_limits
+        self._shared = shared
+        self._clock = clock
+        self._incarnation = incarnation
+        self._batch_bytes = limits.batch_bytes_min * 16
+        self._quiet_since: dict[tuple[str, str], float] = {}
+        """Source and split of which nothing waited at the end of the last step, and since when."""
+        self._counted_idle: set[tuple[str, str]] = set()
+        """Those of them that did not count then."""
+
+    def can_replay(self, recorded: Division) -> bool:
+        """Whether all sources have at hand what the division says."""
+        ready = [reader.can_replay(_parts(recorded, name)) for name, reader in self._circuit.sources.items()]
+        return all(ready)
+
+    def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
+        """Feed exactly what the division says; dropped: read it, and feed nothing."""
+        for name, reader in self._circuit.sources.items():
+            for batch in reader.replay(_parts(recorded, name)):
+                self._shared.bytes_in += batch.bytes_read
+                if not dropped:
+                    self._circuit.feed(step, name, batch)
+
+    def take_division(self, recorded: Division | None) -> tuple[Sources, StepTime]:
+        """What the step took, and how far event time is at each source: whether it is at its end, as the
+        recorded division says, or as it is now. It must be recorded: a handle may be closed between two
+        steps.
+        """
+        taken: Sources = {}
+        now: dict[str, SourceTime] = {}
+        for name, reader in self._circuit.sources.items():
+            taken[name] = dict(reader.take_division())
+            if recorded is not None:
+                now[name] = SourceTime(_AT_ITS_END in recorded.sources.get(name, {}))
+            elif self._circuit.time.flows:
+                now[name] = self._timed(name, reader.time_now(), taken[name])
+            if name in now and now[name].at_end and self._circuit.time.flows:
+                taken[name][_AT_ITS_END] = (0, 0)
+        idle = frozenset(name for name, reader in self._circuit.sources.items() if reader.is_idle)
+        return taken, StepTime(now, idle, recorded)
+
+    def _timed(self, name: str, now: SourceTime, read: Container[str]) -> SourceTime:
+        """The same, with how long its silent splits were silent. read: those that the step read."""
+        idle_after_s = self._circuit.time.idle_after_s
+        if idle_after_s is None:
+            return now
+        seconds = self._clock.seconds()
+        since = {
+            (name, split): seconds if split in read else self._quiet_since.get((name, split), seconds)
+            for split in now.caught_up
+        }
+        others = {key: at for key, at in self._quiet_since.items() if key[0] != name}
+        self._quiet_since = others | since
+        caught_up = {split: seconds - at for (_, split), at in since.items()}
+        self._counted_idle = {key for key in self._counted_idle if key[0] != name}
+        self._counted_idle |= {(name, split) for split, s in caught_up.items() if s >= idle_after_s}
+        return now._replace(caught_up=caught_up)
+
+    def idle_in(self) -> float | None:
+        """Seconds until a split has been silent for so long that it counts no more: a step says so to all
+        workers. None: there is none.
+        """
+        idle_after_s = self._circuit.time.idle_after_s
+        since = [at for key, at in self._quiet_since.items() if key not in self._counted_idle]
+        if idle_after_s is None or not since:
+            return None
+        return max(0.0, min(since) + idle_after_s - self._clock.seconds())
+
+    def has_input(self) -> bool:
+        """Whether there may be something to read now, or a step must tell others that nothing will come."""
+        if any(reader.has_input for _, reader in self._readable()):
+            return True
+        exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
+        return self._circuit.time.has_end_to_tell(exhausted)
+
+    def _readable(self) -> list[tuple[str, SourceReader]]:
+        """The sources, without those that wait for a control table."""
+        held = self._circuit.time.held
+        return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held]
+
+    def fill(self, step: int) -> None:
+        """Read until the step is full, late, ended by a peer, or no input is wanted any more; one batch at
+        least, if there is input.
+        """
+        left = self._limits.step_bytes_max
+        deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
+        reading = [(name, reader) for name, reader in self._readable() if not reader.exhausted]
+        while reading and self._shared.room:
+            for name, reader in list(reading):
+                size = self._read_batch(step, name, reader, min(left, self._batch_bytes))
+                left -= size
+                if not size:
+                    reading.remove((name, reader))
+            if left <= 0 or self._clock.seconds() > deadline or self._interrupted(step):
+                return
+
+    def _interrupted(self, step: int) -> bool:
+        shared = self._shared
+        return shared.peers_at >= step or shared.pausing or shared.incarnation != self._incarnation
+
+    def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
+        begin = self._clock.seconds()
+        try:
+            batch = reader.read(max(bytes_max, 1))
+        except (InputEncodingError, InputReadError, LineTooLongError) as error:
+            raise OperatorError(name, "the input", str(error.args[0]), remedy=error.remedy) from error
+        if batch is None:
+            return 0
+        self._shared.bytes_in += batch.bytes_read
+        self._circuit.feed(step, name, batch)
+        took_ms = (self._clock.seconds() - begin) * 1000
+        if 2 * batch.bytes_read < bytes_max and took_ms < limits.batch_ms_aim:
+            return batch.bytes_read  # too little to tell how long a whole batch takes
+        aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
+        aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
+        self._batch_bytes = max(int(aim), limits.batch_bytes_min)
+        return batch.bytes_read
+
+
+def _parts(recorded: Division, name: str) -> dict[str, SplitDivision]:
+    """What a step took of one source."""
+    parts = recorded.sources.get(name, {})
+    return {split: SplitDivision(*part) for split, part in parts.items() if split != _AT_ITS_END}

@@ -1,0 +1,277 @@
+"""`dos store verify | repair | recover`: commands of `store`'s group.
+
+Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dos_client.cli.progress import ProgressShown
+from dos_client.cli.store import StoreUrl, filling_shown, record_json, store_app
+from dos_client.cli.support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.core.comparing import CopyState
+from dos_client.membership.recovering import Recovered, recover_store
+from dos_client.repair.repairing import RepairOutcome, RepairProgress, RepairReport, repair_store
+from dos_client.repair.verifying import CopyDifference, VerifyProgress, VerifyReport, verify_store
+from dos_client.store import open_store
+from dos_client.urls import parse_url
+from dos_protocol.names import has_one_writer, id_text
+
+__all__ = ["store_app"]
+
+Directories = Annotated[
+    list[str] | None,
+    typer.Argument(help="Directories to look at; all when none is named.", metavar="DIRECTORY..."),
+]
+ReadAll = Annotated[
+    bool,
+    typer.Option("--read", help="Read every byte of every copy: finds rot that nobody has stumbled on yet."),
+]
+
+
+@store_app.command()
+def verify(
+    url: StoreUrl,
+    directories: Directories = None,
+    read: ReadAll = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Compare every object on all members, by digest. Changes nothing; writers go on meanwhile.
+
+    A copy that is behind is a prefix of the longest; while a writer is at work that is no difference. Exit
+    code 0 when all copies are equal, or only behind a live writer; 1 when copies are behind without one,
+    missing, different or damaged, or a member is not there; 3 when too few members are there to compare.
+
+    Example: dos store verify dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003
+    """
+
+    async def work() -> VerifyReport:
+        parsed, token = parse_url(url), read_token(token_file)
+        with ProgressShown(quiet=as_json) as shown:
+            async with open_store(parsed, token=token, client="dos store verify") as store:
+                return await verify_store(
+                    store,
+                    directories or (),
+                    read=read,
+                    tell=lambda now: shown.tell(_verify_text(now), now.bytes_read),
+                )
+
+    report = run(work)
+    if as_json:
+        print_json(report_json(report))
+    else:
+        _print_report(report)
+    if report.differences or report.away:
+        raise typer.Exit(NEGATIVE)
+
+
+@store_app.command()
+def repair(
+    url: StoreUrl,
+    directories: Directories = None,
+    read: ReadAll = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Mend damaged, missing, short and different copies from members that agree. Writers go on meanwhile.
+
+    A copy is only ever lengthened, or replaced when the other members prove that nothing acknowledged is
+    in it; everything else is refused, with the reason. The server keeps an old copy aside, as a file
+    `.broken.OBJECT.N` in its data directory. Exit code 0 when nothing is left to mend, 1 when something is,
+    3 when too few members are there.
+
+    Example: dos store repair dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --dry-run
+    """
+
+    async def work() -> RepairReport:
+        parsed, token = parse_url(url), read_token(token_file)
+        with ProgressShown(quiet=as_json) as shown:
+            async with open_store(parsed, token=token, client="dos store repair") as store:
+                return await repair_store(
+                    store,
+                    directories or (),
+                    read=read,
+                    dry_run=dry_run,
+                    tell=lambda now: shown.tell(_repair_text(now), now.bytes_done, now.bytes_total),
+                )
+
+    report = run(work)
+    if as_json:
+        print_json(repair_json(report))
+    else:
+        _print_repairs(report)
+    if report.away or not all(one.done for one in report.repairs):
+        raise typer.Exit(NEGATIVE)
+
+
+@store_app.command()
+def recover(
+    url: StoreUrl,
+    new: Annotated[
+        list[str] | None,
+        typer.Option("--new", help="Empty server to fill and add, host:port; may be repeated."),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Your word that the missing members are gone for good, and what only they had may be lost.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Go on after more members were lost than the store is made for. Without --accept-loss, only say what is
+    missing, and what is left; or with enough members there, mend what can be mended, and say what cannot.
+
+    With it, the members that are left become the store: what they have is what there is. Writers from before
+    are fenced off everywhere, damaged copies are cut to what is good, missing members that come back are
+    refused. They must not go on being used meanwhile: shut them down for good first. All of it is written
+    down in the store, see `dos store status --log`. Interrupted, run the same command again. Exit code 2
+    when refused.
+
+    Example: dos store recover dos://h1,h2,h3 --accept-loss --new h4:9999 --new h5:9999
+    """
+
+    async def work() -> Recovered:
+        with ProgressShown(quiet=as_json) as shown:
+            return await recover_store(
+                url,
+                accept_loss=accept_loss,
+                new=new or (),
+                progress=filling_shown(shown),
+                token=read_token(token_file),
+            )
+
+    done = run(work)
+    if as_json:
+        print_json({**record_json(done.record), "details": list(done.details)})
+        return
+    for line in done.details:
+        print(line)
+    print(
+        f"the store goes on with {', '.join(one.address for one in done.record.members)}: generation"
+        f" {done.record.generation}, acknowledged by {done.record.ack_quorum} of {len(done.record.voters)}"
+    )
+
+
+def _repair_text(now: RepairProgress) -> str:
+    return f"{now.directories_done} of {now.directories} directories, {now.repaired} copies mended"
+
+
+def repair_json(report: RepairReport) -> dict[str, Any]:
+    """A report for programs."""
+    return {
+        "directories": report.directories,
+        "objects": report.objects,
+        "members": report.members,
+        "repairs": [
+            {
+                "directory": one.directory,
+                "object": one.name,
+                "address": one.address,
+                "server_id": id_text(one.server_id),
+                "verdict": one.verdict.value,
+                "outcome": one.outcome.name.lower(),
+                "reason": one.reason,
+                "size": one.size,
+            }
+            for one in report.repairs
+        ],
+        "away": report.away,
+    }
+
+
+def _print_repairs(report: RepairReport) -> None:
+    for one in report.repairs:
+        reason = f": {one.reason}" if one.reason else ""
+        print(
+            f"{one.directory}/{one.name} on {one.address}, {one.verdict.value}, {one.outcome.value}{reason}"
+        )
+    for address, error in report.away.items():
+        print(f"{address} was not looked at: {error}")
+    left = sum(not one.done for one in report.repairs)
+    repaired = sum(one.outcome is RepairOutcome.REPAIRED for one in report.repairs)
+    print(
+        f"{report.objects} objects in {report.directories} directories on"
+        f" {report.members - len(report.away)} of {report.members} members:"
+        f" {repaired} copies mended, {left} left to mend"
+    )
+
+
+def _verify_text(now: VerifyProgress) -> str:
+    reading = "; read" if now.bytes_read else ""
+    return f"comparing, {now.directories_done} of {now.directories} directories{reading}"
+
+
+def finding_json(one: CopyDifference) -> dict[str, Any]:
+    """A finding for programs."""
+    known = one.expected_size >= 0
+    return {
+        "directory": one.directory,
+        "object": one.name,
+        "address": one.address,
+        "server_id": id_text(one.server_id),
+        "verdict": one.verdict.value,
+        "live": one.live,
+        "size": one.size,
+        "digest": f"{one.digest:016x}",
+        "expected_size": one.expected_size if known else None,
+        "expected_digest": f"{one.expected_digest:016x}" if known else None,
+    }
+
+
+def report_json(report: VerifyReport) -> dict[str, Any]:
+    """A report for programs."""
+    return {
+        "equal": not report.differences and not report.away,
+        "directories": report.directories,
+        "objects": report.objects,
+        "members": report.members,
+        "bytes_compared": report.bytes_compared,
+        "findings": [finding_json(one) for one in report.findings],
+        "away": report.away,
+    }
+
+
+def finding_text(one: CopyDifference) -> str:
+    """A finding for people."""
+    known = one.expected_size >= 0
+    wanted = (
+        f"{one.expected_size} bytes of digest {one.expected_digest:016x}"
+        if known
+        else "nobody knows which is right"
+    )
+    what = {
+        "behind": f"is {count_text(one.behind_bytes)} behind {wanted}",
+        "missing": f"is missing, of {wanted}",
+        "differs": f"differs: {one.size} bytes of digest {one.digest:016x}, the others {wanted}",
+        "damaged": f"is damaged: its server does not vouch for it; the others have {wanted}",
+    }[one.verdict.value]
+    if one.verdict is CopyState.DIFFERS and has_one_writer(one.name):
+        what += (
+            "; its epoch was granted twice: a member's disk went back to an older state, find and replace it"
+        )
+    return f"{one.directory}/{one.name} on {one.address} {what}{' (being written)' if one.live else ''}"
+
+
+def _print_report(report: VerifyReport) -> None:
+    for one in report.findings:
+        print(finding_text(one))
+    for address, error in report.away.items():
+        print(f"{address} was not compared: {error}")
+    found = len(report.differences)
+    live = len(report.findings) - found
+    words = "all equal" if not report.findings and not report.away else f"{found} differences"
+    moving = f", {live} copies behind a live writer" if live else ""
+    print(
+        f"{report.objects} objects in {report.directories} directories,"
+        f" {count_text(report.bytes_compared)} on {report.members - len(report.away)} of {report.members}"
+        f" members: {words}{moving}"
+    )
+    if found:
+        print("mend them with: dos store repair URL", file=sys.stderr)

@@ -1,0 +1,117 @@
+"""Whether a copy may be replaced by a new one, and by which. Pure: copies, digests and quorums in.
+
+**What may be lost.** A byte was acknowledged only if Qa members of each set held it. So of any N - Qa + 1
+members *besides* the one that is mended, at least one holds each acknowledged byte that the mended one
+held too: they *cover* it. That gives the rules:
+
+    a sound copy      becomes longer, from a copy that begins with all of it. Nothing is taken away
+    a damaged copy    becomes the longest copy of others that cover it, which all agree. The server refuses
+                      if that is less than it once had durable: a live writer may count on that
+                      (docs/decisions/0012)
+    a sound copy that others contradict
+                      becomes theirs if those that hold *other bytes there* cover it: then fewer than Qa
+                      members ever held what it has; it was never acknowledged, and never can be. But not
+                      a segment's: it has one writer, so one of the disks went back to an older state
+
+Everything else is refused, and a person decides.
+
+Rules of this file: what may be done. What copies are to each other, `comparing` says.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from dos_client.core.comparing import Copies, Digests, MemberCopy, agree, sound
+from dos_client.core.quorum import Quorums
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """Bring the copy `goal`, which any of `sources` holds or has as a prefix, in the place of `old`.
+    `overwrite`: what the old one has beyond it was never acknowledged."""
+
+    old: MemberCopy
+    goal: MemberCopy
+    sources: tuple[bytes, ...]
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRefused:
+    """Why nothing may be done to it."""
+
+    reason: str
+
+
+def plan(
+    member: bytes, copies: Copies, digests: Digests, quorums: Quorums, *, one_writer: bool = False
+) -> RepairPlan | RepairRefused | None:
+    """What to do about one member's copy; None: nothing. `copies` are of the members that answered.
+
+    one_writer: the object is written under one epoch alone. Copies of it that contradict each other show that
+    the epoch was granted twice, so a disk went back to an older state, and with it the count of who ever held
+    what: nothing is overwritten then (docs/decisions/0205)."""
+    old = copies[member]
+    others = {one: copy for one, copy in sound(copies).items() if one != member}
+    if old.damaged:
+        return _damaged(member, old, others, digests, quorums)
+    everyone = others | {member: old}
+    against = {one: copy for one, copy in others.items() if not agree(everyone, digests, one, member)}
+    if against and one_writer:
+        return RepairRefused(_USED_TWICE)
+    if against and quorums.cover(against, member):
+        return _contradicted(old, against, digests)
+    agreeing = {one: copy for one, copy in others.items() if one not in against}
+    goal = _longest(agreeing)
+    if goal is not None and (goal.size, goal.exists) > (old.size, old.exists):
+        if not _one_line(agreeing, digests):
+            return RepairRefused("the other copies contradict each other")
+        return RepairPlan(old, goal, _holders(agreeing, goal))
+    if against:
+        return RepairRefused(
+            f"{len(against)} copies contradict it: too few to show that it was never acknowledged"
+        )
+    return None
+
+
+_USED_TWICE: Final = (
+    "copies of one segment contradict each other, so its epoch was granted twice: the disk of a member went"
+    " back to an older state, and either copy may have been acknowledged; find that member, and replace it"
+    " with `dos store replace`"
+)
+
+
+def _damaged(
+    member: bytes, old: MemberCopy, others: dict[bytes, MemberCopy], digests: Digests, quorums: Quorums
+) -> RepairPlan | RepairRefused:
+    if not quorums.cover(others, member):
+        return RepairRefused(
+            f"{len(others)} sound other copies answered: too few to hold all that was acknowledged"
+        )
+    if not _one_line(others, digests):
+        return RepairRefused("the other copies contradict each other")
+    goal = _longest(others)
+    assert goal is not None, "nobody covers anything alone"
+    return RepairPlan(old, goal, _holders(others, goal))
+
+
+def _contradicted(
+    old: MemberCopy, against: dict[bytes, MemberCopy], digests: Digests
+) -> RepairPlan | RepairRefused:
+    if not _one_line(against, digests):
+        return RepairRefused("the copies that contradict it contradict each other too")
+    goal = _longest(against)
+    assert goal is not None, "nobody covers anything alone"
+    return RepairPlan(old, goal, _holders(against, goal), overwrite=True)
+
+
+def _one_line(copies: dict[bytes, MemberCopy], digests: Digests) -> bool:
+    return all(agree(copies, digests, one, other) for one in copies for other in copies)
+
+
+def _longest(copies: dict[bytes, MemberCopy]) -> MemberCopy | None:
+    return max(copies.values(), key=lambda copy: (copy.size, copy.exists), default=None)
+
+
+def _holders(copies: dict[bytes, MemberCopy], goal: MemberCopy) -> tuple[bytes, ...]:
+    return tuple(sorted(one for one, copy in copies.items() if copy.size == goal.size and copy.exists))

@@ -1,1 +1,0 @@
-"""Comparing copies by digest, and replacing bad ones."""

@@ -1,0 +1,215 @@
+"""Asking members one question, as `core.hedging` says: one first, another when that one is slow.
+
+Rules of this file: sessions, tasks and clocks for one race. What is asked and when the answers suffice comes
+from the caller, the order and the times from the core. What members say is wrong with their copies is noted
+here, once for all reads.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import trio
+
+from dos_client.arguments import check_run
+from dos_client.core.hedging import AskMember, Candidate, DropMember, Effect, Race
+from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import answers_owed_max
+from dos_client.reading.damage import CopyFault
+from dos_client.sessions.connection import Connection
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptError,
+    DosError,
+    NotFoundError,
+    PastEndError,
+    PoisonedError,
+    RolledBackError,
+)
+from dos_protocol.store_record import Member
+
+if TYPE_CHECKING:
+    from dos_client.live_store import Store
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class MemberAnswers(Generic[T]):
+    """What members said. `without`: members that answered, and have not (so much of) the object."""
+
+    given: dict[bytes, T] = field(default_factory=dict)
+    without: dict[bytes, NotFoundError | PastEndError] = field(default_factory=dict)
+    failed: dict[bytes, DosError] = field(default_factory=dict)
+
+    def error(self) -> DosError:
+        """Of all refusals the one that says most: damage, then what is not there, then who is not there."""
+        found: list[DosError] = [*self.failed.values(), *self.without.values()]
+        for kind in (CorruptError, PoisonedError, PastEndError, NotFoundError):
+            for error in found:
+                if isinstance(error, kind):
+                    return error
+        return next(
+            (error for error in found if not isinstance(error, BrokenConnectionError)),
+            found[0] if found else QuorumUnavailableError("the store has no members to ask"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """`size`: about how many bytes an answer has, 0 for none: answers are compared with their like.
+    `lacking`: how many answers are needed at least. `judge`: of all answers so far, how many are lacking
+    still, and whether they would do if nobody has a better one."""
+
+    directory: str
+    name: str
+    size: int
+    ask: Callable[[Connection], Awaitable[T]]
+    judge: Callable[[MemberAnswers[T]], tuple[int, bool]]
+    lacking: int = 1
+
+
+class Sessions(Protocol):
+    """Where members are asked: a reader's sessions, or those of a claim."""
+
+    async def session(self, member: Member) -> Connection:
+        """A live session in the directory. Raises BrokenConnectionError."""
+        ...
+
+    def owed(self, member: Member) -> int:
+        """Its `Connection.owed`."""
+        ...
+
+    def is_connected(self, member: Member) -> bool:
+        """Whether the member is there, as far as is known."""
+        ...
+
+
+async def ask_members(
+    store: "Store", tiers: Sequence[Sequence[Member]], question: Question[T], sessions: Sessions | None = None
+) -> MemberAnswers[T]:
+    """Ask until the answers suffice, or nobody is left; members of a later tier only when those of the
+    earlier ones do not do. Raises nothing: what went wrong is in the answers.
+
+    `sessions`: a reader's, unless others are given."""
+    check_run(store.run_token)
+    return await _Asking(store, tiers, question, sessions or ReaderSessions(store, question.directory)).run()
+
+
+class ReaderSessions:
+    """The sessions of the store's readers in one directory."""
+
+    def __init__(self, store: "Store", directory: str) -> None:
+        self._store = store
+        self._directory = directory
+
+    async def session(self, member: Member) -> Connection:
+        return await self._store.reader(member, self._directory)
+
+    def owed(self, member: Member) -> int:
+        return self._store.owed(member, self._directory)
+
+    def is_connected(self, member: Member) -> bool:
+        return self._store.is_connected(member.server_id)
+
+
+class _Asking(Generic[T]):
+    def __init__(
+        self,
+        store: "Store",
+        tiers: Sequence[Sequence[Member]],
+        question: Question[T],
+        sessions: Sessions,
+    ) -> None:
+        self._store = store
+        self._question = question
+        self._sessions = sessions
+        self._members = {member.server_id: member for members in tiers for member in members}
+        self._answers: MemberAnswers[T] = MemberAnswers()
+        self._scopes: dict[bytes, trio.CancelScope] = {}
+        self._moved = trio.Event()
+        now = trio.current_time()
+        pace, size = store.pace, question.size
+        rng = store.rng.random()
+        order = [one for tier in tiers for one in pace.order(self._candidates(tier), size, now, rng)]
+        delay_s = pace.delay_s(order[0], size, now) if order else 0.0
+        self._race = Race(order, delay_s, pace.budget, lacking=question.lacking)
+
+    async def run(self) -> MemberAnswers[T]:
+        race = self._race
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._store.counts.questions += 1
+            self._perform(race.begin(trio.current_time()))
+            while not race.over:
+                with trio.move_on_at(race.deadline):
+                    await self._moved.wait()
+                self._moved = trio.Event()
+                if trio.current_time() >= race.deadline:
+                    self._perform(race.time_is_up(trio.current_time()))
+        return self._answers
+
+    def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
+        """Members worth asking. One whose bytes only look sound is none, nor one that owes too much."""
+        damage, found = self._store.damage, []
+        where = (self._question.directory, self._question.name)
+        for member in members:
+            server_id, owed = member.server_id, self._sessions.owed(member)
+            if damage.refuse(server_id, *where):
+                self._answers.failed[server_id] = CorruptError(
+                    f"{member.address} holds other bytes of {where[0]}/{where[1]} than a quorum"
+                )
+            elif owed >= answers_owed_max:
+                self._answers.failed[server_id] = BrokenConnectionError(
+                    f"{member.address} still owes {owed} answers"
+                )
+            else:
+                connected, avoided = self._sessions.is_connected(member), damage.avoid(server_id, *where)
+                found.append(Candidate(server_id, connected, avoided, owed))
+        return found
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, AskMember):
+                self._store.counts.hedges += effect.hedge
+                scope = self._scopes[effect.server_id] = trio.CancelScope()
+                self._nursery.start_soon(self._ask, self._members[effect.server_id], scope)
+            elif isinstance(effect, DropMember):
+                self._scopes[effect.server_id].cancel()
+                self._note_time(effect.server_id, effect.seconds)
+                address = self._members[effect.server_id].address
+                self._answers.failed[effect.server_id] = BrokenConnectionError(
+                    f"{address} gave no answer within {effect.seconds:.3g} s"
+                )
+        self._moved.set()
+
+    async def _ask(self, member: Member, scope: trio.CancelScope) -> None:
+        race, server_id = self._race, member.server_id
+        with scope:
+            try:
+                connection = await self._sessions.session(member)
+                begin = trio.current_time()
+                self._answers.given[server_id] = await self._question.ask(connection)
+                self._note_time(server_id, trio.current_time() - begin)
+            except (NotFoundError, PastEndError) as error:
+                self._answers.without[server_id] = error
+            except DosError as error:
+                self._answers.failed[server_id] = error
+                self._note_damage(server_id, error)
+                self._perform(race.failed(server_id, trio.current_time()))
+                return
+            for one in self._store.witnesses.rolled_back & self._answers.given.keys():
+                del self._answers.given[one]  # found out after it had answered
+                self._answers.failed[one] = RolledBackError("its disk went back in time", actual=0)
+            lacking, settled = self._question.judge(self._answers)
+            self._perform(race.answered(server_id, trio.current_time(), lacking=lacking, settled=settled))
+
+    def _note_time(self, server_id: bytes, seconds: float) -> None:
+        self._store.pace.note(server_id, self._question.size, seconds, trio.current_time())
+
+    def _note_damage(self, server_id: bytes, error: DosError) -> None:
+        if isinstance(error, CorruptError | PoisonedError):
+            why = CopyFault.DAMAGED if isinstance(error, CorruptError) else CopyFault.POISONED
+            self._store.damage.note(
+                server_id, self._question.directory, self._question.name, error.actual, why
+            )

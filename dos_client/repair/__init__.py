@@ -1,0 +1,1 @@
+"""Comparing and repairing the copies of objects."""

@@ -1,0 +1,70 @@
+"""A store that is written through mends by itself what its readers find wrong.
+
+Rules of this file: one copy at a time, slowly, quietly; what cannot be mended is tried again at growing
+intervals, then left to `dos store repair`, with a word in the log. What may be done to a copy is not decided
+here."""
+
+import logging
+from typing import Final
+
+import trio
+
+from dos_client.limits import (
+    self_repair_attempts_max,
+    self_repair_bytes_per_s,
+    self_repair_pause_max_s,
+    self_repair_pause_s,
+)
+from dos_client.live_store import Store
+from dos_client.reading.damage import CopyFault, DamageReport
+from dos_client.repair.repairing import Repair, RepairOutcome, repair_object
+from dos_protocol.errors import DosError
+
+log: Final = logging.getLogger("dos.client")
+
+
+async def auto_repair(store: Store) -> None:
+    """The task. Begins when the store is first claimed for writing; lives as long as the store."""
+    await store.wrote.wait()
+    seen = 0
+    waiting: dict[DamageReport, int] = {}
+    while True:
+        pause = self_repair_pause_s * 2.0 ** min(waiting.values(), default=0)
+        with trio.move_on_after(min(pause, self_repair_pause_max_s) if waiting else float("inf")):
+            for report in await store.damage.wait_new(seen):
+                seen = max(seen, report.number)
+                waiting[report] = 0
+        for report, attempts in list(waiting.items()):
+            if await _repair(store, report):
+                del waiting[report]
+            elif attempts + 1 >= self_repair_attempts_max:
+                del waiting[report]
+                log.warning("%s: not mended after %d attempts; see `dos store repair`", report, attempts + 1)
+            else:
+                waiting[report] = attempts + 1
+
+
+async def _repair(store: Store, report: DamageReport) -> bool:
+    """Try one; whether nothing is left to do about it."""
+    if store.record.member(report.server_id) is None:
+        return True
+    try:
+        repair = await repair_object(
+            store, report.server_id, report.directory, report.name, suspect_at=report.offset
+        )
+    except DosError as error:
+        log.info("%s: %s", report, error)
+        return False
+    if repair is None:
+        if report.why is not CopyFault.DIFFERENT:
+            store.damage.repaired(report.server_id, report.directory, report.name)
+        return True
+    return await _told(report, repair)
+
+
+async def _told(report: DamageReport, repair: Repair) -> bool:
+    if repair.outcome is not RepairOutcome.REPAIRED:
+        log.info("%s: %s %s", report, repair.outcome.value, repair.reason)
+        return False
+    await trio.sleep(self_repair_pause_s + repair.size / self_repair_bytes_per_s)
+    return True

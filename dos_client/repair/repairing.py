@@ -1,0 +1,358 @@
+"""Putting copies right: damaged, missing, short and different ones, from members that agree.
+
+Rules of this file: look, ask `core.repairing` what may be done, bring the new copy, check it. A writer that is
+at work goes on: its own copies it brings up to date itself, and what it moves while we look is left to it.
+
+The new copy is brought whole. Its server keeps the old one as it is until the new one is complete, checked
+and durable, and refuses if the old one changed meanwhile: so a decision that is old when it is carried out
+does nothing (protocol.md, MEND).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import trio
+
+from dos_client.core.comparing import Copies, CopyState, Digests, judge
+from dos_client.core.quorum import Quorums
+from dos_client.core.repair import RepairPlan, RepairRefused, plan
+from dos_client.limits import repair_attempts_max, repair_chunk_bytes, repair_pause_s
+from dos_client.live_store import Store
+from dos_client.repair.verifying import need_quorum
+from dos_client.repair.walking import StoreWalk, look_twice, moving, open_walk
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import (
+    BeingAppendedError,
+    BrokenConnectionError,
+    BusyError,
+    CorruptDataError,
+    CorruptError,
+    DigestMismatchError,
+    DosError,
+    NotFoundError,
+    SizeMismatchError,
+    WouldLoseError,
+)
+from dos_protocol.names import check_name, has_one_writer
+from dos_protocol.vocabulary import RepairChunk as RepairChunk
+
+log: Final = logging.getLogger("dos.client")
+
+_CHANGED: Final = (BeingAppendedError, BusyError, SizeMismatchError, DigestMismatchError, WouldLoseError)
+"""What the member says when it is not, or not yet, as it was when we looked."""
+
+
+class RepairOutcome(Enum):
+    """How the mending of one copy ended."""
+
+    REPAIRED = "mended"
+    WOULD_REPAIR = "would be mended"
+    LEFT = "left to its writer, which is at work"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One copy that was not as it should be. `size`: of the new copy."""
+
+    directory: str
+    name: str
+    address: str
+    server_id: bytes
+    verdict: CopyState
+    outcome: RepairOutcome
+    reason: str = ""
+    size: int = 0
+
+    @property
+    def repairable(self) -> bool:
+        """Nothing has to be given up for it."""
+        return self.outcome not in (RepairOutcome.REFUSED, RepairOutcome.FAILED)
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do about it."""
+        return self.outcome in (RepairOutcome.REPAIRED, RepairOutcome.LEFT)
+
+
+@dataclass(slots=True)
+class RepairProgress:
+    """How far it is."""
+
+    directories: int = 0
+    directories_done: int = 0
+    repaired: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What was done. `away`: by address, why a member was not looked at."""
+
+    directories: int = 0
+    objects: int = 0
+    members: int = 0
+    repairs: list[Repair] = field(default_factory=list)
+    away: dict[str, str] = field(default_factory=dict)
+
+
+Tell = Callable[[RepairProgress], None]
+
+
+async def repair_store(
+    store: Store,
+    directories: Iterable[str] = (),
+    *,
+    read: bool = False,
+    dry_run: bool = False,
+    tell: Tell | None = None,
+) -> RepairReport:
+    """Mend every copy of the directories, or of all, that can be mended. `read`: read all copies first, and
+    so find what nobody has stumbled on yet. `dry_run`: only say what would be done.
+
+    Raises QuorumUnavailableError when fewer than F members answer. What cannot be mended is in the report,
+    with the reason."""
+    wanted = [check_name(one) for one in directories]
+    report = RepairReport(members=len(store.record.members))
+    async with open_walk(store) as walk:
+        names = wanted or await walk.directories()
+        repairer = _Repairer(walk, RepairProgress(len(names)), tell, dry_run=dry_run)
+        for name in names:
+            need_quorum(walk, f"repair {name}")
+            report.repairs += await repairer.directory(name, read=read)
+            report.objects += repairer.objects
+        need_quorum(walk, "repair the store")
+        report.directories = len(names)
+        report.away = dict(walk.errors)
+    return report
+
+
+async def repair_object(
+    store: Store, server_id: bytes, directory: str, name: str, *, suspect_at: int | None = None
+) -> Repair | None:
+    """Mend one member's copy of one object; None when nothing is wrong with it.
+
+    `suspect_at`: read there first, so that a server that has restarted notices what it had noticed before.
+    Raises BrokenConnectionError when the member is away, or goes away before its copy is known, and what
+    looking raises."""
+    async with open_walk(store) as walk:
+        if server_id not in walk.sessions:
+            raise BrokenConnectionError("; ".join(walk.errors.values()) or "no member any more")
+        await walk.enter(directory)
+        if suspect_at is not None:
+            try:
+                await walk.session(server_id).get(name, suspect_at, 1)
+            except (CorruptError, NotFoundError) as error:
+                log.debug("%s/%s: %s", directory, name, error)
+            await walk.enter(directory, [server_id])
+        repairer = _Repairer(walk, RepairProgress(1), None, dry_run=False)
+        return await repairer.copy(directory, name, server_id, None)
+
+
+class _Repairer:
+    """One walk through the store."""
+
+    def __init__(
+        self, walk: StoreWalk, progress: RepairProgress, tell: Tell | None, *, dry_run: bool
+    ) -> None:
+        self._walk = walk
+        self._progress = progress
+        self._tell = tell
+        self._dry_run = dry_run
+        self._quorums = Quorums(walk.record)
+        self.objects = 0
+
+    async def directory(self, directory: str, *, read: bool) -> list[Repair]:
+        """Everything in one directory."""
+        walk, done = self._walk, []
+        if read:
+            await self._read_all(directory)
+        first = await look_twice(walk, directory)
+        self.objects = len(walk.names())
+        for name in walk.names():
+            infos = walk.infos(name)
+            live = moving(first.get(name), infos)
+            copies, digests = await walk.compared(name, infos)
+            if not walk.claimed:
+                done += self._of_nobody(directory, name, copies)
+                continue
+            for server_id, verdict in judge(copies, digests).verdicts.items():
+                late = verdict in (CopyState.BEHIND, CopyState.MISSING)
+                if verdict is CopyState.EQUAL or walk.member(server_id).state != "in":
+                    continue
+                if late and live:
+                    done.append(self._repair(directory, name, server_id, verdict, RepairOutcome.LEFT))
+                elif server_id in walk.sessions:
+                    repair = await self.copy(directory, name, server_id, verdict)
+                    done += [repair] if repair is not None else []
+        self._progress.directories_done += 1
+        self._say()
+        return done
+
+    def _of_nobody(self, directory: str, name: str, copies: Copies) -> list[Repair]:
+        """What a client of version 0 wrote, say, was acknowledged by one server alone: others' files of that
+        name are no copies of it."""
+        return [
+            self._repair(
+                directory, name, one, CopyState.DAMAGED, RepairOutcome.REFUSED, _without_copies(directory)
+            )
+            for one, copy in copies.items()
+            if copy.damaged and one in self._walk.sessions
+        ]
+
+    async def _read_all(self, directory: str) -> None:
+        walk = self._walk
+        await walk.enter(directory)
+        for name in walk.names():
+            copies, _ = await walk.compared(name, walk.infos(name))
+            for server_id, copy in copies.items():
+                if not copy.damaged and server_id in walk.sessions:
+                    try:
+                        await walk.read_through(name, server_id, copy, lambda _: self._say())
+                    except DosError as error:
+                        walk.lose(server_id, error)
+
+    async def copy(
+        self, directory: str, name: str, server_id: bytes, verdict: CopyState | None
+    ) -> Repair | None:
+        """One copy: look, decide, bring; again when a writer came in between."""
+        reason = ""
+        for attempt in range(repair_attempts_max):
+            if attempt:
+                await trio.sleep(repair_pause_s)
+                await self._walk.enter(directory)
+            infos = self._walk.infos(name)
+            if server_id not in infos:
+                reason = self._walk.errors.get(self._walk.member(server_id).address, "gone")
+                break
+            copies, digests = await self._walk.compared(name, infos)
+            verdict = self._verdict(server_id, copies, digests, verdict)
+            todo = plan(server_id, copies, digests, self._quorums, one_writer=has_one_writer(name))
+            if todo is not None and not self._walk.claimed:
+                todo = RepairRefused(_without_copies(directory))
+            if todo is None:
+                return (
+                    None
+                    if attempt == 0
+                    else self._repair(directory, name, server_id, verdict, RepairOutcome.LEFT)
+                )
+            if isinstance(todo, RepairRefused):
+                return self._repair(directory, name, server_id, verdict, RepairOutcome.REFUSED, todo.reason)
+            if self._dry_run:
+                return self._repair(
+                    directory, name, server_id, verdict, RepairOutcome.WOULD_REPAIR, size=todo.goal.size
+                )
+            try:
+                self._progress.bytes_total = self._progress.bytes_done + todo.goal.size
+                await bring(self._walk, name, server_id, todo, self._brought)
+            except _CHANGED as error:
+                reason = str(error.args[0])
+            except DosError as error:
+                return self._repair(
+                    directory, name, server_id, verdict, RepairOutcome.FAILED, str(error.args[0])
+                )
+            else:
+                return await self._repaired(directory, name, server_id, verdict, todo)
+        if verdict is None:  # the member went away before anything was known of its copy
+            raise BrokenConnectionError(reason)
+        return self._repair(directory, name, server_id, verdict, RepairOutcome.REFUSED, reason)
+
+    def _verdict(
+        self, server_id: bytes, copies: Copies, digests: Digests, before: CopyState | None
+    ) -> CopyState:
+        now = judge(copies, digests).verdicts.get(server_id, CopyState.EQUAL)
+        return before if before is not None and now is CopyState.EQUAL else now
+
+    async def _repaired(
+        self, directory: str, name: str, server_id: bytes, verdict: CopyState, todo: RepairPlan
+    ) -> Repair:
+        """Ask the server once more: it is mended when its own entry says so."""
+        await self._walk.enter(directory, [server_id])
+        info = self._walk.infos(name).get(server_id)
+        if info is None or info.corrupt or info.synced < todo.goal.size:
+            return self._repair(
+                directory, name, server_id, verdict, RepairOutcome.FAILED, "it is not as it was sent"
+            )
+        self._progress.repaired += 1
+        repair = self._repair(
+            directory, name, server_id, verdict, RepairOutcome.REPAIRED, size=todo.goal.size
+        )
+        log.warning("%s/%s on %s was %s, and is mended", directory, name, repair.address, verdict.value)
+        self._walk.store.damage.repaired(server_id, directory, name)
+        return repair
+
+    def _repair(
+        self,
+        directory: str,
+        name: str,
+        server_id: bytes,
+        verdict: CopyState,
+        outcome: RepairOutcome,
+        reason: str = "",
+        size: int = 0,
+    ) -> Repair:
+        address = self._walk.member(server_id).address
+        return Repair(directory, name, address, server_id, verdict, outcome, reason, size)
+
+    def _brought(self, count: int) -> None:
+        self._progress.bytes_done += count
+        self._say()
+
+    def _say(self) -> None:
+        if self._tell is not None:
+            self._tell(self._progress)
+
+
+async def bring(
+    walk: StoreWalk,
+    name: str,
+    server_id: bytes,
+    todo: RepairPlan,
+    tell: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Bring a new copy to a member, from the first source that has all of it. Raises the last error."""
+    if not todo.sources:
+        await _bring_from(walk, None, name, server_id, todo, tell)
+    for number, source in enumerate(todo.sources, 1):
+        try:
+            await _bring_from(walk, source, name, server_id, todo, tell)
+        except (CorruptError, CorruptDataError, BrokenConnectionError, NotFoundError) as error:
+            if number == len(todo.sources) or server_id not in walk.sessions:
+                raise
+            log.warning("%s from %s: %s", name, walk.member(source).address, error)
+        else:
+            return
+
+
+async def _bring_from(
+    walk: StoreWalk,
+    source: bytes | None,
+    name: str,
+    server_id: bytes,
+    todo: RepairPlan,
+    tell: Callable[[int], None],
+) -> None:
+    goal, old, fold, there = todo.goal, todo.old, PrefixDigest(), False
+    while not there:
+        data, offset = b"", fold.size
+        if source is not None and offset < goal.size:
+            data = await walk.session(source).get(name, offset, min(repair_chunk_bytes, goal.size - offset))
+            if not data:
+                raise CorruptDataError(name, offset, f"{goal.size} durable bytes", "fewer")
+        fold.update(data)
+        if fold.size == goal.size and fold.value != goal.digest:
+            raise CorruptDataError(name, goal.size, f"{goal.digest:016x}", f"{fold.value:016x}")
+        answer = await walk.session(server_id).repair(
+            RepairChunk(name, offset, goal.size, goal.digest, old.size, old.digest, todo.overwrite, data)
+        )
+        tell(len(data))
+        there = answer.done
+
+
+def _without_copies(directory: str) -> str:
+    return f"nobody ever claimed {directory}: what a server acknowledged there, no other has a copy of"

@@ -1,0 +1,233 @@
+"""One session with each member of a store, walking the directories in step: for verifying and repairing.
+
+Rules of this file: who is there, and what each member has. It claims nothing and changes nothing. What the
+copies mean is decided in `core.comparing`.
+
+A member that cannot be reached, is another server, or falls silent is out for the rest of the walk, and
+`errors` says why: a walk is one look, not a vigil.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from dos_client import randomness
+from dos_client.core.backoff import backoff_s
+from dos_client.core.comparing import Copies, Digests, MemberCopy, copy_of, questions
+from dos_client.limits import look_timeout_s, read_bytes_max, verify_pause_s
+from dos_client.live_store import Store
+from dos_client.reading.sessions import read_one
+from dos_client.sessions.connection import Connection
+from dos_client.sessions.witnesses import open_member_session
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptError,
+    DosError,
+    NotFoundError,
+    PastEndError,
+    StaleGenerationError,
+)
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member
+from dos_protocol.vocabulary import ObjectInfo
+
+log: Final = logging.getLogger("dos.client")
+
+Infos = dict[bytes, ObjectInfo | None]
+"""Of one object, what each member says of its copy; None: it has none."""
+
+
+class StoreWalk:
+    """See the module. Made by `open_walk`.
+
+    `sessions`: by server id, of the members that are with us; `errors`: by address, why others are not."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.record = store.record
+        self.sessions: dict[bytes, Connection] = {}
+        self.errors: dict[str, str] = {}
+        self._objects: dict[bytes, dict[str, ObjectInfo]] = {}
+        self._epochs: dict[bytes, int] = {}
+
+    def member(self, server_id: bytes) -> Member:
+        """The member of the record the walk began with."""
+        member = self.record.member(server_id)
+        assert member is not None, f"{id_text(server_id)} is no member"
+        return member
+
+    async def directories(self, prefix: str = "") -> list[str]:
+        """Every directory that any member has. Only before the first `enter`."""
+        names: set[str] = set()
+
+        async def ask(server_id: bytes, session: Connection) -> None:
+            del server_id
+            names.update(info.name for info in await session.list_all(prefix))
+
+        await self._each(ask)
+        return sorted(names)
+
+    async def enter(self, directory: str, members: Iterable[bytes] = ()) -> None:
+        """Open a directory on all members, or again on some."""
+        again = frozenset(members) or frozenset(self.sessions)
+        kept = self._objects if frozenset(self.sessions) - again else {}
+        self._objects = {one: kept[one] for one in kept if one not in again}
+        self._epochs = {one: self._epochs[one] for one in self._objects}
+
+        async def ask(server_id: bytes, session: Connection) -> None:
+            if server_id in again:
+                opened = await session.open_directory(directory)
+                self._objects[server_id] = {info.name: info for info in opened.entries}
+                self._epochs[server_id] = opened.epoch
+
+        await self._each(ask)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether any member knows a claim of the directory. Where nobody ever claimed, no quorum has
+        acknowledged anything: each member has files of its own, which happen to have the same names."""
+        return any(self._epochs.values())
+
+    def names(self) -> list[str]:
+        """The objects of the directory that any member has."""
+        return sorted({name for objects in self._objects.values() for name in objects})
+
+    def infos(self, name: str) -> Infos:
+        """What each member says of an object, in the order of the record: so they are mended."""
+        there = [one.server_id for one in self.record.members if one.server_id in self._objects]
+        return {server_id: self._objects[server_id].get(name) for server_id in there}
+
+    async def compared(self, name: str, infos: Infos) -> tuple[Copies, Digests]:
+        """The copies of an object, and the digests needed to judge them."""
+        copies: dict[bytes, MemberCopy] = {one: copy_of(info) for one, info in infos.items()}
+        digests: dict[tuple[bytes, int], int] = {}
+        for server_id, size in questions(copies):
+            if copies[server_id].damaged:
+                continue
+            try:
+                digests[server_id, size] = (await self.session(server_id).stat(name, size)).digest
+            except (CorruptError, NotFoundError, PastEndError):
+                copies[server_id] = MemberCopy(copies[server_id].size, copies[server_id].digest, damaged=True)
+            except DosError as error:
+                self.lose(server_id, error)
+                del copies[server_id]
+                return await self.compared(name, {one: infos[one] for one in copies})
+        return copies, digests
+
+    async def read_through(
+        self, name: str, server_id: bytes, copy: MemberCopy, tell: Callable[[int], None]
+    ) -> bool:
+        """Read a copy from beginning to end; whether every byte of it is good."""
+        fold = PrefixDigest()
+        while fold.size < copy.size:
+            try:
+                data = await read_one(
+                    self.session(server_id), name, fold.size, min(read_bytes_max // 16, copy.size - fold.size)
+                )
+            except CorruptError:
+                return False
+            if not data:
+                return False
+            fold.update(data)
+            tell(len(data))
+        return fold.value == copy.digest
+
+    def session(self, server_id: bytes) -> Connection:
+        """The session with a member. Raises BrokenConnectionError when it is out."""
+        session = self.sessions.get(server_id)
+        if session is None:
+            raise BrokenConnectionError(f"{self.member(server_id).address} is gone")
+        return session
+
+    def lose(self, server_id: bytes, error: DosError) -> None:
+        """The member is out for the rest of the walk."""
+        session = self.sessions.pop(server_id, None)
+        self._objects.pop(server_id, None)
+        self.errors[self.member(server_id).address] = str(error.args[0])
+        if session is not None:
+            session.fail(BrokenConnectionError(str(error.args[0])))
+
+    async def _each(self, ask: Callable[[bytes, Connection], Awaitable[None]]) -> None:
+        async def one(server_id: bytes, session: Connection) -> None:
+            try:
+                await ask(server_id, session)
+            except DosError as error:
+                self.lose(server_id, error)
+
+        async with trio.open_nursery() as nursery:
+            for server_id, session in list(self.sessions.items()):
+                nursery.start_soon(one, server_id, session)
+
+    async def hold(self, member: Member, task_status: trio.TaskStatus[None]) -> None:
+        """The session with one member, as long as it lives. Started once it is there, or cannot be."""
+        started = False
+        attempt, deadline = 0, trio.current_time() + look_timeout_s
+        while not started:
+            try:
+                async with open_member_session(self.store, member, self.record) as connection:
+                    self.sessions[member.server_id] = connection
+                    started = True
+                    task_status.started()
+                    error = await connection.wait_broken()
+                    if self.sessions.pop(member.server_id, None) is not None:
+                        self.errors[member.address] = str(error.args[0])
+            except StaleGenerationError as error:  # the store's own watch hands the record on, or takes it
+                self.errors[member.address] = str(error.args[0])
+                attempt += 1
+                if trio.current_time() < deadline:
+                    await trio.sleep(backoff_s(attempt, randomness.jitter()))
+                    continue
+            except DosError as error:
+                self.errors[member.address] = str(error.args[0])
+            if not started:
+                started = True
+                task_status.started()
+
+
+@asynccontextmanager
+async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
+    """Sessions with all members that can be reached now."""
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        walk = StoreWalk(store)
+        async with trio.open_nursery() as dialling:
+            for member in walk.record.members:
+                dialling.start_soon(nursery.start, walk.hold, member)
+        try:
+            yield walk
+        except Exception as error:  # handed on below: a nursery would wrap it in a group
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def look_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
+    """Enter a directory; where copies are uneven, once more after a pause, in which a writer that is at work
+    moves them. Returns what the first look saw, for `moving`."""
+    await walk.enter(directory)
+    first = {name: walk.infos(name) for name in walk.names()}
+    if any(_uneven(infos) for infos in first.values()):
+        await trio.sleep(verify_pause_s)
+        await walk.enter(directory)
+    return first
+
+
+def moving(first: Infos | None, now: Infos) -> bool:
+    """Whether a writer is at work on the object: a member says that somebody appends to it, or a copy grew
+    since the first look. `first`: None for an object that was not there then."""
+    if any(info is not None and info.appending for info in now.values()):
+        return True
+    return first is not None and any(_size(first.get(one)) != _size(info) for one, info in now.items())
+
+
+def _uneven(infos: Infos) -> bool:
+    return len({_size(info) for info in infos.values()}) > 1
+
+
+def _size(info: ObjectInfo | None) -> int:
+    return info.synced if info is not None else 0

@@ -1,0 +1,1 @@
+"""How a store and a claim are doing, for people and for metrics."""

@@ -1,1 +1,0 @@
-"""How claims and members stand: for people, logs and metrics. Decides nothing."""

@@ -1,0 +1,239 @@
+"""Mending: a whole new copy of an object takes the place of one that is damaged, missing, short or another.
+
+The new copy is brought in pieces into a file of its own, which nobody sees and which counts for nothing;
+the object stays what it is, damaged if it is damaged, until the new copy is complete, has the digest that was
+announced, and is on stable storage. Then the two change places at once, and the old one is kept aside. So
+there is no moment, after no crash, in which a copy that lost its tail looks like a sound one that is merely
+short (docs/decisions/0012).
+
+What is refused, so that no acknowledged byte goes with the old copy:
+
+    the old copy is not the one that the caller looked at, or somebody is appending to it
+    the new copy ends below what the old one had durable once, or has other bytes there
+        - unless the caller says `overwrite`: it has shown that those were never acknowledged
+
+A writer of the directory learns of the change by FENCED with its own epoch: it claims again, and compares.
+
+Rules of this file: the life of a new copy. Its bytes are `repair`'s, the files are `storage`'s.
+"""
+
+from dos_protocol import messages as m
+from dos_protocol.digests import Buffer
+from dos_protocol.errors import ErrorCode
+from dos_protocol.limits import object_bytes_max
+from dos_protocol.names import NO_ID
+from dos_server.core import vocabulary as v
+from dos_server.core.claims import Claims
+from dos_server.core.directory_state import DirectoryState
+from dos_server.core.object_state import AppendRefusal, ObjectState
+from dos_server.core.reads import Reads
+from dos_server.core.repair import RepairInProgress
+from dos_server.core.session import Session
+from dos_server.core.space import cost
+from dos_server.core.tables import REFUSALS, Tables
+from dos_server.limits import repairs_max
+
+
+class Repairs:
+    """See the module."""
+
+    def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
+        self._tables = tables
+        self._claims = claims
+        self._reads = reads
+        self._last_copy = 0
+
+    def repair(self, session: Session, request: m.RepairChunk, request_id: int) -> None:
+        tables = self._tables
+        if session.store_id == NO_ID:
+            text = "only a session of a store mends: say which in HELLO"
+            tables.refuse(session, ErrorCode.NOT_READY, text, request_id)
+            return
+        directory = tables.directory_of(session, request_id)
+        if directory is None or not tables.name_is_good(session, request.name, request_id):
+            return
+        state = directory.objects.get(request.name)
+        if _is_there_already(state, request):
+            tables.drop_repair(session.number)
+            tables.send(session, m.RepairAck(request.name, request.goal_size, done=True), request_id)
+            return
+        refusal = self._place(session, directory, state, request)
+        if refusal is not None:
+            tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+            return
+        self._take(session, directory, request, request_id)
+
+    def _place(
+        self, session: Session, directory: DirectoryState, state: ObjectState | None, request: m.RepairChunk
+    ) -> AppendRefusal | None:
+        """Find or make the new copy that the request goes on with; or why it cannot."""
+        tables, current = self._tables, self._tables.repairs.get(session.number)
+        if current is not None and current.busy:
+            return AppendRefusal(ErrorCode.BUSY, f"the bytes of {current.name} before are not written yet")
+        refusal = refuses(state, request)
+        if refusal is not None:
+            tables.drop_repair(session.number)
+            return refusal
+        if request.offset == 0:
+            tables.drop_repair(session.number)
+            if len(tables.repairs) >= repairs_max:
+                return AppendRefusal(ErrorCode.BUSY, f"{repairs_max} objects are being mended", repairs_max)
+            full = tables.refuses_object(directory) if state is None else None
+            if full is not None:
+                return full
+            if not tables.space.has_room(cost(request.goal_size, new_file=True)):
+                return tables.space.refusal(f"a new copy of {request.name} of {request.goal_size} bytes")
+            old = (state.synced, state.synced_digest) if state is not None else (0, 0)
+            self._last_copy += 1
+            current = tables.repairs[session.number] = RepairInProgress(
+                directory.name, request, old, self._last_copy, tables.fresh_root()
+            )
+        size = current.size if current is not None and current.same_as(request) else 0
+        if request.offset != size or request.offset + len(request.payload) > request.goal_size:
+            text = (
+                f"{len(request.payload)} bytes at {request.offset} of a new copy of {request.goal_size},"
+                f" of which {size} are there"
+            )
+            tables.drop_repair(session.number)
+            return AppendRefusal(ErrorCode.SIZE_MISMATCH, text, size)
+        return None
+
+    def _take(
+        self, session: Session, directory: DirectoryState, request: m.RepairChunk, request_id: int
+    ) -> None:
+        repair = self._tables.repairs[session.number]
+        repair.request_id = request_id
+        if not len(request.payload) and not repair.complete:
+            self._tables.send(session, m.RepairAck(repair.name, repair.size, done=False), request_id)
+            return
+        create, position = repair.position == 0, repair.position
+        buffers: list[Buffer] = [bytes(one) for one in repair.take(request.payload, directory.stored.epoch)]
+        repair.busy = True
+        session.pending += 1
+        self._tables.space.spend(sum(map(len, buffers)))
+        self._tables.effects.append(
+            v.WriteRepair(
+                session.number, repair.directory, repair.name, repair.number, position, buffers, create
+            )
+        )
+
+    def written(self, event: v.RepairWritten) -> None:
+        """Bytes of a new copy are in its file."""
+        repair = self._tables.repairs[event.session]
+        repair.busy = False
+        session = self._tables.answerable(event.session)
+        if repair.orphan or session is None or session.closed:
+            self._tables.drop_repair(event.session)
+            if session is not None:
+                text = f"the session has left {repair.directory}: the new copy of {repair.name} went with it"
+                self._tables.refuse(session, ErrorCode.NOT_READY, text, repair.request_id)
+        elif event.trouble is not v.DiskFailure.NONE:
+            text = f"the new copy of {repair.name} could not be written: {event.trouble.value}"
+            self._give_up(session, repair, AppendRefusal(REFUSALS[event.trouble], text))
+        elif not repair.complete:
+            self._tables.send(session, m.RepairAck(repair.name, repair.size, done=False), repair.request_id)
+        else:
+            self._install(session, repair)
+
+    def _install(self, session: Session, repair: RepairInProgress) -> None:
+        directory = self._tables.directories[repair.directory]
+        state = directory.objects.get(repair.name)
+        refusal = refuses(state, repair.request) or _disagrees(repair)
+        if refusal is not None:
+            self._give_up(session, repair, refusal)
+            return
+        if state is None:
+            state = directory.objects[repair.name] = self._tables.new_object(directory, repair.name)
+        state.repairing = repair.busy = True
+        session.pending += 1
+        self._tables.effects.append(
+            v.InstallRepair(
+                session.number,
+                repair.directory,
+                repair.name,
+                repair.number,
+                state.exists,
+                state.durable,
+                state.poisoned,
+                state.corrupt_from is not None,
+                state.damaged or not repair.agrees,
+                repair.request.goal_size,
+            )
+        )
+
+    def _give_up(self, session: Session, repair: RepairInProgress, refusal: AppendRefusal) -> None:
+        self._tables.drop_repair(session.number)
+        self._tables.refuse(session, refusal.code, refusal.message, repair.request_id, refusal.actual)
+
+    def installed(self, event: v.RepairInstalled) -> None:
+        """The copies have changed places, or nobody knows."""
+        tables = self._tables
+        repair = tables.repairs.pop(event.session)
+        directory = tables.directories[event.directory]
+        old = directory.objects[event.name]
+        old.repairing = False
+        session = tables.answerable(event.session)
+        if event.found is None:
+            old.poison()
+            text = f"the new copy of {event.name} could not be put in its place: restart the server"
+            self._reads.end_waiting(old, ErrorCode.POISONED, text)
+            if session is not None:
+                tables.refuse(session, ErrorCode.POISONED, text, repair.request_id)
+        else:
+            directory.objects[event.name] = tables.found_object(
+                event.directory, event.name, event.found, old.version + 1
+            )
+            self._claims.now_exists(directory)
+            text = f"{event.name} was mended: claim {directory.name} again, and compare"
+            self._claims.end_writers(directory, text, directory.claim.epoch, session)
+            tables.untold.pop(old, None)
+            self._reads.wake(old)
+            if session is not None:
+                tables.send(session, m.RepairAck(event.name, event.found.size, done=True), repair.request_id)
+        self._claims.grant_if_ready(directory)
+
+
+def _is_there_already(state: ObjectState | None, request: m.RepairChunk) -> bool:
+    """A lost answer: the copy is what it is to become."""
+    return (
+        state is not None
+        and state.exists
+        and not state.damaged
+        and state.appender is None
+        and state.settled
+        and (state.synced, state.synced_digest) == (request.goal_size, request.goal_digest)
+    )
+
+
+def refuses(state: ObjectState | None, request: m.RepairChunk) -> AppendRefusal | None:
+    """Why the object's copy may not be replaced as asked, whatever the new bytes are; or None."""
+    size, digest = state.told if state is not None else (0, 0)
+    if request.goal_size > object_bytes_max:
+        return AppendRefusal(
+            ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
+        )
+    if state is not None and (not state.settled or state.appender is not None):
+        return AppendRefusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
+    if request.old_size != size:
+        text = f"{request.name} has {size} bytes here, not {request.old_size}"
+        return AppendRefusal(ErrorCode.SIZE_MISMATCH, text, size)
+    if request.old_digest != digest:
+        text = f"{request.name} has digest {digest:016x} here, not {request.old_digest:016x}"
+        return AppendRefusal(ErrorCode.DIGEST_MISMATCH, text, digest)
+    if state is not None and not request.overwrite and request.goal_size < state.durable:
+        text = (
+            f"{state.durable} bytes of {request.name} were durable here, the new copy has {request.goal_size}"
+        )
+        return AppendRefusal(ErrorCode.WOULD_LOSE, text, state.durable)
+    return None
+
+
+def _disagrees(repair: RepairInProgress) -> AppendRefusal | None:
+    request = repair.request
+    if not repair.digest_matches:
+        text = f"the bytes sent for {repair.name} have not the digest {request.goal_digest:016x}"
+        return AppendRefusal(ErrorCode.DIGEST_MISMATCH, text)
+    if not repair.agrees and not request.overwrite:
+        text = f"the new copy of {repair.name} has other bytes below {request.old_size} than the old one"
+        return AppendRefusal(ErrorCode.WOULD_LOSE, text, request.old_size)
+    return None

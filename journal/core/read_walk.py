@@ -1,0 +1,180 @@
+"""The walks of readers, who claim nothing (R10): the same way down a chain as that of a take-over, see
+`walk.py`, without settling anything, and only what is committed counts.
+
+Rules of this file: those of `walk.py`.
+
+A start is committed if more bytes follow it anywhere (its writer waited for it, R8), or if a quorum holds it
+while its claim is still that epoch; the head is the first segment in rank with a committed start (V1: not
+one that a dead writer's start hides). Behind the start counts what a quorum holds under that epoch and, in a
+chain that is not pipelined, every record that another one follows (R9).
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dos_client.core.quorum import Quorums
+from dos_protocol.store_record import StoreRecord
+from journal.core.chain import Answers, SeenSegment, SegmentSpan
+from journal.core.position import ORIGIN, Position
+from journal.core.scan import RecordBoundary, SegmentSurvey
+from journal.core.segment import SegmentStart
+from journal.core.walk import ChainWalk
+from journal.core.walk_vocabulary import (
+    Effect,
+    Event,
+    ReadStart,
+    Settled,
+    SnapshotFound,
+    StartRead,
+    SurveySegment,
+    WalkDone,
+    WalkPhase,
+)
+
+
+def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, int], filled: Answers) -> int:
+    """The length of a segment that a quorum holds while its members' claim is still this segment's epoch.
+
+    claims: the claim epoch that each member held when it answered; filled: what a member has that joins.
+    While one joins, a quorum is one in both sets: what the old set alone holds may be gone when the new one
+    counts (docs/decisions/0010).
+    """
+    name, held = str(seen.name), {copy.member: copy.bytes for copy in seen.copies}
+    for member, objects in filled.items():
+        if name in objects:
+            held[member] = objects[name].synced
+    epoch = seen.name.epoch
+    counting = {member: size for member, size in held.items() if claims.get(member) == epoch}
+    return min(quorums.watermark(counting), seen.longest)
+
+
+class ReadWalkAt(ChainWalk):
+    """The walk of a reader to a position that a committed cut names: what is below it is committed, whatever
+    lies about. floor: how far down it is wanted. Raises LostBytesError, ChainError, StaleGenerationError.
+    """
+
+    def __init__(self, chain: str, record: StoreRecord, answers: Answers, at: Position, floor: int) -> None:
+        super().__init__(chain, record, answers, record.generation)
+        self._at = at
+        self._floor = floor
+
+    def begin(self) -> list[Effect]:
+        """The first effects."""
+        self._see(self.answers)
+        return self._found(ORIGIN) if self._at == ORIGIN else self._at_position(self._at)
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What to do now that `event` happened."""
+        if isinstance(event, StartRead):
+            return self._started(event)
+        assert isinstance(event, SnapshotFound), "a position is followed down, and nothing else"
+        return self._snapshot_known(event.end, self._start)
+
+    def _below(self, start: SegmentStart) -> list[Effect]:
+        return self._bottom() if start.base <= self._floor else super()._below(start)
+
+    def _bottom(self) -> list[Effect]:
+        return self._found(self._at)
+
+
+class ReadWalk(ChainWalk):
+    """The walk of a reader. claims: the claim epoch that each answering member held when it answered;
+    filled: what a member has that joins. It counts for what is committed, never for what there is.
+
+    measured: False leaves it to whoever reads the head to find where its last whole record ends: its span
+    is what a quorum holds, with 0 for a digest. A chain that is not pipelined is measured all the same.
+
+    Raises LostBytesError, ChainError, StaleGenerationError.
+    """
+
+    def __init__(
+        self,
+        chain: str,
+        record: StoreRecord,
+        answers: Answers,
+        claims: Mapping[bytes, int],
+        filled: Answers,
+        *,
+        measured: bool = True,
+    ) -> None:
+        super().__init__(chain, record, answers, record.generation)
+        self._claims = claims
+        self._filled = filled
+        self._measured = measured
+        self._quorums = Quorums(record)
+        self._rank = 0
+
+    def begin(self) -> list[Effect]:
+        """The first effects."""
+        self._see(self.answers)
+        return self._choose()
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What to do now that `event` happened."""
+        assert not isinstance(event, Settled), "a reader settles nothing"
+        if isinstance(event, StartRead):
+            return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)
+        if isinstance(event, SnapshotFound):
+            return self._snapshot_known(event.end, self._start)
+        return self._head_measured(event.survey)
+
+    def _choose(self) -> list[Effect]:
+        self.phase = WalkPhase.CHOOSING
+        while self._rank < len(self._seen) and not self._seen[self._rank].longest:
+            self._rank += 1
+        if self._rank < len(self._seen):
+            seen = self._seen[self._rank]
+            return [ReadStart(str(seen.name), seen.longest, seen.holders(seen.longest))]
+        return self._found(None)
+
+    def _head_started(self, event: StartRead) -> list[Effect]:
+        """Is this start committed? Then this is the head, and what of it is committed is asked next."""
+        seen = self._seen[self._rank]
+        held = held_by_quorum(self._quorums, seen, self._claims, self._filled)
+        if event.start is None or (seen.longest <= event.end.bytes and held < event.end.bytes):
+            self._rank += 1
+            return self._choose()
+        self._check_generation(event.start)
+        self._start = event.start
+        if event.start.pipelined and held <= event.end.bytes:
+            return self._head(event.end, 0)
+        if event.start.pipelined and not self._measured:
+            self._spans = [SegmentSpan(str(seen.name), seen.name.base, held, 0)]
+            self.phase = WalkPhase.FOLLOWING
+            return self._started(event)
+        length = held if event.start.pipelined else seen.longest
+        self.phase = WalkPhase.MEASURING
+        return [SurveySegment(str(seen.name), length, seen.holders(length), within=held)]
+
+    def _head_measured(self, survey: SegmentSurvey) -> list[Effect]:
+        committed = survey.within
+        if not self._start.pipelined:
+            proved = survey.last if survey.torn_bytes else survey.before_last
+            committed = max(committed, proved)
+        return self._head(max(committed, survey.first), survey.snapshot_end)
+
+    def _head(self, committed: RecordBoundary, snapshot_end: int) -> list[Effect]:
+        head = self._seen[self._rank].name
+        self._spans = [SegmentSpan(str(head), head.base, committed.bytes, committed.digest)]
+        self.phase = WalkPhase.FOLLOWING
+        return self._snapshot_known(snapshot_end, self._start)
+
+    def _bottom(self) -> list[Effect]:
+        return self._found(self._spans[0].end)
+
+    def _found(self, end: Position | None) -> list[Effect]:
+        """Tell also how much lies past the end while a claim is ahead of the chain: nothing there can be
+        proved then, though all of it may have been acknowledged.
+        """
+        (found,) = super()._found(end)
+        assert isinstance(found, WalkDone)
+        past = sum(seen.longest for seen in self._seen[: self._rank + 1])
+        epoch = 0
+        if found.state.segments:
+            head = found.state.segments[-1]
+            past, epoch = past - head.length, head.end.epoch
+        claimed = max(self._claims.values(), default=0)
+        if claimed <= epoch or past <= 0:
+            return [found]
+        return [WalkDone(msgspec.structs.replace(found.state, unproved=past, claimed=claimed))]

@@ -1,0 +1,97 @@
+"""Stores that stay open between tasks: of a micro-batch of a few rows, opening one is most of the work.
+
+Rules of this file: a Python worker of Spark's runs a task after another, so a store that one has used well is
+kept for a while for the next. It is lent to one task at a time; after an error it is not kept. What a task
+finds open serves as a new one would: lost members are dialled again, and the store's record is followed.
+"""
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from dos_client.blocking import BlockingStore
+from spark_integration import limits
+from spark_integration.core.option_texts import StoreOptions
+from spark_integration.reading.session import opened
+
+_Key = tuple[str, bytes, int]
+
+
+@dataclass(slots=True)
+class _Kept:
+    store: BlockingStore
+    stack: ExitStack
+    timer: threading.Timer
+
+
+class StoreCache:
+    """Those of one process. Methods may be called from any thread. idle_s: how long one is kept."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._kept: dict[_Key, _Kept] = {}
+
+    @contextmanager
+    def lent(self, options: StoreOptions) -> Iterator[BlockingStore]:
+        """The store of the options, for a task. Raises as opening a store does."""
+        key = (str(options.servers), options.token, os.getpid())  # a process that was forked opens its own
+        stack, store = self._taken(key) or _new(options)
+        try:
+            yield store
+        except GeneratorExit:  # a task that was told to end, as at a limit: nothing is wrong
+            self._keep(key, stack, store)
+            raise
+        except BaseException:
+            stack.close()
+            raise
+        self._keep(key, stack, store)
+
+    def close(self) -> None:
+        """Close those that nobody uses, and wait for that."""
+        with self._lock:
+            kept, self._kept = list(self._kept.values()), {}
+        for one in kept:
+            one.timer.cancel()
+            one.stack.close()
+
+    def _taken(self, key: _Key) -> tuple[ExitStack, BlockingStore] | None:
+        with self._lock:
+            kept = self._kept.pop(key, None)
+        if kept is None:
+            return None
+        kept.timer.cancel()
+        return kept.stack, kept.store
+
+    def _keep(self, key: _Key, stack: ExitStack, store: BlockingStore) -> None:
+        timer = threading.Timer(self._idle_s, self._time_is_up, (key, store))
+        timer.daemon = True
+        with self._lock:
+            spare = key in self._kept
+            if not spare:
+                self._kept[key] = _Kept(store, stack, timer)
+        if spare:
+            stack.close()
+        else:
+            timer.start()
+
+    def _time_is_up(self, key: _Key, store: BlockingStore) -> None:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept.store is not store:
+                return  # it was taken meanwhile
+            del self._kept[key]
+        kept.stack.close()
+
+
+def _new(options: StoreOptions) -> tuple[ExitStack, BlockingStore]:
+    stack = ExitStack()
+    return stack, stack.enter_context(opened(options))
+
+
+KEPT = StoreCache(limits.STORE_IDLE_S)
+"""Of this process: Spark's tasks have nothing else that outlives them."""
+atexit.register(KEPT.close)
